@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import bench
 
-NOT_BENCHES = ("__main__", "foreign_generate", "report", "rl_like")
+NOT_BENCHES = ("__main__", "engine_work", "foreign_generate", "report", "rl_like")
 
 
 def names() -> list[str]:

@@ -123,20 +123,29 @@ class Course:
 class OneProcess:
     """A learner with a base, and a sampler with the policy of the step before, in bfloat16."""
 
-    def __init__(self, model: Path, options: argparse.Namespace, course: Course) -> None:
+    def __init__(
+        self,
+        model: Path,
+        course: Course,
+        rules: Recipe,
+        *,
+        checkpoint: Path = Path("/nonexistent/checkpoint"),
+        questions: int = 128,
+    ) -> None:
+        """At ``checkpoint``, or at the base."""
         shape = read_config(model).shape
-        self.recipe = recipe(options.steps, options.rate)
+        self.recipe = rules
         config = EngineConfig(
             shape=shape, dtype=Dtype.BFLOAT16, end_tokens=ENDS, recipe=self.recipe
         )
         self.learner = TorchLearner(config)
-        self.learner.open(Path("/nonexistent/checkpoint"), model)
+        step = self.learner.open(checkpoint, model)
         self._sampler = TransformerModel(shape, Dtype.BFLOAT16)
         self._task = Addition(Tokenizer.open(model))
-        self._rng = Random(f"draws {course.seed}")
+        self._rng = Random(f"draws {course.seed} {step}" if step else f"draws {course.seed}")
         self._permute = Random(course.seed) if course.subject == PERMUTED else None
         rng = Random(0)
-        self._held_out = [self._task.draw(rng, held_out=True) for _ in range(options.questions)]
+        self._held_out = [self._task.draw(rng, held_out=True) for _ in range(questions)]
         self._course = course
 
     def evaluate(self) -> None:
@@ -229,7 +238,8 @@ def run(args: list[str]) -> int:
 def follow(subject: str, seed: int, options: argparse.Namespace) -> Course:
     """One subject from the base to its last step."""
     console, course = Console(highlight=False), Course(subject, seed)
-    learning = OneProcess(options.model, options, course)
+    rules = recipe(options.steps, options.rate)
+    learning = OneProcess(options.model, course, rules, questions=options.questions)
     learning.evaluate()
     for _ in range(options.steps):
         if (one := learning.step()) is None:

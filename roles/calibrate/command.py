@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Final
 
@@ -28,10 +29,10 @@ from p2p.node.usage import (
 )
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
-from roles.calibrate.limits import fit, rejected_groups, rejected_pools, to_toml
-from roles.calibrate.measure import Measured, WorkBench, make_tasks
-from roles.calibrate.weights import one_step_away, rewrite, to_int8
-from roles.engines.base import Sampling
+from roles.calibrate.limits import fit, loosest, rejected_groups, rejected_pools, to_toml
+from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_tasks
+from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
+from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import Dtype, EngineConfig, MachineLimits
 from roles.engines.worker import LocalEngine, make_engine
 from roles.envs.client import setup_of
@@ -48,6 +49,8 @@ MAX_SEQUENCES: Final = 1 << 20
 """A million: a day's work of a small model."""
 CHEAT_SHARE: Final = 4
 """A cheat gets one in so many of the sequences: it is either plain, or stays hidden."""
+HELD_OUT: Final = "honest, held out"
+"""Honest work that limits were not fitted to."""
 STEP_RATE: Final = 2e-5
 """How far weights move in a step of a run that names no rate: that of a model with a base."""
 
@@ -91,8 +94,13 @@ def _parser() -> argparse.ArgumentParser:
         help="of an answer, without --run",
     )
     parser.add_argument("--policy", type=Path, help="an older policy, as a cheat")
-    parser.add_argument("--generator", default="torch", help="engine that draws")
-    parser.add_argument("--validator", default="torch", help="engine that scores")
+    for option, does in (("--generator", "draw"), ("--validator", "score")):
+        parser.add_argument(
+            option,
+            nargs="+",
+            default=["torch"],
+            help=f"engines that {does}; of several the limits hold for each pair",
+        )
     parser.add_argument(
         "--sequences", type=whole_number(MIN_SEQUENCES, MAX_SEQUENCES), default=1024
     )
@@ -112,27 +120,61 @@ def _calibrate(options: argparse.Namespace) -> None:
     )
     console = Console(stderr=options.json or str(options.out) == "-")
     with tempfile.TemporaryDirectory() as folder, Progress(console=console) as bar:
-        generator = make_engine(replace(config, kind=options.generator))
-        validator = make_engine(replace(config, kind=options.validator))
-        policy = options.model or _warmed_up(validator, Path(folder))
+        pairs = list(product(options.generator, options.validator))
+        # vLLM sets up the process before torch is there
+        kinds = sorted({*options.generator, *options.validator}, reverse=True)
+        engines = {kind: make_engine(replace(config, kind=kind)) for kind in kinds}
+        policy = options.model or _warmed_up(
+            engines.get(config.kind) or make_engine(config), Path(folder)
+        )
         others = _other_weights(options, policy, Path(folder), recipe.rate)
         few = prompts[: max(16, groups // CHEAT_SHARE)]
-        bar_of = bar.add_task("", total=groups + (len(others) + 4) * len(few))
+        bar_of = bar.add_task(
+            "", total=len(pairs) * (groups + (len(others) + PLAIN_CHEATS) * len(few))
+        )
 
         def progress(name: str, count: int) -> None:
             bar.update(bar_of, advance=count, description=name)
 
-        workbench = WorkBench(generator, validator, sampling, policy, progress)
+        benches = {
+            f"{generator} -> {validator}": WorkBench(
+                engines[generator], engines[validator], sampling, policy, progress
+            )
+            for generator, validator in pairs
+        }
         tasks = make_tasks(prompts, recipe.group_size, "honest")
-        # What limits were fitted to says nothing about how often they are wrong.
-        fitted = workbench.honest(tasks[::2])
-        limits = fit(fitted.evidence, config.draw)
-        workbench.count_beyond(limits.mismatch_distance)
-        held_out = replace(workbench.honest(tasks[1::2]), name="honest, held out")
-        cheats = list(workbench.cheats(make_tasks(few, recipe.group_size, "cheat"), others))
-    rows = [_row(way, limits) for way in (held_out, *cheats)]
-    tokens = sum(one.tokens for one in (*fitted.evidence, *held_out.evidence))
+        limits, fitted = _fit(benches, tasks[::2], config.draw)
+        dishonest = make_tasks(few, recipe.group_size, "cheat")
+        ways = _judge(benches, limits, tasks[1::2], dishonest, others)
+    rows = [_row(pair, way, limits) for pair, way in ways]
+    held_out = (way for _, way in ways if way.name == HELD_OUT)
+    tokens = sum(one.tokens for way in (*fitted, *held_out) for one in way.evidence)
     _report(options, config, limits, rows, tokens, console)
+
+
+def _fit(
+    benches: Mapping[str, WorkBench], tasks: Sequence[GroupTask], rule: DrawRule
+) -> tuple[Limits, list[Measured]]:
+    """Limits for every pair of engines, and the honest work that they come from."""
+    fitted = [bench.honest(tasks) for bench in benches.values()]
+    return loosest([fit(one.evidence, rule) for one in fitted]), fitted
+
+
+def _judge(
+    benches: Mapping[str, WorkBench],
+    limits: Limits,
+    honest: Sequence[GroupTask],
+    dishonest: Sequence[GroupTask],
+    others: Sequence[tuple[str, Path]],
+) -> list[tuple[str, Measured]]:
+    """Every way to work of every pair. What limits were fitted to says nothing about how often
+    they are wrong, so honest work is other work."""
+    ways = list[tuple[str, Measured]]()
+    for pair, bench in benches.items():
+        bench.count_beyond(limits.mismatch_distance)
+        ways.append((pair, replace(bench.honest(honest), name=HELD_OUT)))
+        ways += [(pair, way) for way in bench.cheats(dishonest, others)]
+    return ways
 
 
 def _from_run(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSetup]:
@@ -185,7 +227,12 @@ def _other_weights(
 ) -> list[tuple[str, Path]]:
     older = [] if options.policy is None else [("older policy", options.policy)]
     step = one_step_away(rate)
-    made = [(f"one step of {rate:g}", step), ("int8 weights", to_int8)]
+    made = [
+        (f"one step of {rate:g}", step),
+        ("int8 weights", to_int8),
+        ("fp8 weights", to_fp8),
+        ("int4 weights", to_int4),
+    ]
     return older + [
         (name, rewrite(policy, folder / f"{number}{policy.suffix}", change))
         for number, (name, change) in enumerate(made)
@@ -200,30 +247,40 @@ def _report(
     tokens: int,
     console: Console,
 ) -> None:
-    pair = f"{options.generator} -> {options.validator}, {config.dtype.value}"
-    pair += f", {config.draw.value}, {config.recipe.proof_values} values"
+    pairs = list(dict.fromkeys(str(row["pair"]) for row in rows))
+    what = f"{config.dtype.value}, {config.draw.value}, {config.recipe.proof_values} values"
     if options.json:
-        table = {"pair": pair, "tokens": tokens, "limits": asdict(limits), "ways": rows}
+        table = {
+            "what": what,
+            "pairs": pairs,
+            "tokens": tokens,
+            "limits": asdict(limits),
+            "ways": rows,
+        }
         write_text("--json", Path("-"), json.dumps(table) + "\n")
     else:
-        console.print(_table(rows, f"{pair}: {tokens:,} honest tokens"))
-        bound = 100 * float(rows[0]["groups_bound"])  # type: ignore[arg-type]
+        for pair in pairs:
+            console.print(_table([row for row in rows if row["pair"] == pair], pair))
+        console.print(f"{what}: {tokens:,} honest tokens.")
+        held_out = [row for row in rows if row["way"] == HELD_OUT]
+        bound = 100 * max(float(row["groups_bound"]) for row in held_out)  # type: ignore[arg-type]
         console.print(
             f"Of honest groups at most {bound:.2g} % are rejected (95 % confidence,"
-            f" {rows[0]['groups']} groups held out).",
+            f" {held_out[0]['groups']} groups held out{' of each pair' * (len(pairs) > 1)}).",
             soft_wrap=True,
         )
     if options.out is not None:
-        note = f"# shoal calibrate: {pair}, {tokens} honest tokens\n"
+        note = f"# shoal calibrate: {', '.join(pairs)}; {what}, {tokens} honest tokens\n"
         write_text("--out", options.out, note + to_toml(limits))
 
 
-def _row(way: Measured, limits: Limits) -> dict[str, object]:
+def _row(pair: str, way: Measured, limits: Limits) -> dict[str, object]:
     evidence = way.evidence
     groups, pools = rejected_groups(evidence, limits), rejected_pools(evidence, limits)
     means = sorted(one.mantissa_mean for one in evidence)
     tokens = sum(one.tokens for one in evidence)
     return {
+        "pair": pair,
         "way": way.name,
         "groups": len(evidence),
         "exponents": max(one.exponent_mismatches for one in evidence),

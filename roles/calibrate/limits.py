@@ -84,6 +84,27 @@ def fit(honest: Sequence[Evidence], rule: DrawRule) -> Limits:
     )
 
 
+def loosest(found: Sequence[Limits]) -> Limits:
+    """What is within any of these is within it: the limits of a run whose nodes compute with
+    several engines.
+
+    There are no limits by pair of engines, since a worker's engine is what it says it is: a
+    cheat would claim the one whose limits are widest. So those must find cheats out anyway, and
+    narrower ones for others would only refuse more honest work (figures: docs/design.md).
+    """
+    return Limits(
+        **{
+            field.name: (min if field.name in _LOW_IS_LOOSE else max)(
+                getattr(one, field.name) for one in found
+            )
+            for field in fields(Limits)
+        }
+    )
+
+
+_LOW_IS_LOOSE: Final = frozenset({"end_probability", "false_alarm"})
+
+
 def _moments(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), pstdev(values)
 

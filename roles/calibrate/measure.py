@@ -5,7 +5,7 @@ Theory of operation
 A way to work is a pair of what the generator does and what it claims: tasks, seeds, sampling
 and weights may differ from what the run prescribes, and the validator scores all of it as if
 they did not. Both are engines as a node has them (`roles.engines.worker.LocalEngine`), so what
-is measured is what nodes see, whichever kinds the engines are.
+is measured is what nodes see, whichever kinds the engines are. They may be one engine.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from roles.engines.worker import LocalEngine
 
 BATCH: Final = 8
 """Groups drawn and scored together: a submission of the demo."""
+PLAIN_CHEATS: Final = 5
+"""Ways of `WorkBench.cheats` that need no other weights."""
 BEST_OF: Final = 4
 """Draws of which a cheat hands in the likeliest."""
 
@@ -54,7 +56,6 @@ class WorkBench:
         self._sampling = sampling
         self._policy = policy
         self._progress = progress
-        validator.load(str(policy))
 
     def count_beyond(self, distance: float) -> None:
         """From now on a token counts as off beyond this distance only: nothing else says how
@@ -72,6 +73,7 @@ class WorkBench:
         for name, temperature in (("temperature 0.9", 0.9), ("greedy", 0.0)):
             yield self._measure(name, tasks, self._policy, self._at(temperature))
         yield self._measure("other seed", tasks, self._policy, self._with_other_seeds)
+        yield self._measure("other prompt", tasks, self._policy, self._to_other_prompts)
         yield self._measure(f"best of {BEST_OF}", tasks, self._policy, self._best)
         for name, weights in others:
             yield self._measure(name, tasks, weights, self._as_prescribed)
@@ -79,13 +81,19 @@ class WorkBench:
     def _measure(
         self, name: str, tasks: Sequence[GroupTask], weights: Path, generate: Generate
     ) -> Measured:
+        # all is drawn before any is scored: one engine may do both, with one policy at a time
         self._generator.load(str(weights))
-        evidence: list[Evidence] = []
-        for start in range(0, len(tasks), BATCH):
-            batch = tasks[start : start + BATCH]
-            scored = self._validator.score(batch, generate(batch), self._sampling)
-            evidence += [one.evidence for one in scored]
+        batches = [tasks[start : start + BATCH] for start in range(0, len(tasks), BATCH)]
+        drawn = list[list[Group]]()
+        for batch in batches:
+            drawn.append(generate(batch))
             self._progress(name, len(batch))
+        self._validator.load(str(self._policy))
+        evidence = [
+            one.evidence
+            for batch, groups in zip(batches, drawn, strict=True)
+            for one in self._validator.score(batch, groups, self._sampling)
+        ]
         return Measured(name, tuple(evidence))
 
     def _as_prescribed(self, tasks: Sequence[GroupTask]) -> list[Group]:
@@ -98,6 +106,16 @@ class WorkBench:
 
     def _with_other_seeds(self, tasks: Sequence[GroupTask]) -> list[Group]:
         return self._as_prescribed([_reseeded(task, 1) for task in tasks])
+
+    def _to_other_prompts(self, tasks: Sequence[GroupTask]) -> list[Group]:
+        """Each answers its neighbour's."""
+        others = (*tasks[1:], tasks[0])
+        return self._as_prescribed(
+            [
+                replace(task, prompt=other.prompt)
+                for task, other in zip(tasks, others, strict=True)
+            ]
+        )
 
     def _best(self, tasks: Sequence[GroupTask]) -> list[Group]:
         """Of each completion's draws, the first by its own seed, the likeliest."""

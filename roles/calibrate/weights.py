@@ -1,4 +1,4 @@
-"""Other weights than those of a policy, for cheats: one step older, or of eight bits.
+"""Other weights than those of a policy, for cheats: one step older, or of eight or four bits.
 
 A policy is a safetensors file, or a folder with some; what it holds besides is copied.
 """
@@ -21,6 +21,15 @@ Change: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 
 INT8_LEVELS: Final = 127.0
 """Symmetric, one scale per row: what most eight-bit formats of weights do."""
+INT4_LEVELS: Final = 7.0
+"""As `INT8_LEVELS`, with four bits."""
+FP8_HIGHEST: Final = 448.0
+"""Of float8 e4m3, the format that GPUs multiply weights in; a scale per row brings a row's
+highest value here."""
+FP8_LOWEST_EXPONENT: Final = -6
+"""Of float8 e4m3: below it steps grow no finer."""
+FP8_MANTISSA: Final = 3
+"""Bits of float8 e4m3: eight steps from one power of two to the next."""
 
 
 def rewrite(source: Path, target: Path, change: Change) -> Path:
@@ -67,9 +76,33 @@ def _changed(tensor: RawTensor, change: Change) -> RawTensor:
 
 def to_int8(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """The values as eight bits hold them."""
-    highest = np.abs(values).max(axis=-1, keepdims=True)
-    scale = np.where(highest > 0, highest / INT8_LEVELS, 1.0).astype(np.float32)
+    return _to_integers(values, INT8_LEVELS)
+
+
+def to_int4(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The values as four bits hold them."""
+    return _to_integers(values, INT4_LEVELS)
+
+
+def to_fp8(values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The values as floats of eight bits hold them."""
+    scale = _scale(values, FP8_HIGHEST)
+    scaled = values / scale
+    _, exponents = np.frexp(scaled)  # of a number in [0.5, 1)
+    places = np.maximum(exponents - 1, FP8_LOWEST_EXPONENT) - FP8_MANTISSA
+    rounded = np.ldexp(np.round(np.ldexp(scaled, -places)), places)
+    return np.ascontiguousarray(rounded * scale, dtype=np.float32)
+
+
+def _to_integers(values: NDArray[np.float32], levels: float) -> NDArray[np.float32]:
+    scale = _scale(values, levels)
     return np.ascontiguousarray(np.round(values / scale) * scale, dtype=np.float32)
+
+
+def _scale(values: NDArray[np.float32], highest: float) -> NDArray[np.float32]:
+    """What a row is divided by so that none of its values is above ``highest``."""
+    found = np.abs(values).max(axis=-1, keepdims=True)
+    return np.where(found > 0, found / highest, 1.0).astype(np.float32)
 
 
 def one_step_away(rate: float, seed: int = 0) -> Change:

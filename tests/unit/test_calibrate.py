@@ -18,12 +18,13 @@ from roles.calibrate.command import main
 from roles.calibrate.limits import (
     binomial_bound,
     fit,
+    loosest,
     poisson_bound,
     rejected_groups,
     rejected_pools,
     to_toml,
 )
-from roles.calibrate.weights import one_step_away, rewrite, to_int8
+from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.engines.safetensors import RawTensor, decode_untrusted, encode
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe, WarmUp
@@ -76,6 +77,14 @@ def test_limits_of_exact_numerics_are_those_of_float32() -> None:
     )
 
 
+def test_limits_of_several_pairs_let_in_what_each_lets_in() -> None:
+    wide, narrow = Limits.bf16(), replace(Limits.fp32(), end_probability=1e-12, surprise=30.0)
+    both = loosest([wide, narrow])
+    assert both == loosest([narrow, wide])
+    assert both == replace(wide, end_probability=1e-12, surprise=30.0)
+    assert loosest([wide]) == wide
+
+
 def test_bounds_are_those_of_the_books() -> None:
     """Clopper and Pearson at 95 %, one-sided; Poisson at 98 %."""
     assert binomial_bound(0, 100) == pytest.approx(1 - 0.05**0.01, rel=1e-6)
@@ -116,6 +125,17 @@ def test_other_weights_differ_as_much_as_they_should(tmp_path: Path) -> None:
     steps = np.abs(values).max(axis=1, keepdims=True) / 127
     assert (np.abs(rounded - values) <= 0.501 * steps).all()
     assert all(len(np.unique(row)) <= 255 for row in rounded)
+    rounded = load_file(rewrite(source, tmp_path / "int4.safetensors", to_int4))["w"]
+    assert all(len(np.unique(row)) <= 15 for row in rounded)
+
+
+def test_floats_of_eight_bits_are_those_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    values = np.random.default_rng(0).standard_normal((40, 300)).astype(np.float32) ** 5
+    scale = np.abs(values).max(axis=1, keepdims=True) / np.float32(448)
+    scaled = torch.from_numpy(values / scale).to(torch.float8_e4m3fn).float().numpy()
+    assert to_fp8(values) == pytest.approx(scaled * scale, rel=1e-6, abs=0)
+    assert not to_fp8(np.zeros((2, 3), dtype=np.float32)).any()
 
 
 def test_a_folder_is_copied_with_its_shards(tmp_path: Path) -> None:
@@ -165,8 +185,8 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
     assert honest["groups_bound"] == pytest.approx(1 - 0.05 ** (1 / 32))
     found = {row["way"]: row["pools_rejected"] for row in cheats}
     assert found == {
-        "temperature 0.9": 1, "greedy": 1, "other seed": 1, "best of 4": 1,
-        "one step of 0.0008": 1, "int8 weights": 1,
+        "temperature 0.9": 1, "greedy": 1, "other seed": 1, "other prompt": 1, "best of 4": 1,
+        "one step of 0.0008": 1, "int8 weights": 1, "fp8 weights": 1, "int4 weights": 1,
     }  # fmt: skip
     assert Limits(**tomllib.loads(out.read_text())["limits"]).mantissa_mean == pytest.approx(
         table["limits"]["mantissa_mean"], rel=0.01
