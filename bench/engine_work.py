@@ -115,14 +115,14 @@ class Store:
     def groups(self, way: Way, piece: int) -> list[Group] | None:
         """What was written, or None."""
         value = _read(self._written / _name(way, piece))
-        return value and [codec.group_from_wire(group) for group in value[2]]
+        return value and [codec.decode_group(group) for group in value[2]]
 
     def keep_groups(
         self, way: Way, piece: int, groups: Sequence[Group], seconds: float
     ) -> None:
         """With the CPU seconds that writing took."""
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
-        value = (seconds, tokens, [codec.group_to_wire(group) for group in groups])
+        value = (seconds, tokens, [codec.encode_group(group) for group in groups])
         _write(self._written / _name(way, piece), value)
 
     def written(self, way: Way) -> tuple[int, float]:

@@ -62,6 +62,7 @@ EXEMPT = {
     "roles/models/files.py": "a model's folder, for a command line or inside a worker process",
     "roles/models/tokenizer.py": "runs inside the environment's process",
     "roles/engines/mapped.py": "runs inside the worker process",
+    "roles/models/trial.py": "a command line: tries a stranger's tokenizer in a process",
     "roles/engines/worker.py": "is the worker process",
     "roles/envs/ration.py": "limits a worker process to what it may spend",
     "roles/shared/worker_streams.py": "the standard streams of a worker process",

@@ -17,6 +17,7 @@ from proofs.checks import Limits
 from roles.engines.config import GIB
 from roles.envs import sort
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
+from roles.models.trial import try_tokenizer
 from roles.rl.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, Promise
 from roles.rl.recipe import Recipe, WarmUp
 from roles.run.core.file import Model
@@ -144,6 +145,7 @@ def arithmetic(folder: Path) -> Show:
 
     config = read_config(folder)
     check_weights(folder, config)
+    try_tokenizer(folder, ())
     tokenizer = Tokenizer.open(folder)
     ends = (*end_tokens(folder, config), *tokenizer.encode("\n"))
     if len(ends) < 2:

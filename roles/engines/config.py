@@ -187,10 +187,10 @@ class MachineLimits:
         ):
             raise ValueError("the limits of a machine are positive")
 
-    def check(self, shape: ModelShape, recipe: Recipe) -> None:
+    def check(self, shape: ModelShape, recipe: Recipe, context: int) -> None:
         """Raise `ConfigError`, with the remedy, if a run of this kind exceeds them."""
         asked = {
-            "memory": memory_needed(shape, recipe),
+            "memory": memory_needed(shape, recipe, context),
             "max_new_tokens": recipe.max_new_tokens,
             "warm_up_steps": recipe.warm_up.steps,
         }
@@ -208,7 +208,7 @@ _HEAD_TOKENS: Final = 512
 """What `roles.engines.torch.gradient` takes of the answer tokens at a time."""
 
 
-def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
+def memory_needed(shape: ModelShape, recipe: Recipe, context: int) -> int:
     """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
     two.
 
@@ -217,16 +217,20 @@ def memory_needed(shape: ModelShape, recipe: Recipe) -> int:
     each feature of the residual stream and 4 for each of SwiGLU, layer by layer; and four times
     the logits of a slice of answer tokens. (One completion longer than `BATCH_TOKENS` needs
     more.) A generator holds a cache of keys and values for `ROWS` completions at their full
-    length, or for as many as `CACHE_BYTES` allow. Example: the demo's 105,088 parameters come
-    to 14 MB, SmolLM2's 135 M to 4.3 GB (measured in bfloat16: 4.1), a 0.5 B model with 1,024
-    new tokens to 13 GB.
+    length, or for as many as `CACHE_BYTES` allow; for one it must be all of ``context``, since
+    the run's owner writes the chat template, and with it prompts of any length. So with the
+    cosines and sines of each position, of which there are twice as many as were needed.
+    Example: the demo's 105,088 parameters come to 14 MB, SmolLM2's 135 M with a context of
+    8,192 to 4.3 GB (measured in bfloat16: 4.1), a 0.5 B model with 1,024 new tokens to 13 GB;
+    SmolLM2's with a context of a million, which nothing but this forbids, to 50 GB.
     """
     kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
     logits = 4 * _HEAD_TOKENS * shape.vocabulary
     training = 18 * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
-    row = recipe.max_new_tokens * cache_bytes(shape, 4)
-    cache = max(row, min(ROWS * row, CACHE_BYTES))
-    return max(training, 4 * shape.parameters + cache)
+    answers = ROWS * recipe.max_new_tokens * cache_bytes(shape, 4)
+    cache = max(context * cache_bytes(shape, 4), min(answers, CACHE_BYTES))
+    rotary = 2 * context * 2 * 4 * shape.head_width
+    return max(training, 4 * shape.parameters + cache + rotary)
 
 
 def cache_bytes(shape: ModelShape, number: int) -> int:

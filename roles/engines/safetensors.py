@@ -112,7 +112,7 @@ def spans_untrusted(head: bytes, size: int) -> dict[str, TensorSpan]:
     offset = 0
     for begin, end, dtype, shape, name in sorted(entries):
         if begin != offset or start + end > size:
-            raise BadMessage(f"the tensor {name!r} overlaps, leaves a hole, or is cut off")
+            raise BadMessage(f"the tensor {name!r:.80} overlaps, leaves a hole, or is cut off")
         spans[name] = TensorSpan(dtype, shape, start + begin, start + end)
         offset = end
     if start + offset != size:
@@ -134,18 +134,18 @@ def _entry_untrusted(name: str, value: object) -> tuple[int, int, str, tuple[int
     """(begin, end, dtype, shape) of one tensor: of those that begin at one place the empty come
     first."""
     if not isinstance(value, dict):
-        raise BadMessage(f"the tensor {name!r} has no description")
+        raise BadMessage(f"the tensor {name!r:.80} has no description")
     dtype: Any = value.get("dtype")
     shape: Any = value.get("shape")
     span: Any = value.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BYTES:
-        raise BadMessage(f"the tensor {name!r} has an unknown dtype")
+        raise BadMessage(f"the tensor {name!r:.80} has an unknown dtype")
     if not _are_sizes(shape) or len(shape) > _MAX_DIMENSIONS:
-        raise BadMessage(f"the tensor {name!r} has no valid shape")
+        raise BadMessage(f"the tensor {name!r:.80} has no valid shape")
     if not _are_sizes(span) or len(span) != 2:
-        raise BadMessage(f"the tensor {name!r} has no valid offsets")
+        raise BadMessage(f"the tensor {name!r:.80} has no valid offsets")
     if span[1] - span[0] != math.prod(shape) * DTYPE_BYTES[dtype]:
-        raise BadMessage(f"the offsets of the tensor {name!r} do not match its shape")
+        raise BadMessage(f"the offsets of the tensor {name!r:.80} do not match its shape")
     return span[0], span[1], dtype, tuple(shape)
 
 

@@ -32,7 +32,7 @@ from roles.models.config import (
     read_end_tokens_untrusted,
 )
 from roles.models.errors import BadModel
-from roles.models.files import json_object_untrusted, read_bounded
+from roles.models.files import check_regular, json_object_untrusted, read_bounded
 from roles.models.pin import FILE_NAME, FilePin
 
 Integers = npt.NDArray[np.unsignedinteger[Any]]
@@ -60,13 +60,13 @@ _EXPONENTS: Final[dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]]] = {
     "F32": (np.dtype("<u4"), 0x7F80_0000),
     "BF16": (np.dtype("<u2"), 0x7F80),
     "F16": (np.dtype("<u2"), 0x7C00),
-    "F64": (np.dtype("<u8"), 0x7FF0_0000_0000_0000),
 }
-"""Of each dtype of weights, the integers as which it can be read, and the bits of the exponent:
-all of them are set in a number that is infinite or none, and in no other."""
-_SURPLUS: Final = ("lm_head.weight", "rotary_emb.inv_freq")
-"""Ends of names that some files hold beside the parameters: a tied head once more, and
-frequencies that follow from the configuration. Nothing reads them."""
+"""Of each dtype that engines load, the integers as which it can be read, and the bits of the
+exponent: all of them are set in a number that is infinite or none, and in no other."""
+_HEAD: Final = "lm_head.weight"
+"""What some files hold once more although it is tied. Nothing reads it then."""
+_FREQUENCIES: Final = "rotary_emb.inv_freq"
+"""End of the names of numbers that follow from the configuration. Nothing reads them."""
 
 
 def pin_folder(folder: Path) -> tuple[FilePin, ...]:
@@ -149,7 +149,7 @@ def check_weights(folder: Path, config: ModelConfig) -> None:
     for path in weight_files(folder):
         for name, span in read_spans(path).items():
             if name in places:
-                raise BadModel(f"{path}: {name} is in {places[name]} as well")
+                raise BadModel(f"{path}: {name!r:.80} is in {places[name]} as well")
             places[name] = path.name
             _check_tensor(path, name, span, shapes.get(name))
     lacking = sorted(shapes.keys() - places.keys())
@@ -217,6 +217,8 @@ def _counted(folder: Path) -> list[Path]:
         if not (folder / name).is_file():
             raise BadModel(f"{folder} lacks {name}: it is no model's folder")
     small = [folder / name for name in (*REQUIRED, *OPTIONAL) if (folder / name).exists()]
+    for path in small:
+        check_regular(path)
     return sorted([*small, *weight_files(folder)])
 
 
@@ -254,7 +256,7 @@ def _check_index(index: Path, places: dict[str, str]) -> None:
     for name in sorted(named.keys() | places.keys()):
         if named.get(name) != places.get(name):
             raise BadModel(
-                f"{index}: {name:.80} is in {named.get(name, 'no file')} by the index, in"
+                f"{index}: {name!r:.80} is in {named.get(name, 'no file')} by the index, in"
                 f" {places.get(name, 'no file')} by the headers"
             )
 
@@ -263,13 +265,15 @@ def _check_tensor(
     path: Path, name: str, span: TensorSpan, expected: tuple[int, ...] | None
 ) -> None:
     if expected is None:
-        if name.endswith(_SURPLUS):
+        if name == _HEAD or name.endswith(_FREQUENCIES):
             return
-        raise BadModel(f"{path}: {name:.80} is no tensor of the model that {CONFIG} describes")
+        raise BadModel(
+            f"{path}: {name!r:.80} is no tensor of the model that {CONFIG} describes"
+        )
     if span.shape != expected or span.dtype not in _EXPONENTS:
         raise BadModel(
             f"{path}: {name} is {span.dtype} of shape {span.shape}, and {CONFIG} describes"
-            f" numbers of shape {expected}"
+            f" numbers of shape {expected}, as {', '.join(_EXPONENTS)}"
         )
     for start, numbers in _slices(path, span):
         _, exponent = _EXPONENTS[span.dtype]

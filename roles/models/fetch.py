@@ -306,6 +306,11 @@ def run(options: argparse.Namespace) -> int:
             )
         model = MODELS[options.name]
         folder = options.out or default_folder(model)
+        if folder.name in ("", ".."):
+            raise ConfigError(
+                f"--out {folder} names no folder that could be made: give its name, as in"
+                f" --out {folder / model.folder}"
+            )
         with Progress(console=console, transient=True) as progress:
             fetch(model, folder, progress)
     except ConfigError as error:

@@ -10,8 +10,16 @@ from p2p.errors import BadMessage
 from roles.models.errors import BadModel
 
 
+def check_regular(path: Path) -> None:
+    """Raise `BadModel` if ``path`` is there and no file with an end: an archive may unpack a
+    pipe, whose reader waits for ever, or a link to a device, which never ends."""
+    if path.exists() and not path.is_file():
+        raise BadModel(f"{path} is no regular file: a model's folder has no other; remove it")
+
+
 def read_bounded(path: Path, limit: int) -> bytes:
     """The file, of at most ``limit`` bytes. Raises `BadModel`."""
+    check_regular(path)
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)

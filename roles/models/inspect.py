@@ -11,6 +11,7 @@ from p2p.node.usage import FAILED, complain
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.models.config import ModelConfig
 from roles.models.pin import FilePin
+from roles.models.trial import try_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,13 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Look through the folder and say what it is; the exit code. Every file is read."""
     try:
-        from roles.models.tokenizer import Tokenizer
-
         config = read_config(options.folder)
         pins = pin_folder(options.folder)
         check_weights(options.folder, config)
         ends = end_tokens(options.folder, config)
-        Tokenizer.open(options.folder).require(ends)
+        try_tokenizer(options.folder, ends)
     except ShoalError as error:
         complain(error)
         return FAILED

@@ -94,7 +94,8 @@ class Tokenizer:
             **_special_tokens(table),
         }
         end = special.get("eos_token")
-        if end is not None and core.token_to_id(end) is None:
+        end_id = None if end is None else partial(core.token_to_id, end)
+        if end_id and _contained(end_id, f"{path} cannot look up eos_token") is None:
             raise BadModel(
                 f"{path} has no token {end!r:.40}, which tokenizer_config.json names as"
                 " eos_token: the two files are not of one model"

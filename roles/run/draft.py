@@ -133,7 +133,10 @@ def _model(table: dict[str, object], where: str) -> Model:
         return read_table(Model, table, where)
     if not isinstance(base, str):
         raise ConfigError(f"{where}: base must be the path of a folder")
-    folder = Path(base).expanduser()
+    try:
+        folder = Path(base).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: base = {base!r:.80} cannot be found: {error}") from error
     config = read_config(folder)
     if "shape" in table:
         raise ConfigError(f"{where}: shape is that of {folder}: remove it")

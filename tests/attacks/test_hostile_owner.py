@@ -20,9 +20,16 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.wire import pack
-from roles.engines.config import EngineConfig, MachineLimits, ModelShape, memory_needed
+from roles.engines.config import (
+    MAX_CONTEXT,
+    EngineConfig,
+    MachineLimits,
+    ModelShape,
+    memory_needed,
+)
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.client import open_environment_of
+from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.run.core.file import (
     DOMAIN,
@@ -110,7 +117,7 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
         for step in (0, 1, recipe.steps, 10**9):
             assert 0 <= recipe.rate_at(step) <= 10
             assert 0 <= recipe.warm_up.rate_at(step) <= 10
-        assert memory_needed(run.terms.model.shape, recipe) < 2**70
+        assert memory_needed(run.terms.model.shape, recipe, run.terms.model.context) < 2**70
         with suppress(ConfigError):  # more than this machine allows
             assert isinstance(run.engine_config(), EngineConfig)
     assert voided >= 3, "inf, -inf and NaN at least"
@@ -214,7 +221,41 @@ def test_a_machine_has_limits_of_its_own() -> None:
         large.engine_config()
     assert large.engine_config(MachineLimits(memory=1 << 40)).shape == shape
     wide = Recipe(max_new_tokens=100_000, submission=1, group_size=4)
-    long = sign_run(replace(TERMS, recipe=wide), OWNER)
+    model = replace(TERMS.model, context=MAX_CONTEXT)
+    long = sign_run(replace(TERMS, recipe=wide, model=model), OWNER)
     with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
         long.engine_config()
-    assert memory_needed(ModelShape(), Recipe()) < 16 * 2**20
+    assert memory_needed(ModelShape(), Recipe(), 4096) < 16 * 2**20
+
+
+def test_a_prompt_as_long_as_the_context_is_counted() -> None:
+    """A chat template of 60 bytes makes a prompt of a million tokens: the machine allowed 2 GiB
+    that became 128, for keys and values of one completion."""
+    wide = ModelShape(vocabulary=320, width=32, layers=1, head_width=4096, key_heads=4)
+    model = replace(TERMS.model, shape=wide, context=MAX_CONTEXT)
+    greedy = sign_run(replace(TERMS, model=model), OWNER)
+    with pytest.raises(ConfigError, match=r"memory = 20\d,\d{3},"):
+        greedy.engine_config()
+    usual = replace(model, context=4096)
+    assert sign_run(replace(TERMS, model=usual), OWNER).engine_config().context == 4096
+
+
+def test_answers_leave_room_for_a_prompt() -> None:
+    """Else every task of the run fails, at every node."""
+    recipe = replace(TERMS.recipe, max_new_tokens=64)
+    with pytest.raises(ValueError, match="max_new_tokens = 64 leave no room for a prompt"):
+        replace(TERMS, recipe=recipe, model=replace(TERMS.model, context=64))
+    assert replace(TERMS, recipe=recipe, model=replace(TERMS.model, context=65))
+
+
+def test_what_pretends_has_no_tokenizer() -> None:
+    """Its environments run in the node's own process, and with them the owner's template and
+    tokenizer would: the one hangs the node, the other ends it."""
+    names = ("config.json", "tokenizer.json", "model.safetensors")
+    base = tuple(FilePin(name=name, size=1, digest=bytes(32)) for name in names)
+    with pytest.raises(ValueError, match="takes no base"):
+        replace(TERMS.model, engine="fake", base=base)
+    hostile = write_table(replace(TERMS, model=replace(TERMS.model, base=base)))
+    hostile["model"]["engine"] = "fake"
+    with pytest.raises(BadMessage, match="takes no base"):
+        decode_run_untrusted(signed(hostile))

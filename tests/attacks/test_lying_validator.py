@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+import torch
 import trio
 
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Group, TrainingGroup
+from roles.engines.base import Completion, Group, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.engines.torch.learner import TorchLearner
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import (
     AcceptedWork,
@@ -243,3 +247,20 @@ async def test_work_that_no_step_can_use_is_not_kept_on_the_trainers_disk() -> N
         assert await intake.take(judge.peer_id, payload) == (Receipt.TAKEN, "")
     assert kept == [1]
     assert len(intake.buffer) == 1
+
+
+@pytest.mark.parametrize("kl", [0.0, 0.1])
+@pytest.mark.parametrize("said", [-65504.0, 0.0])
+def test_no_log_probs_that_a_verdict_may_bind_end_the_learner(said: float, kl: float) -> None:
+    """Both are finite and not above 0. Of the four steps two had gradients that are no numbers:
+    the trainer ended, and again on the same groups whenever it was started."""
+    torch.set_num_threads(1)
+    learner = TorchLearner(EngineConfig(recipe=Recipe(kl=kl)))
+    learner.model.initialise(0)
+    with torch.no_grad():  # a model that is sure: some tokens are hundreds of nats away
+        learner.model.lm_head.weight.mul_(1000)
+    answers = tuple(Completion((4, 5, 6, 0), (said,) * 4) for _ in range(4))
+    groups = [TrainingGroup((1, 2, 3), answers, (1.0, 0.0, 0.0, 1.0)) for _ in range(4)]
+    report = learner.step(groups)
+    assert all(map(math.isfinite, (report.loss, report.k3, report.gradient_norm)))
+    assert all(bool(weight.isfinite().all()) for weight in learner.model.parameters())

@@ -151,3 +151,21 @@ def test_a_recipe_that_cannot_work_is_refused() -> None:
         Recipe(clip_negative=1.1)
     with pytest.raises(ValueError, match="group_size"):
         Recipe(group_size=1)
+
+
+@pytest.mark.parametrize(("one", "other"), [(0.0, -65504.0), (-65504.0, 0.0), (-1.0, -400.0)])
+def test_losses_are_numbers_however_far_log_probs_are_apart(one: float, other: float) -> None:
+    """A ratio of e^89 is infinite in float32, and what a clip cuts off of its gradient is 0
+    times that: no number, and the end of the trainer."""
+    current = torch.tensor([one], requires_grad=True)
+    old = torch.tensor([other])
+    for advantage in (1.0, -1.0):
+        value = clipped_loss(
+            current, old, torch.tensor([advantage]), clip=0.2, clip_negative=4.0
+        )
+        value = value * importance_weight(old, current.detach(), 2.0) + k3(old, current)
+        current.grad = None
+        torch.autograd.backward(value.sum())
+        assert current.grad is not None
+        assert math.isfinite(value.item())
+        assert math.isfinite(current.grad.item())

@@ -107,7 +107,7 @@ def test_weights_of_two_kinds_are_refused(tmp_path: Path) -> None:
     ("dtype", "value", "size"),
     [
         ("BF16", "c07f", 2), ("BF16", "80ff", 2), ("F16", "007c", 2), ("F16", "017e", 2),
-        ("F32", "0000c07f", 4), ("F32", "000080ff", 4), ("F64", "000000000000f07f", 8),
+        ("F32", "0000c07f", 4), ("F32", "000080ff", 4),
     ],
 )  # fmt: skip
 def test_weights_that_are_no_numbers_are_refused(
@@ -144,7 +144,7 @@ def test_tensors_must_be_those_of_the_configuration(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"model.norm.weight is I32"):
         check_weights(folder, config)
     write_weights(folder, {**tensors, "model.norm.weight": norm, "adapter": norm})
-    with pytest.raises(BadModel, match="adapter is no tensor of the model"):
+    with pytest.raises(BadModel, match="'adapter' is no tensor of the model"):
         check_weights(folder, config)
     head = tensors["model.embed_tokens.weight"]
     write_weights(folder, {**tensors, "model.norm.weight": norm, "lm_head.weight": head})
@@ -160,17 +160,19 @@ def test_the_index_is_held_against_the_headers(tmp_path: Path) -> None:
     right = places[name]
     places[name] = next(shard for shard in places.values() if shard != right)
     (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(BadModel, match=f"{name} is in {places[name]} by the index, in {right}"):
+    with pytest.raises(
+        BadModel, match=f"'{name}' is in {places[name]} by the index, in {right}"
+    ):
         check_weights(folder, config)
     del places[name]
     (folder / INDEX).write_text(json.dumps(index))
-    with pytest.raises(BadModel, match=f"{name} is in no file by the index"):
+    with pytest.raises(BadModel, match=f"'{name}' is in no file by the index"):
         check_weights(folder, config)
     twice = {name: random_weights(LLAMA)[name]}
     places |= {name: right, "more": "model-extra.safetensors"}
     (folder / INDEX).write_text(json.dumps(index))
     (folder / "model-extra.safetensors").write_bytes(encode(twice))
-    with pytest.raises(BadModel, match=f"{name} is in"):
+    with pytest.raises(BadModel, match=f"'{name}' is in"):
         check_weights(folder, config)
 
 

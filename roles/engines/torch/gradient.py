@@ -29,7 +29,7 @@ from torch import Tensor
 from roles.engines.base import TrainingGroup
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, pack
-from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3
+from roles.rl.losses import FURTHEST, clipped_loss, importance_weight, is_clipped, k3
 from roles.rl.recipe import Recipe
 
 SLICE: Final = 512
@@ -176,7 +176,7 @@ def _tallied(
         entropy=-float((log_probs.exp() * log_probs).sum()),
         clipped=int(clipped.sum()),
         capped=int((capped >= recipe.importance_cap).sum()),
-        ratio_max=float((current - before).exp().max()),
+        ratio_max=float((current - before).clamp(max=FURTHEST).exp().max()),
     )
 
 

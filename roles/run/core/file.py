@@ -142,6 +142,9 @@ class Model:
         missing = {"config.json", "tokenizer.json"} - set(names)
         if names and missing:
             raise ValueError(f"a base without {' and '.join(sorted(missing))} is no model")
+        if names and self.engine == "fake":
+            # What pretends has no processes: tokenizer and template would run in the node's.
+            raise ValueError("the engine fake only pretends: it takes no base")
         if self.engine not in ENGINES:
             raise ValueError(
                 f"there is no engine {self.engine!r:.40}; there are {', '.join(ENGINES)}"
@@ -252,6 +255,12 @@ class Terms:
                 "a run needs at least one environment, one trainer and one validator"
             )
         self.work_size.check()
+        if self.recipe.max_new_tokens >= self.model.context:
+            raise ValueError(
+                f"max_new_tokens = {self.recipe.max_new_tokens} leave no room for a prompt in a"
+                f" context of {self.model.context}: lower max_new_tokens in [recipe], or raise"
+                " context in [model]"
+            )
         for names in (self.trainers, self.validators, self.admission.allowed):
             if len(names) > MAX_PEERS or len(set(names)) < len(names):
                 raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
@@ -343,7 +352,7 @@ class Run:
         """The engine of this run on this machine. Raises `ConfigError` if it asks too much of
         it."""
         model = self.terms.model
-        (machine or MachineLimits()).check(model.shape, self.terms.recipe)
+        (machine or MachineLimits()).check(model.shape, self.terms.recipe, model.context)
         return EngineConfig(
             kind=model.engine,
             environment=None if model.base else self.terms.environments[0].name,

@@ -1,0 +1,83 @@
+"""A folder's tokenizer, tried in a process of its own before a person's process opens it.
+
+`tokenizers` asks for whatever memory a ``tokenizer.json`` names, and where there is none Rust
+ends its process: a file of a few hundred bytes takes a command line down with a page of
+addresses, and no handler sees it. A run's nodes open tokenizers in the environment's process
+(`roles.envs.worker`); commands of people try them here first, and say in a sentence what became
+of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import ShoalError
+from roles.models.errors import BadModel
+
+MEMORY: Final = 4 * 1024**3
+"""Bytes of address space, as environments have (`roles.envs.base.Ration`): a tokenizer of
+128,256 tokens takes 0.6 GB."""
+SECONDS: Final = 60
+"""Of CPU: 0.14 for 49,152 tokens, 2 for the largest files that are read."""
+PATIENCE: Final = 600.0
+"""Seconds on the wall: ten times that, for machines that do something else."""
+
+
+def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
+    """Raise `BadModel` unless the folder's tokenizer and template can be opened here and have
+    all of ``end_tokens``; `MissingDependency` without the packages for it."""
+    importlib.import_module("roles.models.tokenizer")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__],
+            input=json.dumps([str(folder), list(end_tokens)]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            timeout=PATIENCE,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise BadModel(f"{folder / 'tokenizer.json'} was not read in {PATIENCE:g} s") from None
+    if done.returncode == 0:
+        return
+    raise BadModel(
+        done.stdout.strip()
+        or f"{folder / 'tokenizer.json'} ends the process that reads it (exit"
+        f" {done.returncode}; it may use {SECONDS} s of CPU and {MEMORY:,} bytes): get the"
+        " model again, from where it was first published"
+    )
+
+
+def main() -> int:
+    """Try what standard input names; the exit code, with a sentence if it is not 0."""
+    folder, end_tokens = json.load(sys.stdin)
+    with contextlib.suppress(OSError, ValueError):  # macOS knows these limits, and keeps few
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    try:
+        from roles.models.tokenizer import Tokenizer
+
+        Tokenizer.open(Path(folder)).require(end_tokens)
+    except ShoalError as error:
+        print(to_ascii(str(error)))  # noqa: T201 - this is the result
+        return 1
+    return 0
+
+
+def to_ascii(text: str) -> str:
+    """Fit for any terminal: names in a stranger's file may hold what has no encoding."""
+    return text.encode("ascii", "backslashreplace").decode()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

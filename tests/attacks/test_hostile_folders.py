@@ -1,0 +1,100 @@
+"""Folders of models that a stranger made: each costs one sentence, and no process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from p2p.errors import BadMessage
+from roles.engines.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
+from roles.models.__main__ import main
+from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
+
+Change = Callable[[Path], None]
+
+
+def of_tokenizer(table: dict[str, object]) -> Change:
+    def change(folder: Path) -> None:
+        path = folder / "tokenizer.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | table))
+
+    return change
+
+
+def of_special_tokens(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "\ud800"}))
+
+
+def with_tensor(name: str, dtype: str, number: bytes) -> Change:
+    def change(folder: Path) -> None:
+        weights = random_weights(LLAMA)
+        size = weights[name].shape if name in weights else (1,)
+        data = number * int(np.prod(size))
+        write_weights(folder, {**weights, name: RawTensor(dtype, size, data)})
+
+    return change
+
+
+def with_pipe(name: str) -> Change:
+    return lambda folder: os.mkfifo(folder / name)
+
+
+def with_device(name: str) -> Change:
+    return lambda folder: (folder / name).symlink_to("/dev/zero")
+
+
+FOLDERS: dict[str, tuple[Change, str]] = {
+    # memory is asked for that there is not: Rust ends the process
+    "abort": (
+        of_tokenizer(
+            {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "////fwAA"}}
+        ),
+        "ends the process that reads it",
+    ),
+    "surrogate": (of_special_tokens, "cannot look up eos_token"),
+    "pipe": (with_pipe("special_tokens_map.json"), "is no regular file"),
+    "endless": (with_device("generation_config.json"), "is no regular file"),
+    "control": (with_tensor("\x1b[2J", "BF16", b"\0\0"), "is no tensor of the model"),
+    "head": (with_tensor("a.lm_head.weight", "BF16", b"\0\0"), "is no tensor of the model"),
+    "double": (with_tensor("model.norm.weight", "F64", bytes(8)), "is F64 of shape"),
+}
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_a_hostile_folder_costs_one_sentence(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of these the first ended the process with signal 6, the second with a traceback; the next
+    two were read for ever, one cleared the screen, and engines refused the last two, which had
+    passed."""
+    change, said = FOLDERS[name]
+    folder = make_folder(tmp_path / "model")
+    change(folder)
+    assert main(["inspect", str(folder)]) == 1
+    error = capsys.readouterr().err
+    assert re.match(r"error: .*" + said, error)
+    assert error.count("\n") == 1
+    assert error[:-1].isprintable()
+
+
+def test_names_of_tensors_are_quoted_in_part() -> None:
+    """A name of 16 MB was the message."""
+    entry = {"dtype": "F8", "shape": [1], "data_offsets": [0, 1]}
+    head = json.dumps({"x" * 100_000: entry}).encode()
+    with pytest.raises(BadMessage) as refused:
+        decode_untrusted(len(head).to_bytes(PREFIX_BYTES, "little") + head + b"\0")
+    assert len(str(refused.value)) < 200
+
+
+@pytest.mark.parametrize("out", [".", "/", "", ".."])
+def test_a_folder_without_a_name_cannot_be_made(
+    out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fetch", "smollm2", "--out", out]) == 2
+    assert "names no folder that could be made" in capsys.readouterr().err
