@@ -193,3 +193,8 @@ class Learner(Protocol):
 
 class Engine(Generator, Scorer, Learner, Protocol):
     """All three; a node uses the part that its role needs."""
+
+    @property
+    def writes_waiting(self) -> int:
+        """Calls whose content the disk has refused so far."""
+        ...

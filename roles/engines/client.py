@@ -115,6 +115,11 @@ class WorkerEngine:
         """Build the engine; once, before anything else."""
         await self._call("configure", config_to_wire(self._config))
 
+    @property
+    def writes_waiting(self) -> int:
+        """See `roles.engines.base.Engine`."""
+        return self._durable.waiting
+
     async def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
         await self._call("load", self._locate(weights))

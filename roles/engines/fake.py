@@ -137,6 +137,11 @@ class FakeEngine:
         self._loaded: tuple[bytes, FakePolicy] | None = None
         self._learning: FakePolicy | None = None
 
+    @property
+    def writes_waiting(self) -> int:
+        """None: there is no process to write for."""
+        return 0
+
     async def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
         data = await self._world.disk.read(weights)

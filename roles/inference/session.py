@@ -100,8 +100,8 @@ class InferenceSession:
 
     @property
     def writes_waiting(self) -> int:
-        """Submissions that the disk has refused so far."""
-        return self._durable.waiting
+        """Submissions, and content for the engine, that the disk has refused so far."""
+        return self._durable.waiting + self.engine.writes_waiting
 
     async def work_forever(self) -> None:
         """Submit what an earlier life left, then generate until cancelled."""

@@ -62,5 +62,8 @@ def _write_frame(target: BinaryIO, payload: bytes) -> None:
         raise ValueError(
             f"a reply of {len(payload)} bytes is over the limit of {codec.MAX_FRAME}"
         )
-    target.write(len(payload).to_bytes(codec.LENGTH_BYTES, "big") + payload)
-    target.flush()
+    try:
+        target.write(len(payload).to_bytes(codec.LENGTH_BYTES, "big") + payload)
+        target.flush()
+    except BrokenPipeError:  # the node ended while we worked for it
+        os._exit(0)

@@ -73,7 +73,7 @@ class TrainerSession:
     @property
     def writes_waiting(self) -> int:
         """Writes that the disk has refused so far."""
-        return self._policies.durable.waiting
+        return self._policies.durable.waiting + self.engine.writes_waiting
 
     async def work_forever(self) -> None:
         """Learn until the run's steps are done, then serve what was learnt until cancelled."""

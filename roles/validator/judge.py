@@ -69,6 +69,11 @@ class Judge:
         return self._replayer.loaded
 
     @property
+    def writes_waiting(self) -> int:
+        """Content for the engine that the disk has refused so far."""
+        return self._replayer.writes_waiting
+
+    @property
     def max_submission(self) -> int:
         """Bytes of the longest submission that is read."""
         return self._replayer.max_submission

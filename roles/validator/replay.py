@@ -62,6 +62,11 @@ class Replayer:
         """Digest of what is loaded."""
 
     @property
+    def writes_waiting(self) -> int:
+        """Content for the engine that the disk has refused so far."""
+        return self._engine.writes_waiting
+
+    @property
     def max_submission(self) -> int:
         """Bytes of the longest submission there can be in this run."""
         return self._run.terms.work_size.max_submission

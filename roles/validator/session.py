@@ -101,8 +101,8 @@ class ValidatorSession:
 
     @property
     def writes_waiting(self) -> int:
-        """Verdicts and submissions that the disk has refused so far."""
-        return self._durable.waiting
+        """Verdicts, submissions and content for the engine that the disk has refused so far."""
+        return self._durable.waiting + self._judge.writes_waiting
 
     @property
     def is_at_rest(self) -> bool:

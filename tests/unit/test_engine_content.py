@@ -133,12 +133,14 @@ async def test_a_step_whose_file_is_damaged_is_written_again_and_taken_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     damages = list(DAMAGES)
+    waiting: list[int] = []
     write = ContentFolder.write
 
     async def damaged(
         self: ContentFolder, path: str, records: Iterable[bytes], most: int
     ) -> ContentFile:
         file = await write(self, path, records, most)
+        waiting.append(engine.writes_waiting)
         if damages:
             damages.pop()(Path(file.path))
         return file
@@ -148,6 +150,8 @@ async def test_a_step_whose_file_is_damaged_is_written_again_and_taken_once(
         with caplog.at_level(logging.WARNING):
             report = await engine.step([replace(LESSON, completions=LESSON.completions[:1])])
     assert (report.step, report.tokens, damages) == (1, TOKENS, [])
+    assert waiting == [0, *[1] * len(DAMAGES)]
+    assert engine.writes_waiting == 0
     (stops, goes_on) = caplog.messages
     assert "the engine stops until the disk takes data: step failed with DamagedFile" in stops
     assert goes_on == "the engine no longer waits for the disk"

@@ -1,4 +1,4 @@
-"""One life of a trainer with a real engine and a real disk, without a swarm.
+"""One life of a trainer with a real engine in its process and a real disk, without a swarm.
 
 ``python -m tests.unit.trainer_life FOLDER STEPS`` prints each version that it publishes, and is
 killed at any time.
@@ -20,9 +20,9 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Completion, StepReport, TrainingGroup
+from roles.engines.base import Completion, Engine, TrainingGroup
+from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig, ModelShape
-from roles.engines.torch.engine import TorchEngine
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
 from roles.protocol.core.messages import (
@@ -104,29 +104,6 @@ class Ledger:
             yield never
 
 
-class InPlace:
-    """The torch engine in this process."""
-
-    def __init__(self, disk: Any) -> None:
-        self._disk = disk
-        self._engine = TorchEngine(CONFIG)
-
-    def _path(self, path: str) -> str:
-        return self._disk.locate(path) if path else ""
-
-    async def open(self, checkpoint: str, base: str = "") -> int:
-        await trio.lowlevel.checkpoint()
-        return self._engine.open(self._path(checkpoint), base)
-
-    async def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        await trio.lowlevel.checkpoint()
-        return self._engine.step(groups)
-
-    async def save(self, checkpoint: str, weights: str) -> None:
-        await trio.lowlevel.checkpoint()
-        self._engine.save(self._path(checkpoint), self._path(weights))
-
-
 class Unasked:
     """An environment that is not asked for held-out tasks."""
 
@@ -174,8 +151,12 @@ class Standing:
 
 async def live(folder: Path, steps: int) -> None:
     world = RealWorld(KEY, folder)
+    async with open_engine(world, CONFIG, name="trainer") as engine:
+        await learn(world, folder, engine, steps)
+
+
+async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> None:
     node: Any = SimpleNamespace(world=world, shardcast=Shardcast(folder))
-    engine: Any = InPlace(world.disk)
     check: Any = Check()
     ledger: Any = Ledger()
     standing: Any = Standing()
