@@ -16,6 +16,7 @@ import math
 import os
 import secrets
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -230,6 +231,7 @@ class RealWorld:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, **WORKER_VARIABLES},
+            process_group=0,  # with what it starts, which ends with it
         )
         worker = ProcessWorker(process, name)
         try:
@@ -271,7 +273,7 @@ class ProcessWorker:
                 return await self._exchange(request)
             except trio.Cancelled:
                 # half a call is in the pipe: the worker cannot take another
-                self._process.kill()
+                self._kill()
                 raise
 
     async def _exchange(self, request: bytes) -> bytes:
@@ -285,6 +287,7 @@ class ProcessWorker:
                 )
             return await self._read(length)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            self._kill()
             raise WorkerDied(
                 f"the worker process of {self._name} ended (exit {self._process.poll()})"
             ) from None
@@ -306,10 +309,18 @@ class ProcessWorker:
         await self._process.stdin.aclose()
         with trio.move_on_after(KILL_AFTER):
             await self._process.wait()
-        if self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
+        self._kill()
+        await self._process.wait()
         await self._process.stdout.aclose()
+
+    def _kill(self) -> None:
+        """End the child and all that it started: a library's processes, or a stranger's, that
+        would go on computing, and keep the pipe open, when their parent is gone.
+
+        While one of them lives, no other group gets this number.
+        """
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
 
 
 class RealDisk:

@@ -15,29 +15,50 @@ Simulations have no processes; there, with their engine, the call is made in pla
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Final, Protocol, TypeVar
 
 import trio
 
-from p2p.errors import ConfigError, LimitExceeded, MissingDependency, WorkerDied
+from p2p.errors import (
+    BadMessage,
+    ConfigError,
+    LimitExceeded,
+    MissingDependency,
+    WorkerDied,
+)
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.engines.config import MachineLimits
 from roles.envs.base import Environment, Ration, Task
-from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
-from roles.envs.frames import setup_to_wire, task_from_wire, task_to_wire
+from roles.envs.contained import (
+    MAX_EVALUATION,
+    EnvironmentFailed,
+    evaluation_of,
+    reward_of,
+    task_of,
+)
+from roles.envs.frames import (
+    decode_reply_untrusted,
+    rewards_untrusted,
+    setup_to_wire,
+    task_to_wire,
+    tasks_untrusted,
+)
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import TextModel
 from roles.run import Run
+
+T = TypeVar("T")
 
 WORKER_ARGV: Final = ("roles.envs.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
 
 _FAILURES: Final = {kind.__name__: kind for kind in (ConfigError, MissingDependency)}
-"""What is not the environment's fault, by the names that cross the pipe."""
+"""What is not the environment's fault when it is opened, by the names that cross the pipe."""
 
 Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 """Tasks, each with the completions that answer it."""
@@ -108,29 +129,40 @@ class WorkerEnvironment:
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
-        value = await self._ask("tasks", list(seeds))
-        return [task_from_wire(task) for task in value]
+        count = len(seeds)
+        read = partial(tasks_untrusted, least=count, most=count)
+        return await self._ask("tasks", read, list(seeds))
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
-        value = await self._ask("evaluation", patience=self._ration.opening)
-        return [task_from_wire(task) for task in value]
+        read = partial(tasks_untrusted, least=1, most=MAX_EVALUATION)
+        return await self._ask("evaluation", read, patience=self._ration.opening)
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
         rows = [
             [task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers
         ]
-        value: list[float] = await self._ask("rewards", rows)
-        return value
+        read = partial(rewards_untrusted, count=sum(len(given) for _, given in answers))
+        return await self._ask("rewards", read, rows)
 
-    async def _ask(self, method: str, *arguments: object, patience: float = 0.0) -> Any:
+    async def _ask(
+        self,
+        method: str,
+        read: Callable[[object], T],
+        *arguments: object,
+        patience: float = 0.0,
+    ) -> T:
         """Waits as long as for a submission, unless told otherwise."""
         async with self._turn:
             if self._worker is None:
-                await self._start()
+                try:
+                    await self._start()
+                except (ConfigError, MissingDependency) as error:
+                    # It could be opened when the role began: a file has gone since, or rotted.
+                    raise self._failure(method, f"it cannot be opened again: {error}") from None
             return await self._call(
-                method, *arguments, patience=patience or self._ration.patience
+                method, read, *arguments, patience=patience or self._ration.patience
             )
 
     async def _start(self) -> None:
@@ -139,16 +171,28 @@ class WorkerEnvironment:
         )
         limits = asdict(self._ration)
         opening = self._ration.opening
-        await self._call("open", setup_to_wire(self._setup), limits, patience=opening)
+        setup = setup_to_wire(self._setup)
+        await self._call("open", _nothing_untrusted, setup, limits, patience=opening)
 
-    async def _call(self, method: str, *arguments: object, patience: float) -> Any:
+    async def _call(
+        self, method: str, read: Callable[[object], T], *arguments: object, patience: float
+    ) -> T:
         """One call of the process that runs; one that gives no answer is its last."""
         assert self._worker is not None
         is_answered = False
         try:
             with trio.fail_after(patience):
                 data = await self._worker.call(codec.encode_request(method, *arguments))
+            reply = decode_reply_untrusted(data)
+            if isinstance(reply, codec.Failure):
+                is_answered = method != "open"
+                failures = {} if is_answered else _FAILURES
+                raise failures.get(reply.kind, EnvironmentFailed)(reply.message)
+            value = read(reply)
             is_answered = True
+            return value
+        except BadMessage as error:
+            raise self._failure(method, f"its process answers nonsense: {error}") from None
         except trio.TooSlowError:
             raise self._failure(method, f"no answer in {patience:g} s") from None
         except (WorkerDied, LimitExceeded) as error:
@@ -163,13 +207,15 @@ class WorkerEnvironment:
             if not is_answered:
                 self._worker = None
                 await self._stack.aclose()
-        reply = codec.decode_reply(data)
-        if isinstance(reply, codec.Failure):
-            raise _FAILURES.get(reply.kind, EnvironmentFailed)(reply.message)
-        return reply
 
     def _failure(self, method: str, why: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
+
+
+def _nothing_untrusted(value: object) -> None:
+    """What `open` returns."""
+    if value is not None:
+        raise BadMessage("an environment that was opened has nothing to say")
 
 
 @asynccontextmanager

@@ -1,18 +1,29 @@
 """What crosses the pipe between a node and the process of its environments, as plain values.
 
-Both ends are this project at one version (`roles.engines.codec`).
+Both ends are this project at one version, but in that process foreign code runs beside ours and
+may write into the pipe: what comes from there is read as a stranger's.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
+from p2p.errors import BadMessage
+from p2p.wire import MIB, fields_untrusted, unpack_untrusted
+from roles.engines.codec import Failure
 from roles.envs.base import Task
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.pin import FilePin
+
+MAX_ITEMS: Final = 16 * MIB
+"""Numbers and texts of one reply: 8,192 tasks of an evaluation with prompts of 2,000 tokens. As
+many take 0.6 GB for the moment in which they are read."""
+MAX_FAILURE: Final = 600
+"""Characters of a failure that are repeated: a sentence that quotes another."""
 
 
 def setup_to_wire(setup: EnvironmentSetup) -> dict[str, Any]:
@@ -42,3 +53,42 @@ def task_from_wire(value: Sequence[Any]) -> Task:
     """What `task_to_wire` made."""
     prompt, answer, source, environment, kind = value
     return Task(tuple(prompt), tuple(answer), source, environment, kind)
+
+
+def decode_reply_untrusted(data: bytes) -> Any:
+    """What a call returned, or a `Failure`. Raises `BadMessage`."""
+    reply = unpack_untrusted(data, max_items=MAX_ITEMS, max_list=MAX_ITEMS)
+    succeeded, value = fields_untrusted(reply, bool, object, what="reply")
+    if succeeded:
+        return value
+    kind, message = fields_untrusted(value, str, str, what="failure")
+    return Failure(kind, message[:MAX_FAILURE])
+
+
+def tasks_untrusted(value: object, least: int, most: int) -> list[Task]:
+    """As many tasks as were asked for. Raises `BadMessage`."""
+    return [_task_untrusted(one) for one in _listed_untrusted(value, least, most)]
+
+
+def rewards_untrusted(value: object, count: int) -> list[float]:
+    """As many rewards as completions, each from 0 to 1. Raises `BadMessage`."""
+    rewards = _listed_untrusted(value, count, count)
+    for reward in rewards:
+        if type(reward) is not float or not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
+            raise BadMessage(f"a reward is a number from 0 to 1, not {reward!r:.40}")
+    return rewards
+
+
+def _task_untrusted(value: object) -> Task:
+    prompt, answer, source, environment, kind = fields_untrusted(
+        value, list, list, bytes, str, str, what="task"
+    )
+    if not all(type(token) is int and token >= 0 for token in (*prompt, *answer)):
+        raise BadMessage("a task's prompt and answer are token ids")
+    return Task(tuple(prompt), tuple(answer), source, environment, kind)
+
+
+def _listed_untrusted(value: object, least: int, most: int) -> list[Any]:
+    if not isinstance(value, list) or not least <= len(value) <= most:
+        raise BadMessage(f"a reply lists {least} to {most} answers to what was asked")
+    return value

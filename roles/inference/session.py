@@ -27,7 +27,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
-from roles.engines.base import Engine, Group, GroupTask
+from roles.engines.base import Engine, EngineError, Group, GroupTask
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.inference.outbox import SubmissionOutbox
@@ -122,8 +122,22 @@ class InferenceSession:
                     self.counts.idle = True  # no trainer learns from work under the last policy
                     logger.info("run %s has all its steps: no more to do", self.run.name)
                     await trio.sleep_forever()
-                submission = await self.produce()
+                submission = await self._produce_sometime()
                 nursery.start_soon(self._deliver, submission, room)
+
+    async def _produce_sometime(self) -> Submission:
+        """The next submission, under a policy that the engine can work with.
+
+        A trainer whose learning has broken down publishes weights that are no numbers, or with
+        which nothing can be computed: the policies after that may be sound again.
+        """
+        while True:
+            tried = self.node.shardcast.newest
+            try:
+                return await self.produce()
+            except EngineError as error:
+                logger.error("engine_failed version=%d: %s; it awaits the next", tried, error)
+                await self.node.shardcast.wait_policy(PolicyVersion(tried + 1))
 
     async def produce(self) -> Submission:
         """Draw the next submission under the newest policy and keep it."""
@@ -169,6 +183,7 @@ class InferenceSession:
         policy = node.shardcast.manifest(version).weights_digest
         if (version, policy) != (loaded, self._policy):
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
+            self._policy = b""  # an engine that fails in the middle holds none
             with node.shardcast.pin(version):
                 await self.engine.load(await node.shardcast.check_weights(version))
             self.claim(version, policy)

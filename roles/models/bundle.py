@@ -33,7 +33,7 @@ from roles.models.config import (
 )
 from roles.models.errors import BadModel
 from roles.models.files import check_regular, json_object_untrusted, read_bounded
-from roles.models.pin import FILE_NAME, FilePin
+from roles.models.pin import FILE_NAME, OPTIONAL, REQUIRED, FilePin
 
 Integers = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -41,14 +41,6 @@ CONFIG: Final = "config.json"
 GENERATION_CONFIG: Final = "generation_config.json"
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"
-REQUIRED: Final = (CONFIG, "tokenizer.json")
-OPTIONAL: Final = (
-    "tokenizer_config.json",
-    GENERATION_CONFIG,
-    "chat_template.jinja",
-    "special_tokens_map.json",
-    INDEX,
-)
 
 MAX_INDEX: Final = 16 * 1024 * 1024
 """Bytes of the index: 100 a tensor, so 160,000 tensors, as many as a header may have."""

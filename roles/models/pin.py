@@ -6,6 +6,18 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+REQUIRED: Final = ("config.json", "tokenizer.json")
+"""Without one of them a folder is no model's."""
+OPTIONAL: Final = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    "chat_template.jinja",
+    "special_tokens_map.json",
+    "model.safetensors.index.json",
+)
+"""Files beside them, and beside the weights, that change what is computed or asked. One that is
+there counts, pinned or not: a template of its own comes before that in
+``tokenizer_config.json``."""
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A file directly in the folder: no separator, and no name that begins with a dot."""
 MAX_FILE: Final = 1 << 40

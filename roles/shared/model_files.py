@@ -20,7 +20,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import MIB
 from p2p.world import World
-from roles.models.pin import FilePin
+from roles.models.pin import OPTIONAL, REQUIRED, FilePin
 from roles.run import Run
 
 logger = logging.getLogger(__name__)
@@ -56,6 +56,7 @@ async def keep_model_files(node: Node, run: Run) -> str | None:
                 f"the run pins {pin.size:,} bytes of {pin.name}, over the {MAX_SMALL:,} that a"
                 " node keeps of such a file"
             )
+    await _forget_unpinned(world, run)
     version = PolicyVersion(0)
     while missing := [pin for pin in pins if not await _is_sound(world, _kept(pin), pin)]:
         version = await node.shardcast.wait_policy(version)
@@ -87,6 +88,19 @@ async def check_base(world: World, run: Run) -> None:
             f"{world.disk.locate(FOLDER)} holds {min(strange)!r:.80}, which the run does not"
             " pin: the whole folder is published as policy 0; remove it"
         )
+
+
+async def _forget_unpinned(world: World, run: Run) -> None:
+    """Remove what another edition of the run pinned: a template that this one has not would be
+    used all the same, and honest work have another prompt than everywhere else."""
+    pinned = {pin.name for pin in run.terms.model.base}
+    if not pinned:
+        return
+    for name in (*REQUIRED, *OPTIONAL):
+        path = f"{FOLDER}/{name}"
+        if name not in pinned and await world.disk.size(path) is not None:
+            logger.warning("%s is removed: the run does not pin it", world.disk.locate(path))
+            await world.disk.remove(path)
 
 
 def _kept(pin: FilePin) -> str:

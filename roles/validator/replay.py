@@ -121,6 +121,9 @@ class Replayer:
     async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
         if (version, policy) != (self.loaded, self._policy):
             await self._node.shardcast.check_weights(version)
+            # Should the engine fail in the middle, it holds none, and not the one before:
+            # honest work under that would be inconclusive for as long as no other is loaded.
+            self.loaded, self._policy = NO_POLICY, b""
             await self._engine.load(weights)
             self.loaded, self._policy = version, policy
 

@@ -4,29 +4,37 @@ on its own, in a process of its own.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import msgpack
 import pytest
 import trio
 
-from p2p.errors import ConfigError
+from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment
 from roles.envs.contained import EnvironmentFailed
+from roles.envs.frames import decode_reply_untrusted, rewards_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
 from tests.model_folders import END, SPECIAL, TEMPLATE, make_folder
 
 CODE = """
+import fcntl
 import os
+import pathlib
+import stat
+import time
 import trio
 from roles.envs.text import Message, TextTask
 
@@ -38,7 +46,22 @@ class Game:
         return TextTask((Message("user", text),), "", "word")
 
     async def reward(self, task, text, ended):
+        if text.startswith("say "):  # beside the reply, into every pipe that there is
+            frame = bytes.fromhex(text[4:])
+            for pipe in range(3, 64):
+                try:
+                    if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+                        os.write(pipe, len(frame).to_bytes(4, "big") + frame)
+                except OSError:
+                    pass
         match text:
+            case "fork":
+                path = pathlib.Path(__file__).with_name("child")
+                lock = os.open(path, os.O_RDWR | os.O_CREAT)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                if os.fork():
+                    os._exit(1)
+                time.sleep(600)
             case "raise":
                 raise LookupError("no such word")
             case "spin":
@@ -125,6 +148,72 @@ async def test_what_a_reward_does_costs_its_submission_and_no_other(folder: Path
             await environment.rewards([(replace(held, source=b"\xc1"), [()])])
         with pytest.raises(EnvironmentFailed, match="over the limit of 262,144"):
             await environment.rewards([(replace(held, source=bytes(300_000)), [()])])
+
+
+def frame(value: object) -> str:
+    packed: bytes = msgpack.packb(value)
+    return packed.hex()
+
+
+REPLIES = {
+    "no msgpack": ("616263", "not msgpack"),
+    "nested": ("92c3" + "91" * 2000 + "c0", "not msgpack"),
+    "no reply": (frame(5), "a reply has 2 fields"),
+    "no failure": (frame([False, [1]]), "a failure has 2 fields"),
+    "nothing": (frame([True, None]), "a reply lists 1 to 1 answers"),
+    "too many": (frame([True, [0.5, 0.5]]), "a reply lists 1 to 1 answers"),
+    "a word": (frame([True, ["a"]]), "a reward is a number from 0 to 1, not 'a'"),
+    "no number": (frame([True, [float("nan")]]), "a reward is a number from 0 to 1, not nan"),
+}
+
+
+@pytest.mark.parametrize("name", REPLIES)
+def test_replies_of_foreign_code_are_read_as_a_strangers(name: str) -> None:
+    """Each ended the role, or was signed as a reward."""
+    reply, said = REPLIES[name]
+    with pytest.raises(BadMessage, match=said):
+        rewards_untrusted(decode_reply_untrusted(bytes.fromhex(reply)), 1)
+
+
+async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) -> None:
+    tokenizer = Tokenizer.open(folder)
+    failure = frame([False, ["MissingDependency", "m" * 9000]])
+    async with opened(folder) as environment:
+        (task,) = await environment.tasks([bytes(32)])
+        for reply, said in ((frame([True, [7.0]]), "nonsense: a reward is"), (failure, "^m+$")):
+            answer = [(task, [(*tokenizer.encode(f"say {reply}"), END)])]
+            with pytest.raises(EnvironmentFailed, match=said) as failed:
+                await environment.rewards(answer)
+            assert len(str(failed.value)) < 1000
+
+
+async def test_what_a_reward_starts_ends_with_its_process(folder: Path) -> None:
+    """It held the pipe, and computed on for as long as it liked: one more for each answer."""
+    tokenizer = Tokenizer.open(folder)
+    async with opened(folder, replace(RATION, patience=2.0)) as environment:
+        (task,) = await environment.tasks([bytes(32)])
+        with pytest.raises(EnvironmentFailed):
+            await environment.rewards([(task, [(*tokenizer.encode("fork"), END)])])
+        with (folder.parent / "child").open() as lock, trio.fail_after(60):
+            wait = partial(fcntl.flock, lock, fcntl.LOCK_EX)
+            await trio.to_thread.run_sync(wait, abandon_on_cancel=True)
+
+
+async def test_a_file_that_has_rotted_since_ends_no_role(folder: Path) -> None:
+    """The process of an environment is started again after each failure, and the role had been
+    told that it cannot be opened: as if it had just begun."""
+    tokenizer = Tokenizer.open(folder)
+    async with opened(folder) as environment:
+        (task,) = await environment.tasks([bytes(32)])
+        sound = (folder / "tokenizer.json").read_bytes()
+        (folder / "tokenizer.json").write_text("{}")
+        with pytest.raises(EnvironmentFailed, match="its process ended"):
+            await environment.rewards([(task, [(*tokenizer.encode("exit"), END)])])
+        for _ in range(2):
+            with pytest.raises(EnvironmentFailed, match="it cannot be opened again: the run's"):
+                await environment.tasks([bytes(32)])
+        (folder / "tokenizer.json").write_bytes(sound)
+        assert await environment.tasks([bytes(32)]) == [task]
 
 
 async def test_two_processes_see_sets_in_one_order(folder: Path) -> None:

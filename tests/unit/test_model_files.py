@@ -99,6 +99,15 @@ async def test_a_kept_file_that_has_rotted_is_copied_again(node: Any) -> None:
     assert await node.world.disk.read(f"{FOLDER}/config.json") == FILES["config.json"]
 
 
+async def test_what_another_edition_pinned_does_not_stay(node: Any) -> None:
+    """Its template came before the one of this edition, on the nodes that were there before."""
+    await lay(node, "store/0")
+    for name in ("chat_template.jinja", "special_tokens_map.json"):
+        await node.world.disk.replace(f"{FOLDER}/{name}", b"older")
+    await keep_model_files(node, RUN)
+    assert await node.world.disk.list(FOLDER) == ["config.json", "tokenizer.json"]
+
+
 async def test_a_file_too_large_to_keep_is_named(node: Any) -> None:
     large = FilePin(name="tokenizer.json", size=MAX_SMALL + 1, digest=bytes(32))
     with pytest.raises(ConfigError, match=r"bytes of tokenizer\.json, over the"):

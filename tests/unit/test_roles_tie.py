@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import pytest
+
+from p2p.shardcast.manifest import NO_POLICY
+from roles.engines.base import EngineError
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
+from roles.validator.replay import Replayer
 
 VERSION: Any = 3
 
@@ -52,3 +57,55 @@ async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
         assert await session.load_newest() == VERSION
         assert session._policy == chosen, "what is drawn is told under what was loaded"
     assert loaded == ["one", "other"]
+
+
+class FragileEngine:
+    """Cannot load ``bad``, and then holds nothing."""
+
+    def __init__(self) -> None:
+        self.held = ""
+
+    async def load(self, path: str) -> None:
+        self.held = ""
+        if path == "bad":
+            raise EngineError("bad: model.norm.weight holds NaN")
+        self.held = path
+
+
+async def test_an_engine_that_failed_to_load_is_asked_again_for_the_policy_before() -> None:
+    """Two trainers, one version: the validator thought that it still had the first one's."""
+    shardcast, engine, stub = Shardcast(), FragileEngine(), cast(Any, object())
+    node: Any = SimpleNamespace(shardcast=shardcast)
+    replayer = Replayer(node, stub, stub, cast(Any, engine), stub)
+    await replayer._load(VERSION, b"one", "one")
+    with pytest.raises(EngineError):
+        await replayer._load(VERSION, b"bad", "bad")
+    assert replayer.loaded == NO_POLICY
+    await replayer._load(VERSION, b"one", "one")
+    assert (engine.held, replayer.loaded) == ("one", VERSION)
+
+
+async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
+    """Its node ended, and with it those of all workers at the same time."""
+
+    class Versions(Shardcast):
+        newest = 3
+
+        async def wait_policy(self, at_least: int) -> int:
+            if at_least > self.newest:
+                self.newest, self.chosen = at_least, b"next"
+            return self.newest
+
+    session = InferenceSession.__new__(InferenceSession)
+    shardcast, engine = Versions(), FragileEngine()
+    shardcast.chosen = b"bad"
+    world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
+    session.node = cast(Any, SimpleNamespace(shardcast=shardcast, world=world))
+    session.engine, session.counts, session._policy = cast(Any, engine), InferenceCounts(), b""
+
+    async def produce() -> Any:
+        return await session.load_newest()
+
+    session.produce = produce  # type: ignore[method-assign]
+    produced: Any = await session._produce_sometime()
+    assert (produced, engine.held, session._policy) == (4, "next", b"next")
