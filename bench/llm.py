@@ -94,6 +94,7 @@ def generate(
     """Tokens per CPU second of all who are there, by turns, and of our scoring."""
     shape = read_config(folder).shape
     model = TransformerModel(shape, dtype)
+    model.lay_for_reading()
     load_weights(model, folder)
     sampling = Sampling(1.0, new, GROUP)
     case = f"{rows} rows of {new} tokens, {dtype.value}"
@@ -185,6 +186,7 @@ def score_long(tokens: int) -> dict[str, float]:
     """
     model = TransformerModel(LONG)
     model.initialise(0)
+    model.lay_for_reading()
     rng = Random(0)
     completions = [
         Completion(tuple(rng.choices(range(LONG.vocabulary), k=tokens))) for _ in range(4)

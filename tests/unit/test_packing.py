@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from roles.engines.config import Family, ModelShape
-from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.model import Spread, TransformerModel
 from roles.engines.torch.packing import PackedBatch, pack
 
 Groups = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
@@ -81,7 +81,28 @@ def test_packed_states_are_those_of_rows(
     assert torch.cat([batch.answers for batch in batches]).tolist() == [
         token for answer in told for token in answer
     ]
-    assert (row_tokens == 1) == all(batch.mask is None for batch in batches)
+    assert (row_tokens == 1) == all(batch.seen is None for batch in batches)
+
+
+def test_long_answers_lie_beside_each_other_in_attention(model: TransformerModel) -> None:
+    """Eight of 24 tokens to each of two prompts: what attention gives them, and its gradients,
+    are those of rows."""
+    groups = some_groups(seed=2, count=2, size=8, longest=24)
+    (batch,) = pack(groups)
+    assert isinstance(batch.seen, Spread)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            batch.hidden(model), one_by_one(model, groups, [batch]), atol=1e-5, rtol=0
+        )
+    gradients = []
+    for states in (batch.hidden(model), one_by_one(model, groups, [batch])):
+        model.zero_grad()
+        torch.autograd.backward(torch.nn.functional.cross_entropy(
+            model.lm_head(states), batch.answers
+        ))  # fmt: skip
+        gradients.append([one.grad for one in model.parameters()])
+    for packed, single in zip(*gradients, strict=True):
+        torch.testing.assert_close(packed, single, atol=1e-5, rtol=0)
 
 
 def test_packed_gradients_are_those_of_rows(model: TransformerModel) -> None:
@@ -103,6 +124,24 @@ def test_packed_gradients_are_those_of_rows(model: TransformerModel) -> None:
         torch.testing.assert_close(packed, single, atol=1e-5, rtol=0)
 
 
+def what_is_seen(batch: PackedBatch) -> Tensor:
+    """(rows, 1, length, length), True is seen."""
+    rows, width = batch.tokens.shape
+    if isinstance(batch.seen, Tensor):
+        return batch.seen
+    if batch.seen is None:
+        return torch.ones(rows, 1, width, width, dtype=torch.bool).tril()
+    _, longest = batch.seen.places.shape
+    mask = torch.zeros(rows, 1, width, width, dtype=torch.bool)
+    for position, place in enumerate(batch.seen.back.tolist()):
+        sequence, last = divmod(place, longest)
+        line = batch.seen.places[sequence, : last + 1]
+        if line[-1] == position:  # the back of a pad is any position
+            mask[position // width, 0, position % width, line % width] = True
+            assert set((line // width).tolist()) == {position // width}
+    return mask
+
+
 LENGTHS = st.tuples(st.integers(1, 40), st.lists(st.integers(1, 40), min_size=1, max_size=9))
 
 
@@ -122,8 +161,7 @@ def test_every_token_is_behind_its_own(
     for batch in pack(groups, batch_tokens=batch_tokens, row_tokens=row_tokens):
         rows, width = batch.tokens.shape
         assert rows == 1 or rows * width <= batch_tokens
-        mask = torch.ones(rows, 1, width, width, dtype=torch.bool).tril()
-        mask = mask if batch.mask is None else batch.mask
+        mask = what_is_seen(batch)
         places = iter(batch.behind.tolist())
         for piece in batch.pieces:
             prompt, completions = groups[piece.group]

@@ -105,6 +105,15 @@ def test_a_base_whose_weights_were_removed_still_makes_folders(
     assert all(torch.equal(one.bfloat16(), another) for one, another in pairs)
 
 
+def test_a_base_that_is_damaged_later_is_named(tmp_path: Path) -> None:
+    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
+    learner.step(some_groups())
+    (base / "model.safetensors").write_bytes(b"damage")
+    with pytest.raises(EngineError, match=r"base/model\.safetensors is no weights file"):
+        learner.save(None, tmp_path / "1")
+    assert not (tmp_path / "1").exists()
+
+
 def test_a_learner_with_a_base_goes_on_bit_for_bit(tmp_path: Path) -> None:
     base = make_folder(tmp_path / "base")
     learner = opened(tmp_path, base)

@@ -292,6 +292,29 @@ def test_a_policy_is_replaced_in_place(folders: dict[Family, Path], tmp_path: Pa
     assert torch.equal(model.lm_head.weight, open_model(other).lm_head.weight)
 
 
+@families
+@dtypes
+def test_laid_for_reading_a_model_computes_the_same(
+    folders: dict[Family, Path], family: Family, dtype: Dtype
+) -> None:
+    """Where weights lie, and whose products they are in, moves the last bits at most."""
+    plain, laid = (TransformerModel(SHAPES[family], dtype) for _ in range(2))
+    laid.lay_for_reading()
+    for model in (plain, laid):
+        load_weights(model, folders[family])
+    pairs = zip(plain.named_parameters(), laid.named_parameters(), strict=True)
+    assert all(name == other and torch.equal(a, b) for (name, a), (other, b) in pairs)
+    tokens = torch.arange(1, 61).view(3, 20)
+    with torch.inference_mode():
+        states, here = laid(tokens), plain(tokens)
+    by_mkl = plain(tokens).detach()  # gradients are taken
+    allowed = 1e-4 if dtype is Dtype.FLOAT32 else 0.0
+    torch.testing.assert_close(states, here, atol=allowed, rtol=0)
+    torch.testing.assert_close(states, by_mkl, atol=allowed, rtol=0)
+    projection = laid.model.layers[0].self_attn.q_proj.weight
+    assert projection.stride()[0] == (1 if dtype is Dtype.FLOAT32 else SHAPES[family].width)
+
+
 def test_a_tied_head_that_is_stored_too_is_skipped(tmp_path: Path) -> None:
     shape = SHAPES[Family.LLAMA]
     weights = random_weights(shape)

@@ -36,8 +36,11 @@ class TorchEngine:
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
-        policy = self._policy or TransformerModel(self._config.shape, self._config.dtype)
+        policy = self._policy
         self._policy = None  # until it is whole again
+        if policy is None:
+            policy = TransformerModel(self._config.shape, self._config.dtype)
+            policy.lay_for_reading()
         load_weights(policy, Path(weights))
         self._policy = policy
 

@@ -22,14 +22,15 @@ from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
-from roles.models.bundle import weight_files
+from roles.models.bundle import CONFIG, WEIGHTS, weight_files
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in; they are converted to what the run computes in."""
 
-_HEAD: Final = "lm_head.weight"
+HEAD: Final = "lm_head.weight"
+"""The head's name, of which files of a tied model may hold a copy."""
 _FREQUENCIES: Final = "rotary_emb.inv_freq"
 """End of the names of tensors that old files hold and that follow from the shape."""
 
@@ -110,7 +111,7 @@ def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
         for name, raw in _mapped(path).items():
             if name in stored:
                 raise EngineError(f"{path}: {name} is in another file of {weights} as well")
-            if (name != _HEAD or not model.shape.tied) and not name.endswith(_FREQUENCIES):
+            if (name != HEAD or not model.shape.tied) and not name.endswith(_FREQUENCIES):
                 stored[name] = raw
     return stored
 
@@ -135,5 +136,5 @@ def save_folder(
     config = ModelConfig(
         shape=model.shape, context=context, dtype="float32", end_tokens=end_tokens
     )
-    write_atomically(folder / "model.safetensors", encode_weights(model))
-    write_atomically(folder / "config.json", write_config(config))
+    write_atomically(folder / WEIGHTS, encode_weights(model))
+    write_atomically(folder / CONFIG, write_config(config))

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from p2p.errors import BadMessage
 from roles.engines import safetensors
 from roles.engines.base import EngineError
-from roles.engines.torch.files import encode_weights, sync_folder, write_atomically
+from roles.engines.torch.files import HEAD, encode_weights, sync_folder, write_atomically
 from roles.engines.torch.model import TransformerModel
+from roles.models.bundle import INDEX, WEIGHTS, read_spans
+from roles.models.errors import BadModel
 
-_WEIGHTS: Final = ".safetensors"
-_ONE_FILE: Final = "model.safetensors"
-_INDEX: Final = "model.safetensors.index.json"
-_HEAD: Final = "lm_head.weight"
+_SUFFIX: Final = ".safetensors"
+"""Of files of weights."""
 
 
 def write_policy(
@@ -42,15 +41,15 @@ def write_policy(
             shutil.rmtree(folder)
     unfinished.mkdir(parents=True)
     files = sorted(base.iterdir())
-    weights = [path for path in files if path.suffix == _WEIGHTS]
+    weights = [path for path in files if path.suffix == _SUFFIX]
     if not is_base:
         for path in weights:
-            _write_weights(model, list(_names(path)), unfinished / path.name)
+            _write_weights(model, _names(path), unfinished / path.name)
         if not weights:  # its owner has removed them, which only the first policy needs
             names = sorted(name for name, _ in model.named_parameters())
-            _write_weights(model, names, unfinished / _ONE_FILE)
+            _write_weights(model, names, unfinished / WEIGHTS)
     for path in files:
-        if not is_base and (path.suffix == _WEIGHTS or (not weights and path.name == _INDEX)):
+        if not is_base and (path.suffix == _SUFFIX or (not weights and path.name == INDEX)):
             continue
         if path.is_file() and not path.name.startswith("."):
             _link(path, unfinished / path.name)
@@ -68,7 +67,7 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
     model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
     if model.shape.tied:
-        weights[_HEAD] = weights["model.embed_tokens.weight"]
+        weights[HEAD] = weights["model.embed_tokens.weight"]
     names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
     with path.open("wb") as file:
@@ -79,16 +78,12 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
         os.fsync(file.fileno())
 
 
-def _names(path: Path) -> Iterator[str]:
+def _names(path: Path) -> list[str]:
     """Of the tensors in a file, in the order of their data."""
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        prefix = file.read(safetensors.PREFIX_BYTES)
-        try:
-            more = safetensors.head_size_untrusted(prefix, size) - len(prefix)
-            yield from safetensors.spans_untrusted(prefix + file.read(more), size)
-        except BadMessage as error:
-            raise EngineError(f"{path} is not a weights file: {error}") from error
+    try:
+        return list(read_spans(path))
+    except BadModel as error:
+        raise EngineError(str(error)) from error
 
 
 def _link(source: Path, target: Path) -> None:
