@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -75,7 +76,7 @@ class FragileEngine:
 async def test_an_engine_that_failed_to_load_is_asked_again_for_the_policy_before() -> None:
     """Two trainers, one version: the validator thought that it still had the first one's."""
     shardcast, engine, stub = Shardcast(), FragileEngine(), cast(Any, object())
-    node: Any = SimpleNamespace(shardcast=shardcast)
+    node: Any = SimpleNamespace(shardcast=shardcast, world=SimpleNamespace(rng=Random))
     replayer = Replayer(node, stub, stub, cast(Any, engine), stub)
     await replayer._load(VERSION, b"one", "one")
     with pytest.raises(EngineError):
