@@ -1,11 +1,10 @@
 """An engine as a role sees it: ``async with open_engine(world, config) as engine``.
 
-Paths are those of the node's disk (`p2p.world.Disk`). Importing this imports neither torch nor
-numpy.
+Paths are those of the node's disk (`p2p.world.Disk`). Importing this does not import torch.
 
-A disk that is full, or gives back another file than was written, stops no node: what only reads
-weights is asked again until the disk takes it, and a step is computed from a file that was read
-whole before.
+A disk that is full, or gives back another file than was written, ends no node: completions,
+scores and answers are asked for again until the disk has taken their files. So is a step, which
+the worker does not begin before it has read its file whole.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ CHECKPOINT_EVERY: Final = 4
 GROUPS: Final = 3
 """Of a delivery: steps and deliveries never end together."""
 PUBLISHED: Final = "published.jsonl"
+TOLD: Final = "told.jsonl"
 
 
 def lesson(index: int, number: int) -> TrainingGroup:
@@ -102,6 +103,20 @@ class Ledger:
     async def entries(self, _: str) -> Any:
         for never in ():
             yield never
+
+
+class ToldInbox(Inbox):
+    """Says on a file of its own what went into each step: the log forgets what is covered."""
+
+    def __init__(self, world: RealWorld, folder: str, told: Path) -> None:
+        super().__init__(world, folder)
+        self._told = told
+
+    async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
+        await super().mark_used(groups, step)
+        rows = [[one.source.hex(), one.number, step] for one in groups]
+        with self._told.open("a") as file:
+            file.write(f"\n{json.dumps(rows)}")  # behind what a kill has cut off
 
 
 class Unasked:
@@ -160,7 +175,11 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
     check: Any = Check()
     ledger: Any = Ledger()
     standing: Any = Standing()
-    durable, inbox, recipe = Durable(world, "trainer"), Inbox(world, "intake"), CONFIG.recipe
+    durable, inbox, recipe = (
+        Durable(world, "trainer"),
+        ToldInbox(world, "intake", folder / TOLD),
+        CONFIG.recipe,
+    )
     intake = Intake(node, recipe, check, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
     curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
