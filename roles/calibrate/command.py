@@ -102,6 +102,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    if options.policy is not None and not options.policy.exists():
+        raise ConfigError(f"--policy {options.policy} is not there")
     config, setup = _from_run(options) if options.run else _from_model(options)
     recipe = config.recipe
     groups = max(32, -(-options.sequences // recipe.group_size))
