@@ -34,10 +34,13 @@ from roles.calibrate.weights import one_step_away, rewrite, to_int8
 from roles.engines.base import Sampling
 from roles.engines.config import Dtype, EngineConfig, MachineLimits
 from roles.engines.worker import LocalEngine, make_engine
+from roles.envs.base import Ration
 from roles.envs.client import setup_of
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
+from roles.envs.ration import interrupted
 from roles.envs.text import TextModel
 from roles.models.bundle import end_tokens, read_config
+from roles.models.trial import try_tokenizer
 from roles.rl.recipe import Recipe
 from roles.run import Run, decode_run_untrusted
 from roles.run.core.file import MAX_RUN
@@ -48,6 +51,9 @@ MAX_SEQUENCES: Final = 1 << 20
 """A million: a day's work of a small model."""
 CHEAT_SHARE: Final = 4
 """A cheat gets one in so many of the sequences: it is either plain, or stays hidden."""
+TASK_SECONDS: Final = 600.0
+"""For all prompts. A million sequences in groups of 16 want 65,536, of 0.1 ms each; the slowest
+families of reasoning-gym take 10 ms. A stranger's chat template may take for ever."""
 STEP_RATE: Final = 2e-5
 """How far weights move in a step of a run that names no rate: that of a model with a base."""
 
@@ -107,8 +113,12 @@ def _calibrate(options: argparse.Namespace) -> None:
     config, setup = _from_run(options) if options.run else _from_model(options)
     recipe = config.recipe
     groups = max(32, -(-options.sequences // recipe.group_size))
+    if setup.model is not None:
+        try_tokenizer(Path(setup.model.folder), setup.model.end_tokens)
     mix = open_mix(setup)
-    prompts = [mix.task(number.to_bytes(32, "big")).prompt for number in range(groups)]
+    # Ctrl-C would do as well, but a command in a script has nobody at its keyboard.
+    with interrupted(Ration(patience=TASK_SECONDS)):
+        prompts = [mix.task(number.to_bytes(32, "big")).prompt for number in range(groups)]
     sampling = Sampling(
         recipe.temperature, recipe.max_new_tokens, recipe.group_size, 0.0, recipe.proof_values
     )
