@@ -35,10 +35,13 @@ from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import Dtype, EngineConfig, MachineLimits
 from roles.engines.worker import LocalEngine, make_engine
+from roles.envs.base import Ration
 from roles.envs.client import setup_of
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
+from roles.envs.ration import interrupted
 from roles.envs.text import TextModel
 from roles.models.bundle import end_tokens, read_config
+from roles.models.trial import try_tokenizer
 from roles.rl.recipe import Recipe
 from roles.run import Run, decode_run_untrusted
 from roles.run.core.file import MAX_RUN
@@ -51,6 +54,9 @@ CHEAT_SHARE: Final = 4
 """A cheat gets one in so many of the sequences: it is either plain, or stays hidden."""
 HELD_OUT: Final = "honest, held out"
 """Honest work that limits were not fitted to."""
+TASK_SECONDS: Final = 600.0
+"""For all prompts. A million sequences in groups of 16 want 65,536, of 0.1 ms each; the slowest
+families of reasoning-gym take 10 ms. A stranger's chat template may take for ever."""
 STEP_RATE: Final = 2e-5
 """How far weights move in a step of a run that names no rate: that of a model with a base."""
 
@@ -110,11 +116,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _calibrate(options: argparse.Namespace) -> None:
+    if options.policy is not None and not options.policy.exists():
+        raise ConfigError(f"--policy {options.policy} is not there")
     config, setup = _from_run(options) if options.run else _from_model(options)
     recipe = config.recipe
     groups = max(32, -(-options.sequences // recipe.group_size))
+    if setup.model is not None:
+        try_tokenizer(Path(setup.model.folder), setup.model.end_tokens)
     mix = open_mix(setup)
-    prompts = [mix.task(number.to_bytes(32, "big")).prompt for number in range(groups)]
+    # Ctrl-C would do as well, but a command in a script has nobody at its keyboard.
+    with interrupted(Ration(patience=TASK_SECONDS)):
+        prompts = [mix.task(number.to_bytes(32, "big")).prompt for number in range(groups)]
     sampling = Sampling(
         recipe.temperature, recipe.max_new_tokens, recipe.group_size, 0.0, recipe.proof_values
     )

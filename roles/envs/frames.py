@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from p2p.errors import BadMessage
 from p2p.wire import MIB, fields_untrusted, unpack_untrusted
-from roles.engines.codec import Failure
+from roles.engines import codec
 from roles.envs.base import Task
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
@@ -56,13 +56,13 @@ def task_from_wire(value: Sequence[Any]) -> Task:
 
 
 def decode_reply_untrusted(data: bytes) -> Any:
-    """What a call returned, or a `Failure`. Raises `BadMessage`."""
+    """What a call returned, or a `codec.Failure`. Raises `BadMessage`."""
     reply = unpack_untrusted(data, max_items=MAX_ITEMS, max_list=MAX_ITEMS)
     succeeded, value = fields_untrusted(reply, bool, object, what="reply")
     if succeeded:
         return value
     kind, message = fields_untrusted(value, str, str, what="failure")
-    return Failure(kind, message[:MAX_FAILURE])
+    return codec.Failure(kind, message[:MAX_FAILURE])
 
 
 def tasks_untrusted(value: object, least: int, most: int) -> list[Task]:

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from p2p.errors import BadMessage
+from roles.calibrate import command
+from roles.calibrate.command import main as calibrate
 from roles.engines.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
 from roles.models.__main__ import main
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
@@ -98,3 +100,23 @@ def test_a_folder_without_a_name_cannot_be_made(
 ) -> None:
     assert main(["fetch", "smollm2", "--out", out]) == 2
     assert "names no folder that could be made" in capsys.readouterr().err
+
+
+def test_calibration_tries_the_tokenizer_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path / "model")
+    FOLDERS["abort"][0](folder)
+    assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
+    assert "ends the process that reads it" in capsys.readouterr().err
+
+
+def test_calibration_waits_for_no_template_for_ever(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "TASK_SECONDS", 0.2)
+    folder = make_folder(tmp_path / "model")
+    source = "{% for i in range(9999) %}{% set x = range(90000)|list|sort %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(source)
+    assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
+    assert "TimeoutError: it has not returned for 0 s" in capsys.readouterr().err

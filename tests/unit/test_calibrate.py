@@ -200,6 +200,7 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
         (["--model", "nowhere"], "nowhere"),
         (["--run", "nowhere.shoal"], "nowhere.shoal"),
         (["--run", "RUN", "--generator", "abacus"], "no engine 'abacus'"),
+        (["--run", "RUN", "--policy", "nowhere"], "--policy nowhere is not there"),
     ],
 )
 def test_what_cannot_be_calibrated_is_one_sentence(
