@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from roles.engines.config import Family, ModelShape
-from roles.engines.torch.model import Spread, TransformerModel
+from roles.engines.torch.model import TransformerModel, Unpacking
 from roles.engines.torch.packing import PackedBatch, pack
 
 Groups = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
@@ -89,7 +89,7 @@ def test_long_answers_lie_beside_each_other_in_attention(model: TransformerModel
     are those of rows."""
     groups = some_groups(seed=2, count=2, size=8, longest=24)
     (batch,) = pack(groups)
-    assert isinstance(batch.seen, Spread)
+    assert isinstance(batch.seen, Unpacking)
     with torch.inference_mode():
         torch.testing.assert_close(
             batch.hidden(model), one_by_one(model, groups, [batch]), atol=1e-5, rtol=0

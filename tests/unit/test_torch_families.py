@@ -396,9 +396,13 @@ def test_transformers_computes_the_same(
         check=True, capture_output=True, env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     theirs = np.load(target)
-    with torch.inference_mode():
-        logits = model.logits(model(torch.from_numpy(tokens)).flatten(0, 1)).numpy()
-    assert np.abs(logits - theirs["logits"].reshape(logits.shape)).max() < 5e-5
+    # Without gradients products are oneDNN's, which sums up in another order: of SmolLM2's
+    # logits of up to 33, theirs are 4e-5 off those of float64 arithmetic, oneDNN's 6e-5.
+    for allowed, trains in ((5e-5, True), (2e-4, False)):
+        with torch.set_grad_enabled(trains):
+            logits = model.logits(model(torch.from_numpy(tokens)).flatten(0, 1)).detach()
+        exact = theirs["logits"].reshape(logits.shape)
+        assert np.abs(logits.numpy() - exact).max() < allowed
     sampling = Sampling(temperature=0, max_new_tokens=theirs["text"].shape[1], group_size=1)
     tasks = [GroupTask(n, tuple(row.tolist()), (bytes(32),)) for n, row in enumerate(tokens)]
     groups = sampler.draw(model, tasks, sampling, frozenset())

@@ -51,7 +51,7 @@ the product with the head still does more arithmetic than it reads weights."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class Unpacking:
     """How the sequences of packed rows are laid beside each other, for attention alone: each in
     a row of its own, padded on the right, in which it sees what is not after it."""
 
@@ -61,7 +61,7 @@ class Spread:
     """Of each position of the packed rows, one that is equal to it among ``places``."""
 
 
-Seen: TypeAlias = Tensor | Spread | None
+Seen: TypeAlias = Tensor | Unpacking | None
 """What positions see: a mask (rows, 1, length, keys), True is seen; what is not after them in
 their sequence; None: what is not after them in their row."""
 
@@ -236,7 +236,7 @@ class Attention(nn.Module):
                 stored_keys[:, :, : used + length],
                 stored_values[:, :, : used + length],
             )
-        if isinstance(seen, Spread):
+        if isinstance(seen, Unpacking):
             out: Tensor = self.o_proj(_mixed_apart(queries, keys, values, seen))
             return out
         if length == 1:
@@ -255,20 +255,20 @@ class Attention(nn.Module):
         return out
 
 
-def _mixed_apart(queries: Tensor, keys: Tensor, values: Tensor, spread: Spread) -> Tensor:
+def _mixed_apart(queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking) -> Tensor:
     """What attention gives for packed rows, each a (rows, heads, length, head width), with
     their sequences beside each other: (rows, length, width)."""
     rows, _, length, _ = queries.shape
-    sequences, longest = spread.places.shape
+    sequences, longest = unpacking.places.shape
 
     def beside(x: Tensor) -> Tensor:
-        laid = x.transpose(1, 2).flatten(0, 1).index_select(0, spread.places.flatten())
+        laid = x.transpose(1, 2).flatten(0, 1).index_select(0, unpacking.places.flatten())
         return laid.view(sequences, longest, *laid.shape[1:]).transpose(1, 2)
 
     mixed = F.scaled_dot_product_attention(
         beside(queries), beside(keys), beside(values), is_causal=True, enable_gqa=True
     )
-    back = mixed.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, spread.back)
+    back = mixed.transpose(1, 2).flatten(0, 1).flatten(1).index_select(0, unpacking.back)
     return back.view(rows, length, -1)
 
 

@@ -16,8 +16,8 @@ the last token of a completion, which is therefore not read at all.
 
 Attention in a packed row costs the square of the row, of which a mask hides the greater part,
 the more the longer the answers are. Where it is cheaper, attention alone is taken with the
-completions beside each other, prompts repeated, and without a mask (`Spread`): eight answers of
-64 tokens to a prompt of 29 are one row of 533 for all other arithmetic and 8 x 92 for
+completions beside each other, prompts repeated, and without a mask (`Unpacking`): eight answers
+of 64 tokens to a prompt of 29 are one row of 533 for all other arithmetic and 8 x 92 for
 attention, which then takes 4 ms a layer instead of 10. A group whose answers are long is spread
 over several rows (`ROW_TOKENS`); a row of one completion is plain causal. Rows of like length
 make a batch, padded on the right, up to `BATCH_TOKENS`.
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from roles.engines.config import BATCH_TOKENS
-from roles.engines.torch.model import Seen, Spread, TransformerModel
+from roles.engines.torch.model import Seen, TransformerModel, Unpacking
 
 Tokens = Sequence[int]
 
@@ -187,11 +187,11 @@ def _seen(rows: Sequence[_Row], width: int, segments: list[list[int]]) -> Seen:
         len(row.prompt) + len(answer) - 1 for row in rows for _, answer in row.completions
     )
     if sequences * longest * (longest + _LAYING) < len(rows) * width**2:
-        return _spread(rows, width, sequences, longest)
+        return _unpacking(rows, width, sequences, longest)
     return _mask(torch.tensor(segments))
 
 
-def _spread(rows: Sequence[_Row], width: int, sequences: int, longest: int) -> Spread:
+def _unpacking(rows: Sequence[_Row], width: int, sequences: int, longest: int) -> Unpacking:
     """Each completion behind its prompt, pads any position: none that counts sees them."""
     places = torch.zeros(sequences, longest, dtype=torch.long)
     back = torch.zeros(len(rows) * width, dtype=torch.long)
@@ -207,7 +207,7 @@ def _spread(rows: Sequence[_Row], width: int, sequences: int, longest: int) -> S
             back[line] = torch.arange(len(line)) + sequence * longest
             start += len(own)
             sequence += 1
-    return Spread(places, back)
+    return Unpacking(places, back)
 
 
 def _mask(segments: Tensor) -> Tensor:
