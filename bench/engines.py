@@ -2,16 +2,17 @@
 
 ``python -m bench engines [--writer vllm] [--reader torch] [--dtype float32] [--draw gumbel]``
 ``[--model DIR] [--tasks topics] [--groups 16] [--cheats 2] [--new-tokens 48]``
-``[--store DIR] [--seconds 150] [--policies DIR] [--rounds 1] [--json FILE]``
+``[--store DIR] [--seconds 150] [--fitted] [--policies DIR] [--rounds 1] [--json FILE]``
 
 Honest groups of 16 answers, in batches of four; then each way to cheat. Both engines are in
 this process, so it runs in the environment of the writer: .venv-vllm/bin/python for vllm. What
 was written and what was seen of it stay in the store; after so many seconds the bench stops
-with the exit status `UNFINISHED`, and the same command goes on. Policies are those of ``bench
-policies``: with them a way to cheat is to be one step older, and ``--tasks addition`` asks the
-trained one what it was trained on. Speed is in tokens per CPU second of one thread; with
-``--rounds`` the reader writes as well, by turns, for the ratio. The exit status is 1 if honest
-work was refused.
+with the exit status `UNFINISHED`, and the same command goes on. Limits are presets, or, with
+``--fitted``, those of half of the honest groups, which are then not judged. Policies are those
+of ``bench policies``: with them a way to cheat is to be one step older, and ``--tasks
+addition`` asks the trained one what it was trained on. Speed is in tokens per CPU second of one
+thread; with ``--rounds`` the reader writes as well, by turns, for the ratio. The exit status is
+1 if honest work was refused.
 """
 
 from __future__ import annotations
@@ -41,7 +42,14 @@ from bench.engine_work import (
 from bench.report import Report
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from proofs.sampling import DrawRule
-from roles.calibrate.limits import Rate, binomial_bound, rejected_groups, rejected_pools
+from roles.calibrate.limits import (
+    Rate,
+    binomial_bound,
+    fit,
+    rejected_groups,
+    rejected_pools,
+    to_toml,
+)
 from roles.engines.base import Sampling
 from roles.engines.config import NODE_ENGINES, Dtype, EngineConfig, VllmOptions
 from roles.models.bundle import end_tokens, read_config
@@ -82,7 +90,13 @@ def run(args: list[str]) -> int:
         )
         is_done = workshop.advance(ways, options.tasks, perf_counter() + options.seconds)
         report = Report("engines")
-        is_sound = all([describe(report, way, store, options.dtype) for way in ways])
+        found = {way: store.evidence(way) for way in ways}
+        limits = Limits.fp32() if options.dtype is Dtype.FLOAT32 else Limits.bf16()
+        if options.fitted and (seen := found[ways[0]]):
+            half = -(-len(seen) // 2)
+            limits, found[ways[0]] = fit(seen[:half], options.draw), seen[half:]
+            print(to_toml(limits))
+        is_sound = all([describe(report, way, found[way], store, limits) for way in ways])
         if is_done and options.rounds:
             compare(report, workshop, options)
     print(report)
@@ -105,6 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--new-tokens", type=int, default=48)
     parser.add_argument("--store", type=Path, help="where what was measured stays")
     parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument(
+        "--fitted", action="store_true", help="limits from half of the honest groups"
+    )
     parser.add_argument("--policies", type=Path, help="of bench policies")
     parser.add_argument("--rounds", type=int, default=0)
     parser.add_argument("--json", type=Path)
@@ -148,12 +165,12 @@ def policy_steps(folder: Path) -> set[int]:
     return {int(path.name.removeprefix("step-")) for path in folder.glob("step-*[0-9]")}
 
 
-def describe(report: Report, way: Way, store: Store, dtype: Dtype) -> bool:
+def describe(
+    report: Report, way: Way, found: Sequence[Evidence], store: Store, limits: Limits
+) -> bool:
     """Record what was seen; False if honest work was refused."""
-    found = store.evidence(way)
     if not found:
         return True
-    limits = Limits.fp32() if dtype is Dtype.FLOAT32 else Limits.bf16()
     tokens = sum(one.tokens for one in found)
     groups, pools = rejected_groups(found, limits), rejected_pools(found, limits)
     reasons = Counter(judge(one, limits).reason.value for one in found)

@@ -47,6 +47,8 @@ def test_what_was_measured_stays_and_the_rest_is_done_later(
     assert engines.run(asked) == 0
     assert {path: path.stat().st_mtime_ns for path in store.rglob("*.00?")} == pieces
     assert "honest: 5 groups, " in capsys.readouterr().out
+    assert engines.run([*asked, "--fitted"]) == 0
+    assert "honest: 2 groups, " in capsys.readouterr().out
 
 
 def test_addition_is_asked_of_a_trained_policy_only(model: Path) -> None:
