@@ -449,6 +449,48 @@ def test_a_refutation_goes_where_the_accusation_went() -> None:
     assert answer == [(peer_named(3), Heartbeats((second,)))]
 
 
+def who_is_told(
+    core: MembershipCore, source: PeerId, message: Message, now: float
+) -> list[PeerId]:
+    """Who gets a message of the same kind at once, when ``source`` sends this."""
+    effects = core.handle(Received(source, encode_message(message)), now)
+    return [peer for peer, said in sent(effects) if type(said) is type(message)]
+
+
+def refuted_core() -> tuple[MembershipCore, list[PeerId], list[PeerId]]:
+    """A core in which a suspicion of `ENEMY` was refuted at 2 s; the neighbours that were told
+    so at once, and those whose turn is `SECOND_WAVE` later.
+    """
+    core = linked_core(7)
+    source, *others = core.neighbours
+    who_is_told(core, source, Suspect((heartbeat_of(ENEMY, 5),)), 1.0)
+    core.handle(Tick(), 1.0 + SECOND_WAVE)
+    told = who_is_told(core, source, Heartbeats((heartbeat_of(ENEMY, 6),)), 2.0)
+    return core, told, [peer for peer in others if peer not in told]
+
+
+def test_the_second_wave_of_a_refutation_spares_who_has_brought_it() -> None:
+    """It marked the sender of news only: the copy of a heartbeat that is held is none."""
+    core, told, later = refuted_core()
+    assert told
+    assert len(later) > 1
+    core.handle(Received(later[0], encode_message(Heartbeats((heartbeat_of(ENEMY, 6),)))), 2.05)
+    second = sent(core.handle(Tick(), 2.0 + SECOND_WAVE))
+    assert [peer for peer, said in second if isinstance(said, Heartbeats)] == later[1:]
+
+
+def test_a_suspicion_that_its_refutation_has_crossed_is_not_answered() -> None:
+    core, told, later = refuted_core()
+    suspicion = encode_message(Suspect((heartbeat_of(ENEMY, 5),)))
+    for peer in (told[0], later[0]):
+        assert sent(core.handle(Received(peer, suspicion), 2.05)) == []
+    stranger = sent(core.handle(Received(peer_named(77), suspicion), 2.05))
+    assert stranger == [(peer_named(77), Heartbeats((heartbeat_of(ENEMY, 6),)))]
+    core.handle(Tick(), 2.0 + SECOND_WAVE)
+    again = sent(core.handle(Received(told[0], suspicion), 2.5))
+    assert again == [(told[0], Heartbeats((heartbeat_of(ENEMY, 6),)))]
+
+
 def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:
     core = linked_core(3)
     accusation = Suspect((heartbeat_of(ENEMY, 5),))

@@ -381,6 +381,7 @@ class MembershipCore:
         member, dissemination = self._members.get(peer), self._dissemination
         held = member is not None
         if seqno <= (self._members.newest(peer) if member is None else member.seqno):
+            dissemination.neighbour_heard(peer, seqno, source)
             self._on_stale(signed, source)
             return False
         if not held and self._members.has_key_of_another(peer):

@@ -132,6 +132,23 @@ class Dissemination:
             waiting.known_by[source] = None
         return True
 
+    def is_passing(self, peer: PeerId, seqno: int) -> bool:
+        """Whether a sign of life of ``peer``, this or a newer one, is being passed on to all
+        neighbours: each has it since less than `SECOND_WAVE`, or is about to get it."""
+        waiting = self._first.get(peer) or self._second.get(peer)
+        if waiting is None or waiting.suspected:
+            return False
+        return waiting.signed.seqno >= seqno
+
+    def neighbour_heard(self, peer: PeerId, seqno: int, source: PeerId) -> None:
+        """``source`` shows heartbeat ``seqno`` of ``peer``: if that, as a sign of life, still
+        waits here, it need not be told. Without this both ends of most links told each other:
+        of refutations 3.3 copies a node travelled, of suspicions 2.3 (`accuse_flood`, 40
+        nodes), since `is_known` marks the sender of a suspicion only."""
+        waiting = self._first.get(peer) or self._second.get(peer)
+        if waiting is not None and not waiting.suspected and waiting.signed.seqno <= seqno:
+            waiting.known_by[source] = None
+
     def flood(
         self,
         signed: SignedHeartbeat,
