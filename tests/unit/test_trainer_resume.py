@@ -30,20 +30,22 @@ YOUNG = 4
 
 
 def live_until(
-    folder: Path, version: int, delay: float, patience: float | None = None
+    folder: Path, version: int, later: float, patience: float | None = None
 ) -> float:
-    """Start the trainer, and kill it some time after it has published ``version``, or when it
-    has published nothing for ``patience`` seconds. Returns how long it took to publish."""
+    """Start the trainer, and kill it ``later``, in steps, than it has published ``version``, or
+    when it has published nothing for ``patience`` seconds. Returns how long it took to
+    publish."""
     command = [sys.executable, "-m", "tests.unit.trainer_life", str(folder), str(10**6)]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found, _, _ = select([process.stdout], [], [], patience)
-        start = perf_counter() - began
+        start, steps = perf_counter() - began, 0
         while found and int(process.stdout.readline()) < version:
-            pass
+            steps += 1
+        step = (perf_counter() - began - start) / max(1, steps)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(delay)  # where in a step it dies is the machine's affair
+            process.wait(later * step)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     return start
@@ -67,7 +69,7 @@ def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
             live_until(tmp_path, 0, 0.0, patience=rng.uniform(0.3, 1.0) * start)
         else:
             last = version + rng.randint(3, 7)
-            start = live_until(tmp_path, last, rng.uniform(0, 0.06))
+            start = live_until(tmp_path, last, rng.uniform(0, 2))
         for content, number, step in rows_of(tmp_path):
             # in the order of learning, which the weights depend on
             logged.setdefault(step, {})[content, number] = None
