@@ -52,11 +52,12 @@ def live_until(
 
 
 def rows_of(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Delivery, group and step, as the log and its copy say."""
-    yield from json.loads((folder / "intake/used.json").read_bytes().partition(b"\n")[2])
+    """Delivery, group and step in the order of learning, on which the weights depend: first
+    what was told, which is whole but for the last step; the log forgets deliveries."""
     for line in (folder / TOLD).read_text().splitlines():
         with suppress(json.JSONDecodeError):
             yield from json.loads(line) if line else ()
+    yield from json.loads((folder / "intake/used.json").read_bytes().partition(b"\n")[2])
 
 
 def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
@@ -71,7 +72,6 @@ def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
             last = version + rng.randint(3, 7)
             start = live_until(tmp_path, last, rng.uniform(0, 2))
         for content, number, step in rows_of(tmp_path):
-            # in the order of learning, which the weights depend on
             logged.setdefault(step, {})[content, number] = None
         version = int((tmp_path / PUBLISHED).read_text().split()[-1])
         kills.append((version, max(logged)))
