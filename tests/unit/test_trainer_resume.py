@@ -30,31 +30,34 @@ YOUNG = 4
 
 
 def live_until(
-    folder: Path, version: int, delay: float, patience: float | None = None
+    folder: Path, version: int, later: float, patience: float | None = None
 ) -> float:
-    """Start the trainer, and kill it some time after it has published ``version``, or when it
-    has published nothing for ``patience`` seconds. Returns how long it took to publish."""
+    """Start the trainer, and kill it ``later``, in steps, than it has published ``version``, or
+    when it has published nothing for ``patience`` seconds. Returns how long it took to
+    publish."""
     command = [sys.executable, "-m", "tests.unit.trainer_life", str(folder), str(10**6)]
     began = perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         found, _, _ = select([process.stdout], [], [], patience)
-        start = perf_counter() - began
+        start, steps = perf_counter() - began, 0
         while found and int(process.stdout.readline()) < version:
-            pass
+            steps += 1
+        step = (perf_counter() - began - start) / max(1, steps)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(delay)  # where in a step it dies is the machine's affair
+            process.wait(later * step)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
     return start
 
 
 def rows_of(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Delivery, group and step, as the log and its copy say."""
-    yield from json.loads((folder / "intake/used.json").read_bytes().partition(b"\n")[2])
+    """Delivery, group and step in the order of learning, on which the weights depend: first
+    what was told, which is whole but for the last step; the log forgets deliveries."""
     for line in (folder / TOLD).read_text().splitlines():
         with suppress(json.JSONDecodeError):
             yield from json.loads(line) if line else ()
+    yield from json.loads((folder / "intake/used.json").read_bytes().partition(b"\n")[2])
 
 
 def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
@@ -67,9 +70,8 @@ def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
             live_until(tmp_path, 0, 0.0, patience=rng.uniform(0.3, 1.0) * start)
         else:
             last = version + rng.randint(3, 7)
-            start = live_until(tmp_path, last, rng.uniform(0, 0.06))
+            start = live_until(tmp_path, last, rng.uniform(0, 2))
         for content, number, step in rows_of(tmp_path):
-            # in the order of learning, which the weights depend on
             logged.setdefault(step, {})[content, number] = None
         version = int((tmp_path / PUBLISHED).read_text().split()[-1])
         kills.append((version, max(logged)))
