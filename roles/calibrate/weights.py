@@ -27,6 +27,7 @@ def rewrite(source: Path, target: Path, change: Change) -> Path:
     """Write ``source`` to ``target`` with changed matrices; return ``target``. Raises
     `ConfigError` if a file of it holds no weights."""
     if source.is_file():
+        target.parent.mkdir(parents=True, exist_ok=True)
         _rewrite_file(source, target, change)
         return target
     target.mkdir(parents=True)
@@ -36,6 +37,11 @@ def rewrite(source: Path, target: Path, change: Change) -> Path:
         elif path.is_file():
             shutil.copyfile(path, target / path.name)
     return target
+
+
+def round_policy(source: str, target: str) -> None:
+    """Write a policy with weights of eight bits; both are named as `Disk.locate` does."""
+    rewrite(Path(source), Path(target), to_int8)
 
 
 def _rewrite_file(source: Path, target: Path, change: Change) -> None:

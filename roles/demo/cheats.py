@@ -1,9 +1,10 @@
 """Dishonest inference nodes, to show that they are caught: ``--role roles.demo.cheats:Cheat``.
 
 They follow the protocol in everything but the work itself: tasks, seeds, slots and signatures
-are right, so only the proofs can tell. Modes: *greedy* answers with the most probable tokens
+are right, so only the proofs can tell. Ways: *greedy* answers with the most probable tokens
 (better paid than honest sampling); *stale* runs older weights than it claims (saves every
-download).
+download); *int8* runs rounded weights (half the memory); *warm* draws at a lower temperature
+(better paid); *redrawn* draws with seeds of its own (what best of n comes to).
 
 Late in a run the policy is so sure that such work is often just what honest work would have
 been: a greedy submission then differs from the seeded draw in 1 token of 1,000, which is within
@@ -26,6 +27,7 @@ from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
+from roles.calibrate.weights import round_policy
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling
 from roles.envs.client import ContainedEnvironment
 from roles.inference.config import InferenceConfig
@@ -39,6 +41,10 @@ MARGIN: Final = 2.0
 """By how much the evidence must exceed each limit: the validator's own replay may differ from
 ours by honest noise, which the limits leave room for once (`proofs.checks.Limits`), so that
 twice them is past doubt."""
+WARMTH: Final = 0.9
+"""Of the temperature 1 that a run's recipe has."""
+ROUNDED: Final = "cheat/int8"
+"""Where rounded weights lie: of one policy at a time."""
 HEATS: Final = (4.0, 16.0, 64.0)
 """Temperatures of the last resort. A token that a policy draws with probability 1 - 1e-6 at
 temperature 1 it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens
@@ -50,8 +56,24 @@ class CheatMode(Enum):
 
     GREEDY = "greedy"
     STALE = "stale"
+    INT8 = "int8"
+    WARM = "warm"
+    REDRAWN = "redrawn"
     TURNS = "turns"
-    """Greedy and stale by turns, one submission each."""
+    """All of these by turns, one submission each."""
+
+
+WAYS: Final = tuple(mode for mode in CheatMode if mode is not CheatMode.TURNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """How a submission is made that might be a cheat."""
+
+    weights: tuple[PolicyVersion, bool]
+    """Of which policy, and whether rounded to eight bits."""
+    tasks: Sequence[GroupTask]
+    sampling: Sampling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,19 +126,20 @@ class CheatSession(InferenceSession):
     mode = CheatMode.TURNS
     rest = 0.0
     """Seconds between submissions."""
-    is_stale_turn = False
-    """Whether the turn's own way is older weights."""
-    in_engine = NO_POLICY
-    """The policy in the engine, which is not always the one claimed."""
+    turn = WAYS[-1]
+    """The way of this submission, if it works."""
+    in_engine = NO_POLICY, False
+    """The weights in the engine, which are not always those claimed."""
 
     async def load_newest(self) -> PolicyVersion:
         """Claim the newest version, and begin the next turn."""
         newest = await self.node.shardcast.wait_policy(self.loaded)
-        self.is_stale_turn = self.mode is CheatMode.STALE or (
-            self.mode is CheatMode.TURNS and not self.is_stale_turn
-        )
+        if self.mode is CheatMode.TURNS:
+            self.turn = WAYS[(WAYS.index(self.turn) + 1) % len(WAYS)]
+        else:
+            self.turn = self.mode
         policy = self.node.shardcast.manifest(newest).weights_digest
-        await self._load(newest)
+        await self._load((newest, False))
         self.claim(newest, policy)
         return newest
 
@@ -127,13 +150,12 @@ class CheatSession(InferenceSession):
         """
         if self.rest:
             await self.node.world.sleep(self.rest)
-        honest, claimed = run_sampling(self.run), self.loaded
+        honest, claimed = run_sampling(self.run), (self.loaded, False)
         # both policies are loaded by turns: neither may be dropped meanwhile
         with ExitStack() as pins:
-            older = self._pin_older(pins)
-            for version, asked, sampling in self._ways(older, tasks, honest):
-                await self._load(version)
-                groups = await self.engine.generate(asked, sampling)
+            for attempt in self._attempts(self._pin_older(pins), tasks, honest):
+                await self._load(attempt.weights)
+                groups = await self.engine.generate(attempt.tasks, attempt.sampling)
                 await self._load(claimed)
                 scored = await self.engine.score(tasks, groups, honest)
                 pool = [one.evidence for one in scored]
@@ -152,23 +174,47 @@ class CheatSession(InferenceSession):
         pins.enter_context(shardcast.pin(self.loaded))
         return older
 
-    def _ways(
+    def _attempts(
         self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
-    ) -> Iterator[tuple[PolicyVersion, Sequence[GroupTask], Sampling]]:
-        """Weights, tasks and sampling: first this turn's own way, then the other, then what
-        cannot pass."""
-        greedy = (self.loaded, tasks, replace(honest, temperature=0.0))
-        stale = () if older is None else ((older, tasks, honest),)
-        yield from (*stale, greedy) if self.is_stale_turn else (greedy, *stale)
-        others = [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
+    ) -> Iterator[Attempt]:
+        """First this turn's own way, then the others, then what cannot pass."""
+        mine, others = (self.loaded, False), _redrawn(tasks)
+        made = {
+            CheatMode.GREEDY: Attempt(mine, tasks, replace(honest, temperature=0.0)),
+            CheatMode.WARM: Attempt(mine, tasks, replace(honest, temperature=WARMTH)),
+            CheatMode.REDRAWN: Attempt(mine, others, honest),
+        }
+        if older is not None:
+            made[CheatMode.STALE] = Attempt((older, False), tasks, honest)
+        if self.run.terms.model.engine != "fake":  # whose policies are no weights
+            made[CheatMode.INT8] = Attempt((self.loaded, True), tasks, honest)
+        first = WAYS.index(self.turn)
+        for way in WAYS[first:] + WAYS[:first]:
+            if way in made:
+                yield made[way]
         for heat in HEATS:
-            yield self.loaded, others, replace(honest, temperature=heat)
+            yield Attempt(mine, others, replace(honest, temperature=heat))
 
-    async def _load(self, version: PolicyVersion) -> None:
-        if version != self.in_engine:
-            with self.node.shardcast.pin(version) as weights:
-                await self.engine.load(weights)
-            self.in_engine = version
+    async def _load(self, weights: tuple[PolicyVersion, bool]) -> None:
+        if weights == self.in_engine:
+            return
+        version, is_rounded = weights
+        with self.node.shardcast.pin(version) as path:
+            await self.engine.load(await self._rounded(path) if is_rounded else path)
+        self.in_engine = weights
+
+    async def _rounded(self, path: str) -> str:
+        """A copy of the weights as eight bits hold them."""
+        disk = self.node.world.disk
+        await disk.remove(ROUNDED)
+        source, target = disk.locate(path), disk.locate(ROUNDED)
+        await self.node.world.run_blocking(round_policy, source, target, cost=0.0)
+        return ROUNDED
+
+
+def _redrawn(tasks: Sequence[GroupTask]) -> list[GroupTask]:
+    """The tasks with seeds that are not derived from the run."""
+    return [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
 
 
 def _other_seed(seed: bytes) -> bytes:

@@ -170,9 +170,9 @@ def arithmetic(folder: Path) -> Show:
         answers=10,
         evaluate_every=12,
         checkpoint_every=12,
-        # Enough for 20 submissions in the time that a demo takes: without rest it would take a
-        # third of the machine.
-        cheat_rest=15.0,
+        # A submission takes the cheat about 10 CPU s; without rest it would take a fourth of
+        # the machine. At 5 s some 30 are made in the time that a demo takes.
+        cheat_rest=5.0,
         # Weights in float32 in four engines; four times as much, and the activations, in the
         # trainer's; torch itself.
         memory=4 * weights * (4 + 5) + 4 * GIB,

@@ -7,7 +7,7 @@ import datetime
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
 from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, check_target, complain, interruptible
+from p2p.wire import MIB
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 from roles.run.draft import read_draft
 
@@ -53,7 +54,7 @@ def _main(argv: Sequence[str] | None) -> int:
             print(_summary(run))  # noqa: T201 - this is the result
         else:
             run = _load(options.document)
-            print(json.dumps(_table(run)) if options.json else _summary(run))  # noqa: T201
+            print(_as_json(run) if options.json else _summary(run))  # noqa: T201
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
@@ -86,6 +87,7 @@ def _summary(run: Run) -> str:
             f"trains      {run.terms.model.engine} on"
             f" {', '.join(pin.name for pin in run.terms.environments)}"
         ),
+        *_base(run),
         f"admission   {run.terms.admission.mode.value}",
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
@@ -93,10 +95,18 @@ def _summary(run: Run) -> str:
     return "\n".join(lines)
 
 
-def _table(run: Run) -> dict[str, object]:
-    table = write_table(run.terms)
-    pins = [{"name": pin.name, "digest": pin.digest.hex()} for pin in run.terms.environments]
-    return {"id": run.id.hex(), "owner": str(run.owner), **table, "environments": pins}
+def _base(run: Run) -> Iterator[str]:
+    pins = run.terms.model.base
+    if pins:
+        names = ", ".join(pin.name for pin in pins)
+        size = sum(pin.size for pin in pins) / MIB
+        yield f"base        {names} ({size:,.0f} MiB)"
+
+
+def _as_json(run: Run) -> str:
+    """The whole document; digests, which JSON has no type for, in hexadecimal."""
+    table = {"id": run.id.hex(), "owner": str(run.owner), **write_table(run.terms)}
+    return json.dumps(table, default=bytes.hex)
 
 
 if __name__ == "__main__":

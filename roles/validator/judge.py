@@ -29,7 +29,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.protocol.core.messages import Commitment, SignedVerdict, Submission
+from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run import Run, run_of
 from roles.validator.core.sequence import DrawSequences, PlaceState
 from roles.validator.limits import SUCCESSION
@@ -121,7 +121,7 @@ class Judge:
         if job.length > self._replayer.max_submission:
             ruling = Ruling(self._dismiss(commitment, job.length))
         elif self.node.shardcast.holds(commitment.version):
-            ruling = await self._look(job.submission)
+            ruling = await self._look(job)
         else:
             ruling = Ruling(self.give_up(commitment, NOT_HELD))
         self._fill(commitment)
@@ -134,12 +134,12 @@ class Judge:
             commitment, Verdict.REJECTED, reason
         )
 
-    async def _look(self, submission: Submission) -> Ruling:
+    async def _look(self, job: Job) -> Ruling:
         """Judge under the policy, which is here; our engine's failure is not the worker's."""
-        commitment = submission.commitment
+        commitment = job.submission.commitment
         with self.node.shardcast.pin(commitment.version) as weights:
             try:
-                return await self.judge(submission, weights)
+                return await self.judge(job, weights)
             except EnvironmentFailed as error:
                 self._failures.tell(
                     error, "submissions on which it fails are judged inconclusive"
@@ -156,15 +156,15 @@ class Judge:
                 logger.error("engine_failed %s v%d/%d: %s", author, version, index, error)
                 return Ruling(self.give_up(commitment, ENGINE_FAILED))
 
-    async def judge(self, submission: Submission, weights: str) -> Ruling:
+    async def judge(self, job: Job, weights: str) -> Ruling:
         """From its place to the model's replay; the first violation decides."""
-        commitment = submission.commitment
+        commitment = job.submission.commitment
         if self._world.now() < self._succeeds_until:
             self._sequences.succeed(commitment.node, commitment.version, commitment.index)
         misplaced = self._misplaced(commitment)
         if misplaced is not None:
             return Ruling(misplaced)
-        return await self._replayer.judge(submission, weights)
+        return await self._replayer.judge(job, weights)
 
     def _misplaced(self, commitment: Commitment) -> SignedVerdict | None:
         """The verdict on a submission that fills a place twice, or leaves places out; None if

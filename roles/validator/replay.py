@@ -1,8 +1,9 @@
 """Judging one submission: tasks, shapes, the model's replay, and the signed verdict.
 
 Cheap checks come first, and the first violation decides: a submission with wrong groups costs
-no replay. The rewards of accepted work are recomputed here; a worker's own figures are never
-looked at.
+no replay. Where a violation is likely, from a node whose work was rejected of late, one group
+is replayed before the others, so that most cheats cost the scorer a group. The rewards of
+accepted work are recomputed here; a worker's own figures are never looked at.
 """
 
 from __future__ import annotations
@@ -25,13 +26,12 @@ from roles.protocol.core.messages import (
     TOO_LONG,
     Commitment,
     SignedVerdict,
-    Submission,
     content_digest,
     decode_groups_untrusted,
 )
 from roles.run import Run
 from roles.shared.standing import RoleStanding
-from roles.validator.verdicts import Ruling
+from roles.validator.verdicts import Job, Ruling
 
 logger = logging.getLogger(__name__)
 
@@ -55,10 +55,11 @@ class Replayer:
         self._environment = environment
         self._engine = engine
         self._standing = standing
+        self._rng = node.world.rng("replay/first group")
         self.loaded = NO_POLICY
+        """The policy in the engine."""
         self._policy = b""
         """Digest of what is loaded."""
-        """The policy in the engine."""
 
     @property
     def max_submission(self) -> int:
@@ -75,11 +76,12 @@ class Replayer:
         """
         return f"{TOO_LONG}: {length} bytes, over the limit of {self.max_submission}"
 
-    async def judge(self, submission: Submission, weights: str) -> Ruling:
+    async def judge(self, job: Job, weights: str) -> Ruling:
         """The verdict under the policy whose file is ``weights``.
 
         Raises `EnvironmentFailed`, `EngineError`, `StorageError` and `AtRest`: no verdict then.
         """
+        submission = job.submission
         commitment = submission.commitment
         policy = self._node.shardcast.manifest(commitment.version).weights_digest
         order = draw_order(self._run, commitment.node, commitment.version, policy)
@@ -104,7 +106,11 @@ class Replayer:
         logprobs = b""
         if judgement.verdict is Verdict.ACCEPTED:
             await self._load(commitment.version, policy, weights)
-            judgement, logprobs = await self._replay([task for _, task in tasks], groups)
+            replayed = [task for _, task in tasks]
+            if job.is_suspect:
+                judgement = await self._replay_one(replayed, groups)
+            if judgement.verdict is Verdict.ACCEPTED:
+                judgement, logprobs = await self._replay(replayed, groups)
         return await self._conclude(commitment, judgement, logprobs, tasks, groups)
 
     async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
@@ -127,6 +133,14 @@ class Replayer:
             judgement = check_shape(tokens, shape)
             if judgement.verdict is not Verdict.ACCEPTED:
                 break
+        return judgement
+
+    async def _replay_one(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
+        """What one group alone says, that a worker cannot foresee: else this would be the one
+        that it does as it should. If it is found in order, the whole is replayed.
+        """
+        place = self._rng.randrange(len(groups))
+        judgement, _ = await self._replay(tasks[place : place + 1], groups[place : place + 1])
         return judgement
 
     async def _replay(

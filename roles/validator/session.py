@@ -149,6 +149,7 @@ class ValidatorSession:
             await self._wait_work()
         began = world.now()
         job = self._queue.pop(began, of_debtors=not deliveries.has_room())
+        job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
         try:
             ruling = await self._judge.decide(job)
         except AtRest:  # its worker will be told so, and ask the judge of the newest edition

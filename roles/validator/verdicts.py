@@ -35,6 +35,8 @@ class Job:
     length: int
     """Bytes of the message it came in; of one that is too long nothing but the head was
     read."""
+    is_suspect: bool = False
+    """Whether work of its node was rejected of late."""
     done: trio.Event = field(default_factory=trio.Event)
     verdict: SignedVerdict | None = None
     """None once it is ``done``: there is none yet, and the worker is to ask again."""

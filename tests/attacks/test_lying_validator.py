@@ -30,7 +30,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
 from roles.validator.judge import Judge
 from roles.validator.role import Validator
-from roles.validator.verdicts import Ruling
+from roles.validator.verdicts import Job, Ruling
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
@@ -47,8 +47,9 @@ class LyingJudge(Judge):
 
     reward: ClassVar[float] = 3e38
 
-    async def judge(self, submission: Submission, weights: str) -> Ruling:
+    async def judge(self, job: Job, weights: str) -> Ruling:
         await trio.lowlevel.checkpoint()
+        submission = job.submission
         groups = decode_groups_untrusted(submission.content)
         # With spread, or no step would take the group anyway.
         rewards = tuple(

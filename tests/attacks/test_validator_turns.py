@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from roles.envs.base import open_teaching
 from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
 from roles.inference.role import Inference
+from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import draw_order
 from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
@@ -39,6 +41,7 @@ from roles.validator.core.fair_queue import (
 )
 from roles.validator.judge import ENGINE_FAILED, STALE, Judge
 from roles.validator.limits import GIVEN_UP
+from roles.validator.replay import Replayer
 from roles.validator.stats import ValidatorStats
 from tests.attacks.judged import accepted, forge, play, validator
 
@@ -162,6 +165,55 @@ def test_eight_flooders_cost_four_workers_less_than_a_tenth(
     assert accepted(health, "inference") >= 0.9 * quiet
 
 
+class Stumbling(Inference):
+    """An honest worker whose first work is spoilt."""
+
+    name: ClassVar[str] = "inference"
+
+    def make_session(self, *parts: Any) -> InferenceSession:
+        session = super().make_session(*parts)
+        draw = session.draw
+
+        async def spoilt(tasks: Sequence[GroupTask]) -> list[Group]:
+            session.draw = draw  # type: ignore[method-assign]
+            groups = await draw(tasks)
+            return [replace(group, completions=group.completions[:1]) for group in groups]
+
+        session.draw = spoilt  # type: ignore[method-assign]
+        return session
+
+
+@pytest.fixture
+def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many groups the scorer was asked for, each time."""
+    sizes: list[int] = []
+    replay = Replayer._replay
+
+    async def counted(self: Replayer, tasks: Any, groups: Any) -> Any:
+        sizes.append(len(groups))
+        return await replay(self, tasks, groups)
+
+    monkeypatch.setattr(Replayer, "_replay", counted)
+    return sizes
+
+
+def test_after_its_first_rejection_a_cheat_costs_a_group(replays: list[int]) -> None:
+    """Each cheat cost the scorer as much as honest work; so few were judged that a cheat of a
+    13-minute run was caught 3 times.
+    """
+    health = play({"flooder-1": f"{__name__}:WellFormed"}, 12.0, steps=1000)
+    assert replays[0] > 1
+    assert set(replays[1:]) == {1}
+    assert validator(health)["rejected"] >= len(replays) > 8
+
+
+def test_honest_work_of_a_node_in_debt_is_replayed_whole(replays: list[int]) -> None:
+    health = play({"inference-1": f"{__name__}:Stumbling"}, 20.0, steps=1000)
+    assert validator(health)["rejected"] == 1
+    assert accepted(health, "inference") > 2
+    assert replays.count(1) > 2
+
+
 def node(number: int) -> PeerId:
     return KeyPair(number.to_bytes(32, "big")).peer_id
 
@@ -237,6 +289,23 @@ def test_newcomers_get_their_share_and_no_more_and_go_before_debtors() -> None:
     assert "debtor" not in order
     assert queue.has_debtor(0.0)
     assert queue.pop(0.0, of_debtors=True) == "debtor"
+
+
+def test_the_second_line_has_its_share_of_time_not_of_turns() -> None:
+    """A turn cost as much as a whole submission, though a group was enough."""
+    queue, debtor, turns_of_debtor = turns(WORKER), node(99), 0
+    queue.blame(debtor, 0.0)
+    spent = {"worker": 0.0, "debtor": 0.0}
+    for _ in range(400):
+        queue.push(WORKER, V2, "worker", 0.0)
+        queue.push(debtor, V0, "debtor", 0.0)
+        name = queue.pop(0.0)
+        cost = 1.0 if name == "worker" else 0.25
+        queue.charge(cost)
+        spent[name] += cost
+        turns_of_debtor += name == "debtor"
+    assert spent["debtor"] / sum(spent.values()) == pytest.approx(STRANGERS_SHARE, rel=0.1)
+    assert turns_of_debtor > 400 * 3 * STRANGERS_SHARE
 
 
 def test_a_full_queue_lets_go_of_who_stands_worst() -> None:

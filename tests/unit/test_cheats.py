@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from p2p.identity import KeyPair
+from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
-from roles.demo.cheats import MARGIN, CheatMode, CheatSession, must_fail
+from roles.demo.cheats import MARGIN, WARMTH, WAYS, CheatMode, CheatSession, must_fail
 from roles.demo.shows import DEMO_LIMITS
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
 from roles.inference.stats import InferenceCounts
+from tests.model_folders import make_folder
 from tests.unit.test_run_file import RUN
 
 CLEAN = Evidence(
@@ -44,24 +48,34 @@ class SureEngine:
 
     def __init__(self, **evidence: Evidence) -> None:
         self.evidence = evidence
-        self.loaded = 5
+        self.loaded = "5"
 
     async def load(self, weights: str) -> None:
-        self.loaded = int(weights)
+        self.loaded = weights
 
     async def generate(self, tasks, sampling) -> list[Group]:
-        way = {0.0: "greedy", 1.0: "honest" if self.loaded == 5 else "stale"}.get(
-            sampling.temperature, "hot"
-        )
-        if way == "hot":
-            assert tasks[0].seeds != TASKS[0].seeds
+        is_redrawn = tasks[0].seeds != TASKS[0].seeds
+        way = {
+            ("5", 0.0, False): "greedy",
+            ("4", 1.0, False): "stale",
+            ("int8", 1.0, False): "int8",
+            ("5", WARMTH, False): "warm",
+            ("5", 1.0, True): "redrawn",
+        }.get((self.loaded, sampling.temperature, is_redrawn), "hot")
+        assert is_redrawn == (way in ("redrawn", "hot"))
         return [Group(task.group, (Completion((), (), way.encode()),)) for task in tasks]
 
     async def score(self, tasks, groups, sampling) -> list[Scored]:
-        assert self.loaded == 5, "a validator has the policy that was claimed"
+        assert self.loaded == "5", "a validator has the policy that was claimed"
         assert (tasks, sampling.temperature) == (TASKS, 1.0)
         ways = [group.completions[0].proof.decode() for group in groups]
-        return [Scored(self.evidence[way], b"") for way in ways]
+        return [Scored(self.evidence.get(way, SURE), b"") for way in ways]
+
+
+class Rounding(CheatSession):
+    async def _rounded(self, path: str) -> str:
+        assert path == "5"
+        return "int8"
 
 
 @contextmanager
@@ -70,22 +84,17 @@ def pin(version: int) -> Iterator[str]:
 
 
 async def handed_in(
-    engine: SureEngine, *, stale_turn: bool, held: tuple[int, ...] = (5, 4)
+    engine: SureEngine, turn: CheatMode, *, held: tuple[int, ...] = (5, 4)
 ) -> str:
     shardcast = SimpleNamespace(held=held, pin=pin, holds=held.__contains__)
-    run: Any = SimpleNamespace(
-        terms=SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS)
-    )
+    terms = SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS, model=RUN.terms.model)
+    run: Any = SimpleNamespace(terms=terms)
     node: Any = SimpleNamespace(shardcast=shardcast, world=None, run=RUN)
     nothing: Any = None
     counts = InferenceCounts(version=PolicyVersion(5))
     working: Any = engine
-    session = CheatSession(node, run, nothing, working, nothing, "cheat", counts)
-    session.mode, session.is_stale_turn, session.in_engine = (
-        CheatMode.TURNS,
-        stale_turn,
-        PolicyVersion(5),
-    )
+    session = Rounding(node, run, nothing, working, nothing, "cheat", counts)
+    session.turn, session.in_engine = turn, (PolicyVersion(5), False)
     (group,) = await session.draw(TASKS)
     return group.completions[0].proof.decode()
 
@@ -94,24 +103,37 @@ async def test_what_might_pass_is_not_handed_in() -> None:
     """Issue 10.11: late in a run a greedy submission was within limits: the demo ended with
     exit 1.
     """
-    sure = SureEngine(greedy=SURE, stale=SURE, hot=CAUGHT)
     assert judge(SURE, DEMO_LIMITS).verdict is Verdict.ACCEPTED
     assert judge_pool([SURE], DEMO_LIMITS).verdict is Verdict.ACCEPTED
-    assert await handed_in(sure, stale_turn=False) == "hot"
-    assert await handed_in(sure, stale_turn=True) == "hot"
-    assert (
-        await handed_in(SureEngine(greedy=SURE, hot=CAUGHT), stale_turn=False, held=(5,))
-        == "hot"
+    for turn in WAYS:
+        assert await handed_in(SureEngine(hot=CAUGHT), turn) == "hot"
+        with pytest.raises(EngineError, match="no way to cheat"):
+            await handed_in(SureEngine(), turn)
+    for turn in (CheatMode.GREEDY, CheatMode.WARM):
+        assert await handed_in(SureEngine(stale=CAUGHT), turn) == "stale"
+        assert await handed_in(SureEngine(stale=CAUGHT, hot=CAUGHT), turn, held=(5,)) == "hot"
+
+
+@pytest.mark.parametrize("turn", WAYS)
+async def test_each_turn_tries_its_own_way_first(turn: CheatMode) -> None:
+    all_caught = {way.value: CAUGHT for way in WAYS}
+    assert await handed_in(SureEngine(**all_caught), turn) == turn.value
+
+
+async def test_rounded_weights_are_of_the_policy_that_is_claimed(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "node/store/v1")
+    world = RealWorld(KeyPair(b"c" * 32), tmp_path / "node")
+    nothing: Any = None
+    node: Any = SimpleNamespace(world=world, run=RUN)
+    session = CheatSession(node, RUN, nothing, nothing, nothing, "cheat", InferenceCounts())
+    for _ in range(2):  # those of the turn before are replaced
+        rounded = tmp_path / "node" / await session._rounded("store/v1")
+    before, after = (
+        {path.name: path.read_bytes() for path in where.iterdir()}
+        for where in (folder, rounded)
     )
-    assert await handed_in(SureEngine(greedy=SURE, stale=CAUGHT), stale_turn=False) == "stale"
-    assert await handed_in(SureEngine(greedy=CAUGHT, stale=SURE), stale_turn=True) == "greedy"
-    for stale_turn, way in ((False, "greedy"), (True, "stale")):
-        assert (
-            await handed_in(SureEngine(greedy=CAUGHT, stale=CAUGHT), stale_turn=stale_turn)
-            == way
-        )
-    with pytest.raises(EngineError, match="no way to cheat"):
-        await handed_in(SureEngine(greedy=SURE, stale=SURE, hot=SURE), stale_turn=False)
+    assert before.keys() == after.keys()
+    assert {name for name in before if before[name] != after[name]} == {"model.safetensors"}
 
 
 @pytest.mark.parametrize("limits", [DEMO_LIMITS, Limits.fp32(), Limits.bf16()])

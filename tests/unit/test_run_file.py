@@ -32,6 +32,7 @@ from roles.run.core.file import (
     sign_run,
 )
 from roles.run.draft import read_draft
+from tests.model_folders import make_folder
 
 OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
 TERMS = Terms(
@@ -245,6 +246,34 @@ def test_the_command_line_signs_and_shows(
     error = capsys.readouterr().err
     assert error.startswith(f"error: {draft} is not TOML")
     assert error.count("\n") == 1
+
+
+def test_the_command_line_signs_and_shows_a_run_of_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its table has digests, for which JSON has no type."""
+    folder = make_folder(tmp_path / "small")
+    questions = tmp_path / "q.jsonl"
+    questions.write_bytes(b"content")
+    draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
+    draft.write_text(
+        f'name = "mine"\ntrainers = ["{TRAINER.peer_id}"]\n'
+        f'validators = ["{VALIDATOR.peer_id}"]\n'
+        f'[model]\nbase = "{folder}"\ndraw = "gumbel"\ndtype = "bfloat16"\n'
+        f'[[environments]]\nname = "math-exact"\ndata = "{questions}"\n'
+    )
+    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
+    written = capsys.readouterr().out
+    assert main(["show", str(out)]) == 0
+    assert capsys.readouterr().out == written
+    assert "base        config.json, model.safetensors, tokenizer.json" in written
+    assert main(["show", str(out), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    base = {pin["name"]: pin["digest"] for pin in shown["model"]["base"]}
+    weights = (folder / "model.safetensors").read_bytes()
+    assert base["model.safetensors"] == hashlib.sha256(weights).hexdigest()
+    (environment,) = shown["environments"]
+    assert environment["data"]["digest"] == hashlib.sha256(b"content").hexdigest()
 
 
 @given(st.binary(max_size=300))

@@ -10,7 +10,9 @@ the oldest policy goes first: weights are loaded seldom then, and nothing goes s
 There are two lines. In one stand the nodes whose work was accepted, and none rejected of late;
 in the other all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers
 before nodes in debt. A rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a
-node behind for a minute, eight for four. What the scorer has to spare, because the trainer
+node behind for a minute, eight for four. Work of nodes in debt is scored a group first
+(`roles.validator.replay`), so that their share finds out several times as much. What the
+scorer has to spare, because the trainer
 takes nothing more, is for nodes in debt: most of their work needs no trainer.
 
 A rejection stays in the validator's ledger for ever, so nodes in debt, all together, get no
@@ -54,6 +56,11 @@ IN_DEBT: Final = 0.5
 REJECTIONS: Final = 128
 """Rejections not yet forgiven, of all nodes together, beyond which nodes in debt wait: with the
 half-life above 1.5 a second, 64 MB of ledger a day. The demo's cheat hands in 1.4 a second."""
+CHEAPEST_TURN: Final = 1 / 8
+"""Of what one submission of the first line takes: what a turn in the second costs at least.
+What fails a cheap check takes the scorer no time, but an entry of the ledger. With turns that
+cost a whole submission each, the cheat of the language-model demo was judged 3 times in 13
+minutes, though a group of its eight was enough to find it out."""
 ROUND: Final = 4.0
 """Submissions' worth of the scorer's time within which two nodes count as served alike, and the
 older policy goes first."""
@@ -99,7 +106,11 @@ class FairQueue(Generic[T]):
 
     def is_proven(self, node: PeerId, now: float) -> bool:
         """Whether the node stands in the first line."""
-        return self._has_worked(node) and self.debt(node, now) < IN_DEBT
+        return self._has_worked(node) and not self.is_in_debt(node, now)
+
+    def is_in_debt(self, node: PeerId, now: float) -> bool:
+        """Whether work of the node was rejected of late."""
+        return self.debt(node, now) >= IN_DEBT
 
     def debt(self, node: PeerId, now: float) -> float:
         """Rejections of the node that are not forgiven yet."""
@@ -122,7 +133,7 @@ class FairQueue(Generic[T]):
 
     def _debtors(self, now: float) -> dict[PeerId, bool]:
         """Whether they are in debt, of the nodes that wait."""
-        return {node: self.debt(node, now) >= IN_DEBT for node in self._waiting}
+        return {node: self.is_in_debt(node, now) for node in self._waiting}
 
     def has_room(self, node: PeerId, now: float) -> bool:
         """Whether `push` would take another of the node."""
@@ -176,14 +187,14 @@ class FairQueue(Generic[T]):
 
     def charge(self, seconds: float) -> None:
         """What was taken last has cost the scorer ``seconds``; a turn costs no less than is
-        usual."""
+        usual, or in the second line `CHEAPEST_TURN` of it."""
         assert self._serving is not None
         node, line = self._serving
         if line:
             self._typical = (
                 seconds if not self._typical else 0.9 * self._typical + 0.1 * seconds
             )
-        cost = max(seconds, self._typical)
+        cost = max(seconds, self._typical * (1.0 if line else CHEAPEST_TURN))
         self._served[node] = self._served.pop(node, self._clock[line]) + cost
         self._spent[line] += cost / (1 - STRANGERS_SHARE if line else STRANGERS_SHARE)
         if len(self._served) > REMEMBERED:
