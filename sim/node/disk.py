@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from random import Random
 from typing import Final
 
@@ -42,6 +43,13 @@ class DiskModel:
     """Bytes; beyond it writes raise `StorageError`."""
 
 
+@lru_cache(maxsize=64)
+def _zeros(length: int) -> bytes:
+    """The same object for all who overwrite what was reserved: every node that receives a
+    policy held as many zeros again in its undo log."""
+    return bytes(length)
+
+
 class _File:
     """One inode: bytes, and how to take back what a crash would."""
 
@@ -60,7 +68,10 @@ class _File:
             self._undo.append((len(self.data), b"", len(self.data)))
             self.data.extend(bytes(offset - len(self.data)))
         end = offset + len(data)
-        self._undo.append((offset, bytes(self.data[offset:end]), len(self.data)))
+        old = bytes(self.data[offset:end])
+        if old.count(0) == len(old):
+            old = _zeros(len(old))
+        self._undo.append((offset, old, len(self.data)))
         self.data[offset:end] = data
 
     def rewrite(self, data: bytes | memoryview) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from random import Random
 from typing import ClassVar, Final
 
@@ -67,6 +68,7 @@ class Policies:
         *PARTICIPANT_PARAMETERS,
         "policy_bytes",
         "chunk_bytes",
+        "cache_bytes",
         "interval",
         "versions",
     )
@@ -125,7 +127,7 @@ class Policies:
             async with open_shardcast(
                 node.world,
                 dishonest_host(host, node.world, participant, self._chunk_bytes),
-                ShardcastConfig(chunk_bytes=self._chunk_bytes),
+                self._configure(),
                 run=RUN,
                 may_publish=lambda peer: peer == origin.peer_id,
                 roster=lambda: self._roster(node),
@@ -148,6 +150,13 @@ class Policies:
     @property
     def _chunk_bytes(self) -> int:
         return int(self._scenario.parameter("chunk_bytes", 65_536))
+
+    def _configure(self) -> ShardcastConfig:
+        """Production's, but for the length of chunks, and the chunks that each node keeps in
+        memory beside its disk: hundreds of nodes share one process here."""
+        default = ShardcastConfig()
+        cache = int(self._scenario.parameter("cache_bytes", default.cache_bytes))
+        return replace(default, chunk_bytes=self._chunk_bytes, cache_bytes=cache)
 
     async def _meet(self, node: SimNode, host: Host) -> None:
         """Dial some who are there: they say what is new, and may be asked for it."""

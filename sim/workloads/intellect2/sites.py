@@ -176,6 +176,7 @@ class Sites:
             "mbits_at_mean": round(8 * self.policy_bytes / MBIT / mean, 1),
             "own_line_seconds_50": round(self._own_line(alive), 1),
             "bound_seconds": round(self._bound(alive), 1),
+            "times_bound_99": round(percentile(delays, 99) / self._bound(alive), 3),
             "origin_policies_sent": round(self.origin.endpoint.sent / self.policy_bytes, 3),
             "relays_policies_sent": round(self._sent(self.relays), 2),
             "worker_policies_sent_50": round(statistics.median(sent), 3),
