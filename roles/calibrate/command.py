@@ -121,12 +121,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     config, setup = _from_run(options) if options.run else _from_model(options)
     recipe = config.recipe
     groups = max(32, -(-options.sequences // recipe.group_size))
-    if setup.model is not None:
-        try_tokenizer(Path(setup.model.folder), setup.model.end_tokens)
-    mix = open_mix(setup)
-    # Ctrl-C would do as well, but a command in a script has nobody at its keyboard.
-    with interrupted(Ration(patience=TASK_SECONDS)):
-        prompts = [mix.task(number.to_bytes(32, "big")).prompt for number in range(groups)]
+    prompts = _prompts(setup, groups)
     sampling = Sampling(
         recipe.temperature, recipe.max_new_tokens, recipe.group_size, 0.0, recipe.proof_values
     )
@@ -187,6 +182,16 @@ def _judge(
         ways.append((pair, replace(bench.honest(honest), name=HELD_OUT)))
         ways += [(pair, way) for way in bench.cheats(dishonest, others)]
     return ways
+
+
+def _prompts(setup: EnvironmentSetup, count: int) -> list[tuple[int, ...]]:
+    """Those of so many tasks. Raises `TimeoutError` if a stranger's template takes for ever."""
+    if setup.model is not None:
+        try_tokenizer(Path(setup.model.folder), setup.model.end_tokens)
+    mix = open_mix(setup)
+    # Ctrl-C would do as well, but a command in a script has nobody at its keyboard.
+    with interrupted(Ration(patience=TASK_SECONDS)):
+        return [mix.task(number.to_bytes(32, "big")).prompt for number in range(count)]
 
 
 def _from_run(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSetup]:

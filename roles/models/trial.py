@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -59,6 +58,8 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
 
 def main() -> int:
     """Try what standard input names; the exit code, with a sentence if it is not 0."""
+    import resource  # which Windows lacks; the commands that import this say what to do there
+
     folder, end_tokens = json.load(sys.stdin)
     with contextlib.suppress(OSError, ValueError):  # macOS knows these limits, and keeps few
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))

@@ -78,6 +78,7 @@ ROWS: Final = (
 
 ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
+    "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
     "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",
     "lock": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "store/RUN/lock": "test_content_policies.py::test_two_pulls_into_one_folder_do_not_meet",

@@ -129,7 +129,7 @@ DAMAGES = (truncate, alter, extend, empty, replace_by_a_folder, Path.unlink)
 
 
 @pytest.mark.usefixtures("counting", "patient")
-async def test_a_step_whose_file_is_damaged_is_written_again_and_taken_once(
+async def test_a_damaged_step_is_written_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     damages = list(DAMAGES)
