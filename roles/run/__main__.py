@@ -18,6 +18,7 @@ from p2p.node.tables import write_table
 from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, check_target, complain, interruptible
 from p2p.wire import MIB
+from proofs.checks import Limits
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 from roles.run.draft import read_draft
 
@@ -88,6 +89,7 @@ def _summary(run: Run) -> str:
             f" {', '.join(pin.name for pin in run.terms.environments)}"
         ),
         *_base(run),
+        *_limits(run),
         f"admission   {run.terms.admission.mode.value}",
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
@@ -101,6 +103,11 @@ def _base(run: Run) -> Iterator[str]:
         names = ", ".join(pin.name for pin in pins)
         size = sum(pin.size for pin in pins) / MIB
         yield f"base        {names} ({size:,.0f} MiB)"
+
+
+def _limits(run: Run) -> Iterator[str]:
+    if run.terms.limits == Limits.bf16():
+        yield "limits      the bf16 preset; `shoal calibrate --run` measures this run's own"
 
 
 def _as_json(run: Run) -> str:

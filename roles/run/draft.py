@@ -14,6 +14,7 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
+from roles.engines.config import Dtype
 from roles.envs.base import environment_digest
 from roles.envs.data import pin_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
@@ -89,7 +90,8 @@ class Draft:
     """How it is trained."""
 
     limits: Mapping[str, object] = field(default_factory=dict)
-    """Differences from ``preset`` (``fp32`` or ``bf16``) of `proofs.checks.Limits`."""
+    """Differences from ``preset`` (``fp32`` or ``bf16``; left out: by the model's dtype) of
+    `proofs.checks.Limits`."""
 
     delivery: Delivery = field(default_factory=Delivery)
     """How policies travel."""
@@ -105,6 +107,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
     """The terms that a draft stands for. ``now`` is wall time. Raises `ConfigError` naming the
     key."""
     draft = read_table(Draft, table, where)
+    model = _model(dict(draft.model), f"{where}: model")
     try:
         return Terms(
             name=draft.name,
@@ -117,9 +120,9 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             trainers=draft.trainers,
             validators=draft.validators,
             admission=draft.admission,
-            model=_model(dict(draft.model), f"{where}: model"),
+            model=model,
             recipe=draft.recipe,
-            limits=_limits(dict(draft.limits), f"{where}: limits"),
+            limits=_limits(dict(draft.limits), model.dtype, f"{where}: limits"),
             delivery=draft.delivery,
         )
     except ValueError as error:
@@ -157,9 +160,11 @@ def _environment(value: object, where: str) -> DraftEnvironment:
     )
 
 
-def _limits(table: dict[str, object], where: str) -> Limits:
+def _limits(table: dict[str, object], dtype: Dtype, where: str) -> Limits:
+    """Those of ``dtype``, unless the table names others: in bfloat16 those of float32 reject
+    all honest work."""
     presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
-    name = table.pop("preset", "fp32")
+    name = table.pop("preset", "fp32" if dtype is Dtype.FLOAT32 else "bf16")
     if not isinstance(name, str) or name not in presets:
         raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
     return read_table(Limits, {**write_table(presets[name]()), **table}, where)

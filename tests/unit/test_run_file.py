@@ -14,6 +14,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.node.admission import Capability
 from p2p.wire import pack, unpack_untrusted
+from proofs.checks import Limits
 from roles.engines.config import MachineLimits
 from roles.envs.base import environment_digest
 from roles.envs.client import setup_of
@@ -152,6 +153,9 @@ def test_a_draft_fills_in_the_rest() -> None:
     terms = read_draft(table, "draft.toml", now=1000.0)
     assert (terms.expiry, terms.recipe.steps, terms.recipe.rate) == (1000 + 86_400, 7, 1.0)
     assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 3.2)
+    assert read_draft({**table, "limits": {}}, "", 0.0).limits == Limits.fp32()
+    in_bf16 = {**table, "limits": {}, "model": {"dtype": "bfloat16", "draw": "gumbel"}}
+    assert read_draft(in_bf16, "", 0.0).limits == Limits.bf16()
     changes: list[tuple[dict[str, object], str]] = [
         ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
         ({"trainers": ["12D3"]}, r"draft.toml: trainers\[0\]"),
@@ -267,6 +271,7 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
     assert main(["show", str(out)]) == 0
     assert capsys.readouterr().out == written
     assert "base        config.json, model.safetensors, tokenizer.json" in written
+    assert "limits      the bf16 preset; `shoal calibrate --run`" in written
     assert main(["show", str(out), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     base = {pin["name"]: pin["digest"] for pin in shown["model"]["base"]}
