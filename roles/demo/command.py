@@ -348,7 +348,6 @@ def answers(figures: dict[str, Any], show: Show) -> Iterator[str]:
 
 def report(console: Console, figures: dict[str, Any], failures: list[str]) -> None:
     """The summary for people."""
-    per_policy = figures["policy_bytes"] * figures["policies"]
     console.print(
         f"\n[bold]{figures['peers']} peers, {figures['policies']} policies, "
         f"{figures['seconds']:.0f} s, {figures['cpu_seconds']:.0f} CPU s[/bold]\n"
@@ -361,8 +360,8 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
         f"  the cheater       {figures['cheater_submitted']} submissions, "
         f"{figures['cheater_accepted']} accepted; "
         f"honest work rejected: {figures['honest_rejected']}\n"
-        f"  weights           {size(figures['policy_bytes'])} a policy; the trainer sent "
-        f"{figures['origin_upload_bytes'] / per_policy:.2f} × that in all,\n"
+        f"  weights           {size(figures['policy_bytes'])} a whole policy; for "
+        f"{figures['policies']} the trainer sent {size(figures['origin_upload_bytes'])},\n"
         "                    five receivers got "
         f"{figures['leaf_share_from_peers']:.0%} from each other",
         highlight=False,
