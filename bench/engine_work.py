@@ -19,9 +19,10 @@ from typing import Any, Final
 import msgpack
 
 from proofs.checks import Evidence
+from roles.calibrate.measure import likeliest
 from roles.calibrate.weights import Change, rewrite, to_fp8, to_int4, to_int8
 from roles.engines import codec
-from roles.engines.base import Completion, Group, GroupTask, Sampling
+from roles.engines.base import Group, GroupTask, Sampling
 from roles.engines.config import EngineConfig
 from roles.engines.worker import LocalEngine, make_engine
 from roles.envs.text import Message
@@ -224,16 +225,7 @@ class Workshop:
             )
             for salt in salts
         ]
-        return [
-            Group(
-                same[0].group,
-                tuple(
-                    max(drawn, key=_likelihood)
-                    for drawn in zip(*(one.completions for one in same), strict=True)
-                ),
-            )
-            for same in zip(*tries, strict=True)
-        ]
+        return likeliest(tries)
 
     def _policy(self, name: str, claimed: str) -> Path:
         if name in WEIGHTS_MADE:
@@ -257,7 +249,3 @@ class Workshop:
             self._engines[kind].load(str(policy))
             self._loaded[kind] = policy
         return self._engines[kind]
-
-
-def _likelihood(completion: Completion) -> float:
-    return sum(completion.logprobs) / len(completion.logprobs)

@@ -123,16 +123,22 @@ class WorkBench:
             self._as_prescribed([_reseeded(task, number) for task in tasks])
             for number in range(BEST_OF)
         ]
-        return [
-            Group(
-                same[0].group,
-                tuple(
-                    max(drawn, key=_likelihood)
-                    for drawn in zip(*(one.completions for one in same), strict=True)
-                ),
-            )
-            for same in zip(*tries, strict=True)
-        ]
+        return likeliest(tries)
+
+
+def likeliest(tries: Sequence[Sequence[Group]]) -> list[Group]:
+    """Of several tries at the same groups, each completion that is the likeliest by its mean
+    log-prob."""
+    return [
+        Group(
+            same[0].group,
+            tuple(
+                max(drawn, key=_likelihood)
+                for drawn in zip(*(one.completions for one in same), strict=True)
+            ),
+        )
+        for same in zip(*tries, strict=True)
+    ]
 
 
 def make_tasks(
