@@ -115,7 +115,7 @@ SORTING: Final = Show(
 
 LANGUAGE_RECIPE: Final = Recipe(
     warm_up=WarmUp(steps=0),
-    steps=24,
+    steps=30,
     groups=20,
     group_size=8,
     submission=8,
@@ -134,8 +134,8 @@ LANGUAGE_RECIPE: Final = Recipe(
 usual folder do. At a rate of 2e-5 Adam's first steps are half a step of that grid, and most of
 them are rounded away in the policy that is published; at 6e-5 two-digit addition alone goes
 from 0.25 greedy to 0.80 in 20 steps of 16 groups. Four in ten tasks here are other ones, lest
-they be forgotten: hence 20 groups. Raw gradient norms are 2 to 7, so each update is clipped to
-1."""
+they be forgotten: hence 20 groups. Raw gradient norms are 2 to 7, so each update is clipped to 1.
+24 steps left addition, greedy, at 0.69, 0.76 and, with seed 2, 0.60: short of the promise."""
 
 
 def arithmetic(folder: Path) -> Show:
@@ -170,8 +170,8 @@ def arithmetic(folder: Path) -> Show:
         chunk_bytes=0,
         base=folder,
         answers=10,
-        evaluate_every=12,
-        checkpoint_every=12,
+        evaluate_every=15,
+        checkpoint_every=15,
         # A submission takes the cheat about 10 CPU s; without rest it would take a fourth of
         # the machine. At 5 s some 30 are made in the time that a demo takes.
         cheat_rest=5.0,
