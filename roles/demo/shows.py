@@ -134,8 +134,9 @@ LANGUAGE_RECIPE: Final = Recipe(
 usual folder do. At a rate of 2e-5 Adam's first steps are half a step of that grid, and most of
 them are rounded away in the policy that is published; at 6e-5 two-digit addition alone goes
 from 0.25 greedy to 0.80 in 20 steps of 16 groups. Four in ten tasks here are other ones, lest
-they be forgotten: hence 20 groups. Raw gradient norms are 2 to 7, so each update is clipped to 1.
-24 steps left addition, greedy, at 0.69, 0.76 and, with seed 2, 0.60: short of the promise."""
+they be forgotten: hence 20 groups. Raw gradient norms are 2 to 7, so each update is clipped to
+1. After 24 steps addition, greedy, was at 0.69, 0.76 and, with seed 2, 0.60: short of the
+promise."""
 
 
 def arithmetic(folder: Path) -> Show:
