@@ -104,7 +104,7 @@ async def everybody(town: Town, stack: AsyncExitStack, count: int) -> list[Membe
 
 
 async def test_five_receivers_get_what_was_published(town: Town) -> None:
-    with trio.fail_after(20):
+    with trio.fail_after(60):
         async with AsyncExitStack() as stack:
             trainer, *others = await everybody(town, stack, 6)
             for version in range(3):
