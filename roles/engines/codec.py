@@ -33,6 +33,10 @@ DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.
 """A disk that is full, over a quota, mounted read-only after an error, or failing: it may be
 mended while the node waits."""
 
+MAX_SAID: Final = 2000
+"""Characters of an error that cross the pipe: it may quote what an owner or a trainer wrote
+into a file, of any length, and characters that no encoding has."""
+
 LENGTH_BYTES: Final = 4
 """Frames are behind their big-endian length, of four bytes: more than a frame may have
 (`MAX_FRAME`)."""
@@ -50,7 +54,8 @@ def failure_of(error: Exception) -> Failure:
     """What crosses the pipe of ``error``. Of what the operating system refuses, only a disk
     that takes no data is worth trying again for as long as it takes."""
     is_disk = isinstance(error, OSError) and error.errno in DISK_REFUSES
-    return Failure("StorageError" if is_disk else type(error).__name__, str(error))
+    said = str(error)[:MAX_SAID].encode(errors="backslashreplace").decode()
+    return Failure("StorageError" if is_disk else type(error).__name__, said)
 
 
 def encode_request(method: str, *arguments: object) -> bytes:

@@ -157,6 +157,18 @@ def test_what_the_machine_refuses_is_not_taken_for_a_full_disk() -> None:
         assert client._KINDS.get(failure.kind, EngineError) is EngineError
 
 
+def test_an_error_that_quotes_a_file_crosses_the_pipe_whatever_it_quotes() -> None:
+    """The name of a tensor with half of a surrogate pair: UnicodeEncodeError in the worker,
+    which ended it, and with it the node.
+    """
+    failure = codec.failure_of(EngineError("weights: \ud800" + "x" * 10**6))
+    sent = codec.encode_failure(failure)
+    assert len(sent) < 4 * codec.MAX_SAID
+    again = codec.decode_reply(sent)
+    assert again == failure
+    assert again.message.startswith(r"weights: \ud800x")
+
+
 async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
     """The engine opened it, and waited for a writer that never came."""
     os.mkfifo(tmp_path / "0")
