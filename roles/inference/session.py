@@ -141,7 +141,7 @@ class InferenceSession:
                 await self.node.shardcast.wait_policy(PolicyVersion(tried + 1))
             except WorkerDied as error:
                 logger.error("engine_died version=%d: %s; it is started again", tried, error)
-                self._policy = b""  # the next process holds none
+                self.forget_policy()
 
     async def produce(self) -> Submission:
         """Draw the next submission under the newest policy and keep it."""
@@ -192,6 +192,10 @@ class InferenceSession:
                 await self.engine.load(await node.shardcast.check_weights(version))
             self.claim(version, policy)
         return version
+
+    def forget_policy(self) -> None:
+        """The engine is another, which holds none."""
+        self._policy = b""
 
     def claim(self, version: PolicyVersion, policy: bytes) -> None:
         """Say, from now on, that work is done under this version, whose weights have this
