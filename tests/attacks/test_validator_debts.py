@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,13 +12,16 @@ from typing import Any, ClassVar
 import pytest
 import trio
 
-from roles.engines.base import Group, GroupTask
+from proofs.checks import Evidence, Limits, Verdict
+from roles.engines.base import Group, GroupTask, Scored
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
+from roles.rl.recipe import Recipe
 from roles.validator.core.fair_queue import DEBT_HALF_LIFE, STRANGERS_SHARE
+from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
 from tests.attacks.judged import accepted, play, validator
-from tests.attacks.test_validator_turns import OTHER, V0, WORKER, served, turns
+from tests.attacks.test_validator_turns import OTHER, V0, WORKER, WellFormed, served, turns
 
 SLOW_TRAINER = {"trainer": {"evaluate_every": 0, "profile": {"step_seconds": 2.0}}}
 """It takes less than four workers draw and the validator judges."""
@@ -103,3 +107,59 @@ def test_a_debt_that_is_forgiven_while_the_scorer_looks_ends_no_validator() -> N
     with pytest.raises(Enough):
         trio.run(session._judge_next, deliveries, nothing)
     assert taken == ["job"]
+
+
+class OneBadGroup(Inference):
+    """Honest work, but for one group of each submission, another each time."""
+
+    name: ClassVar[str] = "inference"
+
+    def make_session(self, *parts: Any) -> InferenceSession:
+        session = super().make_session(*parts)
+        draw, places = session.draw, itertools.count()
+        invented = WellFormed.groups
+
+        async def spoil(tasks: Sequence[GroupTask]) -> list[Group]:
+            groups = await draw(tasks)
+            place = next(places) % len(groups)
+            nothing: Any = None
+            groups[place : place + 1] = invented(nothing, session.node, [tasks[place]])
+            return groups
+
+        session.draw = spoil  # type: ignore[method-assign]
+        return session
+
+
+def test_one_bad_group_of_a_submission_is_found_wherever_it_is() -> None:
+    """A node in debt has one group scored first: that it is in order says nothing of the
+    others.
+    """
+    health = play({"inference-1": f"{__name__}:OneBadGroup"}, 20.0, steps=1000)
+    assert validator(health)["rejected"] > 8
+    assert accepted(health, "inference") == 0
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
+    is_suspect: bool,
+) -> None:
+    """A trainer learns with these log-probs, and nothing else would show that they are of
+    another group.
+    """
+    evidence = Evidence(1, "", 0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 1.0, 0.0)
+
+    async def score(tasks: Any, groups: Any, _: Any) -> list[Scored]:
+        assert [task.group for task in tasks] == [group.group for group in groups]
+        return [Scored(evidence, bytes([group.group])) for group in groups]
+
+    replayer: Any = object.__new__(Replayer)
+    terms = SimpleNamespace(limits=Limits.fp32(), recipe=Recipe())
+    replayer._standing = SimpleNamespace(run=SimpleNamespace(terms=terms))
+    replayer._node = SimpleNamespace(world=SimpleNamespace(buggify=lambda _: False))
+    replayer._engine, replayer._rng = SimpleNamespace(score=score), random.Random(5)
+    tasks = [GroupTask(number, (1,), ()) for number in range(8)]
+    groups = tuple(Group(number, ()) for number in range(8))
+    for _ in range(16):
+        judgement, logprobs = await replayer._replay(tasks, groups, is_suspect=is_suspect)
+        assert judgement.verdict is Verdict.ACCEPTED
+        assert logprobs == bytes(range(8))
