@@ -300,9 +300,13 @@ class ProcessWorker:
                 )
             return await self._read(length)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # Its pipe ends before it does: how it ended is what its operator must know.
+            with trio.move_on_after(KILL_AFTER):
+                await self._process.wait()
+            code = self._process.poll()
             self._kill()
             raise WorkerDied(
-                f"the worker process of {self._name} ended (exit {self._process.poll()})"
+                f"the worker process of {self._name} ended (exit {code})"
             ) from None
 
     async def _read(self, count: int) -> bytes:
