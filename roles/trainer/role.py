@@ -117,8 +117,12 @@ class Trainer:
             ) as engine,
         ):
             ledger = await node.ledger.opened()
+            # One for all sessions: an edition is held against the one that the engine is of.
+            standing = RoleStanding(node, "trainer", self.name)
             while True:
-                self.session = self._session(node, run, environment, engine, ledger, folder)
+                self.session = self._session(
+                    node, run, standing, environment, engine, ledger, folder
+                )
                 try:
                     await self.session.work_forever()
                 except* WorkerDied as died:
@@ -132,13 +136,13 @@ class Trainer:
         self,
         node: Node,
         run: Run,
+        standing: RoleStanding,
         environment: ContainedEnvironment,
         engine: Engine,
         ledger: Ledger,
         folder: str | None,
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
-        standing = RoleStanding(node, "trainer", self.name)
         durable = Durable(node.world, self.name)
         check = DeliveryCheck(node, run, environment, standing)
         buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)

@@ -26,6 +26,7 @@ from roles.engines.fake import FakeEngine
 from roles.engines.lasting import EngineLost
 from roles.engines.mapped import open_content
 from roles.shared.checked_json import DamagedFile
+from roles.shared.standing import RoleStanding
 from roles.validator.judge import ENGINE_FAILED
 from tests.attacks.judged import accepted, play, trainer, validator
 from tests.unit.content_life import ARGV, CONFIG, LESSON
@@ -137,10 +138,20 @@ def test_no_role_ends_with_the_process_of_its_engine(
         yield engines[-1]
 
     monkeypatch.setattr(f"roles.{role}.role.open_engine", open_mortal)
+    standings: list[str] = []
+    make_standing = RoleStanding.__init__
+
+    def note_standing(self: RoleStanding, node: Any, job: str, name: str = "") -> None:
+        standings.append(job)
+        make_standing(self, node, job, name)
+
+    monkeypatch.setattr(RoleStanding, "__init__", note_standing)
     workers = {"inference-1": "inference", "inference-2": "inference"}
     health = play(workers, 100.0, steps=6)
     assert any(count >= 3 for engine in engines for count in engine.calls.values())
     assert trainer(health)["step"] == 6
+    # an engine is of the edition under which it was opened, however often it dies
+    assert standings.count("trainer") == 1
     assert validator(health)["rejected"] == 0
     assert accepted(health, "inference") > 4
     assert (ENGINE_FAILED in validator(health)["inconclusive"]) == (role == "validator")
