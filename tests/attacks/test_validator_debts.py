@@ -146,7 +146,11 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
     """A trainer learns with these log-probs, and nothing else would show that they are of
     another group.
     """
-    evidence = Evidence(1, "", 0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 1.0, 0.0)
+    evidence = Evidence(
+        tokens=1, malformed="", exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0,
+        draw_distance=0.0, draw_mismatches=0, gap_mean=0.0, gap_max=0.0, end_probability=1.0,
+        surprise=0.0, mantissa_worst=0.0, chunks=1.0,
+    )  # fmt: skip
 
     async def score(tasks: Any, groups: Any, _: Any) -> list[Scored]:
         assert [task.group for task in tasks] == [group.group for group in groups]
