@@ -88,7 +88,8 @@ class GroupReplay:
             counts = list(chain.from_iterable(toploc.independence(self._completions)))
             means = zip(counts, activations.means, strict=True)
             chunks = sum(counts)
-            mean = sum(count * one for count, one in means) / chunks
+            if chunks:
+                mean = sum(count * one for count, one in means) / chunks
         evidence = Evidence(
             tokens=self._draws.tokens,
             malformed=malformed,
