@@ -250,3 +250,38 @@ def test_poisson_limits_at_the_ends() -> None:
 
 def test_the_public_names_exist() -> None:
     assert all(hasattr(proofs, name) for name in proofs.__all__)
+
+
+# Measured on SmolLM2-135M in bfloat16 (docs/performance.md): mean mantissa error, chunks,
+# worst chunk. Of 144 honest groups of sums and 32 of open questions the six largest.
+HONEST_SUMS = [(3.59, 1.0, 3.69), (3.43, 1.1, 3.53), (2.52, 1.7, 2.66), (2.18, 1.0, 2.38),
+               (2.14, 1.2, 2.17), (2.11, 1.4, 2.18)]  # fmt: skip
+HONEST_OPEN = [(1.61, 15.1, 2.03), (1.56, 14.5, 2.03), (1.52, 14.5, 1.88), (1.45, 14.8, 2.02)]
+INT8_SUMS = [(3.43, 1.8, 3.76), (3.3, 1.4, 3.67), (3.14, 1.4, 3.31), (2.94, 1.4, 3.24),
+             (2.71, 1.0, 2.89), (2.43, 1.5, 2.48), (2.24, 1.5, 2.33)]  # fmt: skip
+INT8_OPEN = [(2.77, 14.5, 3.33), (2.48, 14.4, 3.24), (2.45, 14.8, 3.42), (2.23, 14.8, 3.02)]
+OLDER_SUMS = [(5.19, 1.0, 5.33), (3.28, 1.2, 3.38), (3.09, 1.0, 3.14), (2.94, 1.0, 2.99),
+              (2.58, 1.4, 2.82), (2.28, 2.7, 2.5), (2.16, 1.0, 2.18)]  # fmt: skip
+
+
+def measured(groups: list[tuple[float, float, float]]) -> list[Evidence]:
+    return [
+        replace(HONEST, tokens=75, mantissa_mean=mean, chunks=chunks, mantissa_worst=worst)
+        for mean, chunks, worst in groups
+    ]
+
+
+def test_honest_groups_of_one_sure_answer_are_accepted_and_other_weights_pool() -> None:
+    limits = Limits.bf16()
+    honest = measured([*HONEST_SUMS, *HONEST_OPEN])
+    assert {judge(one, limits).reason for one in honest} == {Reason.WITHIN_LIMITS}
+    # with the two largest of 144 in one submission of eight, the others usual
+    usual = [(1.4, 1.4, 1.6)] * 6
+    assert reason(judge_pool(measured([*HONEST_SUMS[:2], *usual]), limits)) is (
+        Reason.WITHIN_LIMITS
+    )
+    assert reason(judge_pool(honest, limits)) is Reason.WITHIN_LIMITS
+    for one in measured(INT8_OPEN):
+        assert judge(one, limits).reason is Reason.MANTISSA_MEAN
+    for groups in (INT8_SUMS, OLDER_SUMS):
+        assert reason(judge_pool(measured(groups), limits)) is Reason.MANTISSA_MEAN
