@@ -16,7 +16,7 @@ from p2p.identity import verify
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.receipts import ReceiptBook, StripeCounts
-from p2p.shardcast.core.statements import Statements
+from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
@@ -218,6 +218,17 @@ def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None
     evidence = statements.record(other)
     assert evidence is not None
     assert (evidence.trainer, evidence.is_proof) == (key(2).peer_id, True)
+
+
+def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:
+    """A soak of three days saw this table grow from 4 to 9 entries, one with each policy."""
+    policies = Policies(key(1))
+    statements = Statements(RUN, lambda _: True, verify)
+    for version in range(1, MAX_MANIFESTS + 9):
+        manifest, _, _ = policies.make(version, 64, 64)
+        assert statements.record(manifest) is None
+    versions = [manifest.version for manifest in statements.manifests(key(1).peer_id)]
+    assert versions == list(range(9, MAX_MANIFESTS + 9))
 
 
 def test_the_uplink_is_measured_in_bursts_too() -> None:
