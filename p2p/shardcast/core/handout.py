@@ -80,6 +80,7 @@ class _Root:
 
     __slots__ = (
         "_accusers",
+        "_confirm_time",
         "_given",
         "_granted",
         "_left",
@@ -102,6 +103,12 @@ class _Root:
         self._given: list[_Given] = []
         self._left = 0
         self._accusers: dict[PeerId, None] = {}
+        self._confirm_time = UsualTime()
+
+    @property
+    def late(self) -> float:
+        """Seconds from which on its confirmation is unusual; 0 before its first."""
+        return self._confirm_time.late
 
     @property
     def given(self) -> int:
@@ -144,6 +151,7 @@ class _Root:
         if received > self.confirmed:
             took = now - self._given[received - 1].since
             self.confirmed = received
+            self._confirm_time.observe(took)
             self._line.note_round_trip(took)
         self._granted = min(granted, received + MAX_CREDIT)
         self.trusted = self.trusted or not self.pending
@@ -472,6 +480,7 @@ class HandOut:
 
     def _due(self, root: _Root) -> float:
         patience = max(self._stall, self._confirm_time.late)
+        patience = max(patience, min(root.late, _LATE * patience))
         oldest = root.oldest
         return oldest.since + (patience if oldest.has_left else _LATE * patience)
 
