@@ -332,6 +332,8 @@ class ShardcastCore:
             is_handed_out = download.name == manifest.name_of(manifest.handed_out)
             if manifest.trainer == roster.origin and is_handed_out:
                 download.expect_pushes()  # other ways to the version are only pulled
+                if not download.is_whole:
+                    self._out += self._upload.prepare(download)
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
@@ -385,6 +387,8 @@ class ShardcastCore:
             for peer in self._pending.take_early(hop.name):
                 self._announcer.subscribe(hop.name, peer)
             self._downloads[hop.name] = download
+            if is_fed and hop == handed_out:
+                self._out += self._upload.prepare(download)
         fetched = [d for d in self._downloads.values() if not d.is_whole]
         given_up = superfluous(d for d in fetched if not d.is_patch)
         given_up += [d for d in fetched if d.is_patch and d.name not in hops]

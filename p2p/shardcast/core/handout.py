@@ -446,7 +446,8 @@ class HandOut:
     @property
     def _forwarding(self) -> float:
         """Seconds after which a chunk given to a root should be with all."""
-        return _FORWARDING * max(self._shortest, _LATE * self._confirm_time.value)
+        deepest = max(1, self.forest.depth - 1)
+        return _FORWARDING * deepest * max(self._shortest, _LATE * self._confirm_time.value)
 
     def _is_lost(self, chunk: int) -> bool:
         """Whether it was last given to a root that fell."""
