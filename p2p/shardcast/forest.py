@@ -258,18 +258,6 @@ class Forest:
         )
         return tuple(dict.fromkeys(peers[above] for above in nearest if above is not None))
 
-    @property
-    def depth(self) -> int:
-        """Hops from the origin to the farthest peers: the interior of a stripe is filled
-        breadth first, so its last peer is among them."""
-        return max((stripe.depth(self._farthest(stripe)) for stripe in self.stripes), default=0)
-
-    def _farthest(self, stripe):
-        lowest = stripe.root
-        while stripe.children.get(lowest):
-            lowest = stripe.children[lowest][0]
-        return lowest
-
     def rate(self, stripe: int) -> float:
         """Bytes per second that the root of ``stripe`` can pass on to each of its children, by
         its class; 0 if that is none."""

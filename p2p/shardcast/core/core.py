@@ -332,8 +332,14 @@ class ShardcastCore:
             is_handed_out = download.name == manifest.name_of(manifest.handed_out)
             if manifest.trainer == roster.origin and is_handed_out:
                 download.expect_pushes()  # other ways to the version are only pulled
-                if not download.is_whole:
-                    self._out += self._upload.prepare(download)
+                self._open_lines(download)
+
+    def _open_lines(self, download: Download) -> None:
+        """By a new roster, to those that this node will feed: in this version, or the next."""
+        if not download.is_whole:
+            self._out += self._upload.prepare(download)
+        elif download.manifest == self.newest:
+            self._out += self._upload.foresee(download)
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
@@ -745,6 +751,9 @@ class ShardcastCore:
         if self.statements.add_roster(roster):
             self._out.append(ev.Gossip(RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
+            newest = self._best_held()
+            if newest is not None and newest.manifest.trainer == self._local:
+                self._out += self._upload.foresee(newest)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""

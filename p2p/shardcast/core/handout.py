@@ -67,11 +67,11 @@ waits behind others in the origin's own queue, and is given four times as long."
 _OWN_PACE: Final = 1.5
 """Times what is usual among all roots that a root's own usual time may be, for its chunks to be
 late. A root whose own downlink is the narrowest has its chunks, and what it says of them,
-behind seven parents' in one queue: every version it was late again, and what it was given came
-twice to all. Eight uneven links, twelve seeds, times the bound: 1.144 in the mean without (worst
-1.178), 1.109 with (worst 1.147), and half the duplicates. With 2 it is 1.118, with 4 1.119, and
-a root whose uplink is a fifth of the others' is waited for: `lab_slow_relay` takes 1.59 times the
-bound instead of 1.14."""
+behind seven parents' in one queue: in every version it was late again, and what it was given
+came twice to all. Eight uneven links, twelve seeds, times the bound: 1.144 in the mean without
+(worst 1.178), 1.109 with (worst 1.147), and half the duplicates. With 2 it is 1.118, with 4
+1.119, and a root whose uplink is a fifth of the others' is waited for: `lab_slow_relay` takes
+1.59 times the bound instead of 1.14."""
 
 
 _IDLE: Final = 0.25
@@ -446,8 +446,7 @@ class HandOut:
     @property
     def _forwarding(self) -> float:
         """Seconds after which a chunk given to a root should be with all."""
-        deepest = max(1, self.forest.depth - 1)
-        return _FORWARDING * deepest * max(self._shortest, _LATE * self._confirm_time.value)
+        return _FORWARDING * max(self._shortest, _LATE * self._confirm_time.value)
 
     def _is_lost(self, chunk: int) -> bool:
         """Whether it was last given to a root that fell."""

@@ -287,7 +287,8 @@ class Upload:
 
         Dialled when the version is announced, before there is anything to send: if each relay
         waited for its first chunk, the hops of a stripe would dial one after another. Example:
-        60 peers four hops deep at 50 ms have 4 MB after 2.0 s instead of 3.2.
+        60 peers with 40 Mbit/s, four hops deep at 50 ms each, have the first 4 MB of a run
+        after 2.3 s instead of 3.4, in which all four honest roots were taken for liars.
         """
         return self._connect(download, download.manifest.version)
 
