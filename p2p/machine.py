@@ -489,24 +489,44 @@ def _read(path: Path, offset: int, length: int | None) -> bytes:
 
 
 def _write(path: Path, data: bytes | memoryview, offset: int | None) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     if offset is None:
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         return
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-        file.seek(offset)
-        file.write(data)
+    with _opened(path) as descriptor:
+        view = memoryview(data)
+        while view:
+            done = os.pwrite(descriptor, view, offset)
+            view, offset = view[done:], offset + done
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A descriptor to write with for the length of the block, made with its folders if need be.
+
+    Each call to the system costs a thread its turn, and on a busy machine it waits for the next
+    one: with 14 processes on two cores 3 ms and more each time. ``mkdir`` and Python's file
+    objects would make ten calls of these three.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 def _reserve(path: Path, size: int) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+    with _opened(path) as descriptor:
         if not size:
             return
         if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(file.fileno(), 0, size)
-        elif os.fstat(file.fileno()).st_size < size:  # macOS: it is found out when it is full
-            file.truncate(size)
+            os.posix_fallocate(descriptor, 0, size)
+        elif os.fstat(descriptor).st_size < size:  # macOS: it is found out when it is full
+            os.ftruncate(descriptor, size)
 
 
 def _append(path: Path, data: bytes) -> None:

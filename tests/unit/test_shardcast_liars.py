@@ -12,7 +12,7 @@ import math
 import pytest
 
 from p2p.errors import BadMessage
-from p2p.identity import verify
+from p2p.identity import PeerId, verify
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.receipts import ReceiptBook, StripeCounts
@@ -30,7 +30,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB, pack
 from tests.unit.shardcast_liars import LiarSwarm, roots_of
-from tests.unit.test_shardcast_core import MBIT, RUN, Policies, Swarm, key
+from tests.unit.test_shardcast_core import MBIT, RUN, Node, Policies, Swarm, key
 
 HONEST_8 = 3.65
 """Seconds of 16 MiB to eight honest peers with 40 Mbit/s each."""
@@ -100,6 +100,51 @@ def test_receipts_put_right_what_overclaimers_slow_down() -> None:
     honest = 1.98
     assert took[0] <= 2.2 * honest, "no receipt has come yet"
     assert max(took[1:]) <= 1.2 * honest
+
+
+def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
+    """Issue 12: each hop dialled when its first chunk came, one after the other. The chunks of
+    60 honest peers were so late that all four roots were taken for liars."""
+    swarm = LiarSwarm(60)
+    roster = swarm.roster
+    assert roster is not None
+    swarm.gossip_delay = swarm.latency  # sooner than a chunk
+    swarm.publish(1, 4 * MIB, 64 * KI)
+    swarm.run(swarm.gossip_delay)
+    forest = build_forest(roster, PolicyVersion(1))
+    for node in swarm.peers:
+        fed = {
+            child
+            for stripe in range(len(forest.stripes))
+            for child in forest.children(stripe, node.peer, lambda _: False)
+        }
+        assert dialled(node) == fed
+        assert not node.core.stats.from_peers, "no relay has had anything to pass on"
+
+
+def test_receipts_make_the_next_roster_before_the_next_version() -> None:
+    """Issue 12: one of 60 claims everything. Every relay dials by what the first version's
+    receipts say while there is nothing to send."""
+    swarm = LiarSwarm(60, claim=lambda n: 2.0**52 if n == 5 else 40 * MBIT)
+    boaster = list(swarm.nodes)[5]
+    swarm.publish(1, 4 * MIB, 64 * KI)
+    swarm.run(2)
+    before = swarm.newest
+    assert before.upload(boaster) > 2 * 40 * MBIT
+    for node in swarm.nodes.values():
+        node.effects.clear()
+    swarm.run(8)
+    after = swarm.newest
+    assert after.epoch > before.epoch
+    assert after.upload(boaster) <= before.upload(boaster) / 2
+    forest = build_forest(after, PolicyVersion(2))
+    assert dialled(swarm.origin) >= set(forest.roots)
+    root = swarm.nodes[forest.roots[0]]
+    assert dialled(root) >= set(forest.children(0, root.peer, lambda _: False))
+
+
+def dialled(node: Node) -> set[PeerId]:
+    return {effect.peer for effect in node.effects if isinstance(effect, ev.Connect)}
 
 
 def test_twelve_that_join_twenty_four_midway_cost_them_little() -> None:

@@ -88,6 +88,41 @@ def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
     assert handout.give(lambda peer: peer == root, 0.2) is None
 
 
+def test_a_root_is_late_by_its_own_confirmations_within_a_bound() -> None:
+    """Issue 12: the root behind the narrowest line was late in every version, and what it was
+    given came twice to all."""
+
+    def given_again_after(usual: float) -> float:
+        keys = [KeyPair(digest_of(b"%d" % number)) for number in range(8)]
+        entries = [RosterEntry(pair.peer_id) for pair in keys[1:]]
+        forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
+        anchored = Encoding.anchor(index_of([b"%d" % n for n in range(200)]), 200 * KI)
+        lines = Lines()
+        handout = HandOut(
+            PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines, shortest=0.5
+        )
+        slow, *quick = forest.roots
+        now, counts = 0.0, dict.fromkeys(forest.roots, 0)
+        for _ in range(8):  # `slow` confirms last each time, so most samples are the others'
+            while (step := handout.give(lambda _: True, now)) is not None:
+                counts[step[0]] += 1
+                handout.note_left(step[0], now)
+            for peer in (slow, *quick):
+                took = usual if peer == slow else 0.4
+                handout.confirm(peer, counts[peer], 999, now + took)
+            now += usual
+        while (step := handout.give(lambda _: True, now)) is not None:
+            counts[step[0]] += 1
+            handout.note_left(step[0], now)
+        for peer in quick:
+            handout.confirm(peer, counts[peer], 999, now + 0.4)
+        return handout.next_deadline - now
+
+    assert given_again_after(0.4) == pytest.approx(0.5, rel=0.1)
+    assert given_again_after(0.6) > 0.6
+    assert given_again_after(3.0) < 3.0, "one that takes for ever is not waited for"
+
+
 def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None:
     pace = ChunkPace(0.05, 0.0, 0.5)
     assert pace.silence(100) == pytest.approx(16 * 0.05)

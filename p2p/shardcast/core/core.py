@@ -332,6 +332,14 @@ class ShardcastCore:
             is_handed_out = download.name == manifest.name_of(manifest.handed_out)
             if manifest.trainer == roster.origin and is_handed_out:
                 download.expect_pushes()  # other ways to the version are only pulled
+                self._open_lines(download)
+
+    def _open_lines(self, download: Download) -> None:
+        """By a new roster, to those that this node will feed: in this version, or the next."""
+        if not download.is_whole:
+            self._out += self._upload.prepare(download)
+        elif download.manifest == self.newest:
+            self._out += self._upload.foresee(download)
 
     def _is_over(self, manifest: Manifest) -> bool:
         """Whether this version is not worth fetching (any more)."""
@@ -385,6 +393,8 @@ class ShardcastCore:
             for peer in self._pending.take_early(hop.name):
                 self._announcer.subscribe(hop.name, peer)
             self._downloads[hop.name] = download
+            if is_fed and hop == handed_out:
+                self._out += self._upload.prepare(download)
         fetched = [d for d in self._downloads.values() if not d.is_whole]
         given_up = superfluous(d for d in fetched if not d.is_patch)
         given_up += [d for d in fetched if d.is_patch and d.name not in hops]
@@ -741,6 +751,9 @@ class ShardcastCore:
         if self.statements.add_roster(roster):
             self._out.append(ev.Gossip(RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
+            newest = self._best_held()
+            if newest is not None and newest.manifest.trainer == self._local:
+                self._out += self._upload.foresee(newest)
 
     def _resume(self, event: ev.Resumed) -> None:
         """Take up what the disk holds; our own newest policy is announced again."""

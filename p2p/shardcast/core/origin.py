@@ -31,6 +31,11 @@ the peers that still listen."""
 _SETTLE: Final = 0.5
 """Shortest waits after a newcomer's first word until a new roster is signed (0.25 s at the
 usual ``stall``): others often come with it, as when a machine room starts."""
+_REPORTED: Final = 2
+"""Shortest waits after the last receipt of a hand-out until what it says is made a roster (1 s
+at the usual ``stall``). The next version would sign it, too, but then every relay would dial
+its children while it has chunks for them: 60 peers four hops deep took 2.0 s instead of 1.4
+after each change of the roster."""
 
 
 class Origin:
@@ -69,6 +74,8 @@ class Origin:
         self._regroup_at = math.inf
         """When to ask for a new roster."""
         self._regrouped_at = -math.inf
+        self._reported_at = math.inf
+        """When the peers have reported on a hand-out, as far as they do."""
 
     def publish(self, download: Download, *, resumed: bool) -> None:
         """``download`` is next, whatever was; ``resumed`` if an earlier life began to hand it
@@ -145,9 +152,10 @@ class Origin:
 
     def is_roster_due(self, now: float) -> bool:
         """Whether to ask for a new roster now; says so once."""
-        if now < self._regroup_at:
+        if now < min(self._regroup_at, self._reported_at):
             return False
         self._regroup_at, self._regrouped_at = math.inf, now
+        self._reported_at = math.inf
         return True
 
     def regroup(self, roster: Roster, now: float) -> None:
@@ -208,6 +216,8 @@ class Origin:
             return handout.confirm(peer, message.received, message.granted, now)
         if isinstance(message, Receipt):
             handout.note_receipt(peer, message)
+            if handout.exhausted:
+                self._reported_at = now + _REPORTED * self._stall
         else:
             self._complain(handout, message.peer, peer, now)
         return True
@@ -234,9 +244,13 @@ class Origin:
     def next_deadline(self) -> float:
         """When `expire` or `start` next has something to do."""
         if self.is_idle:
-            return self._regroup_at
+            return min(self._regroup_at, self._reported_at)
         handouts = self._handouts.values()
-        due = [self._regroup_at, *(handout.next_deadline for handout in handouts)]
+        due = [
+            self._regroup_at,
+            self._reported_at,
+            *(handout.next_deadline for handout in handouts),
+        ]
         if self._next is not None:
             turns = [h.progress + _OVERTIME * self._stall for h in handouts if not h.exhausted]
             due.append(max(turns, default=math.inf))  # `start` waits for every one of them

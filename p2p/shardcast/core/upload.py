@@ -280,11 +280,24 @@ class Upload:
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
         """Whom this node will feed in the version after ``download``, if its number is the
         next and the roster stays as it is."""
+        return self._connect(download, PolicyVersion(download.manifest.version + 1))
+
+    def prepare(self, download: Download) -> Iterator[ev.Connect]:
+        """Whom this node will feed in this version, by the newest roster.
+
+        Dialled when the version is announced, before there is anything to send: if each relay
+        waited for its first chunk, the hops of a stripe would dial one after another. Example:
+        60 peers with 40 Mbit/s, four hops deep at 50 ms each, have the first 4 MB of a run
+        after 2.3 s instead of 4.3, in which all four honest roots were taken for liars.
+        """
+        return self._connect(download, download.manifest.version)
+
+    def _connect(self, download: Download, version: PolicyVersion) -> Iterator[ev.Connect]:
         trainer = download.manifest.trainer
         roster = self._statements.roster(trainer)
         if roster is None:
             return
-        forest = build_forest(roster, PolicyVersion(download.manifest.version + 1))
+        forest = build_forest(roster, version)
         if trainer == self._local:
             fed = list(forest.roots)
         else:
