@@ -35,6 +35,7 @@ from roles.engines.base import (
 from roles.engines.config import EngineConfig, config_to_wire
 from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.fake import FakeEngine
+from roles.engines.lasting import open_lasting_worker
 from roles.shared.checked_json import DamagedFile
 from roles.shared.durable import Durable
 
@@ -56,7 +57,6 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
     "MissingDependency": MissingDependency,
     "StorageError": StorageError,
     "DamagedFile": DamagedFile,
-    "OSError": StorageError,  # a full disk, in the worker's words
 }
 """Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
 
@@ -68,7 +68,8 @@ async def open_engine(
     """Run an engine for the length of the block; its process ends with the block.
 
     Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any
-    method if its process ends, `EngineError` if a method fails.
+    method if its process ends (the next call has another, which holds nothing), `EngineLost` if
+    it always does, `EngineError` if a method fails.
     """
     if config.kind == "fake":
         yield FakeEngine(world, config)
@@ -76,7 +77,7 @@ async def open_engine(
     content, durable = ContentFolder(world.disk, f"{FOLDER}/{name}"), Durable(world, name)
     await durable.insist(content.clear)
     try:
-        async with world.open_worker(WORKER_ARGV, name=name) as worker:
+        async with open_lasting_worker(world, WORKER_ARGV, name=name) as worker:
             engine = WorkerEngine(world, worker, config, content, durable)
             await engine.configure()
             yield engine

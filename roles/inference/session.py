@@ -21,7 +21,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, WorkerDied
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
@@ -129,7 +129,8 @@ class InferenceSession:
         """The next submission, under a policy that the engine can work with.
 
         A trainer whose learning has broken down publishes weights that are no numbers, or with
-        which nothing can be computed: the policies after that may be sound again.
+        which nothing can be computed: the policies after that may be sound again. An engine
+        that has died is a machine's trouble, and loads the same one again.
         """
         while True:
             tried = self.node.shardcast.newest
@@ -138,6 +139,9 @@ class InferenceSession:
             except EngineError as error:
                 logger.error("engine_failed version=%d: %s; it awaits the next", tried, error)
                 await self.node.shardcast.wait_policy(PolicyVersion(tried + 1))
+            except WorkerDied as error:
+                logger.error("engine_died version=%d: %s; it is started again", tried, error)
+                self.forget_policy()
 
     async def produce(self) -> Submission:
         """Draw the next submission under the newest policy and keep it."""
@@ -188,6 +192,10 @@ class InferenceSession:
                 await self.engine.load(await node.shardcast.check_weights(version))
             self.claim(version, policy)
         return version
+
+    def forget_policy(self) -> None:
+        """The engine is another, which holds none."""
+        self._policy = b""
 
     def claim(self, version: PolicyVersion, policy: bytes) -> None:
         """Say, from now on, that work is done under this version, whose weights have this

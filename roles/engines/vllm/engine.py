@@ -22,6 +22,7 @@ from roles.engines.base import (
     Answers,
     Completion,
     EngineError,
+    EngineUnusable,
     Group,
     GroupTask,
     Sampling,
@@ -69,14 +70,14 @@ class VllmEngine:
         if self._vllm is None:
             self._vllm = self._open()
         if self._vllm.llm_engine.has_unfinished_requests():
-            raise EngineError(
+            raise EngineUnusable(
                 "a batch was left unfinished, and its completions would be written by two"
-                " policies: start the node again"
+                " policies"
             )
         self._is_loaded = False  # unless all of it succeeds
         self._tell("shoal_load", weights)
         if not self._vllm.reset_prefix_cache():
-            raise EngineError("vLLM kept states of the policy before: start the node again")
+            raise EngineUnusable("vLLM kept states of the policy before")
         self._is_loaded = True
 
     def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
