@@ -55,10 +55,12 @@ _EXPONENTS: Final[dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]]] = {
 }
 """Of each dtype that engines load, the integers as which it can be read, and the bits of the
 exponent: all of them are set in a number that is infinite or none, and in no other."""
-_HEAD: Final = "lm_head.weight"
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
 """What some files hold once more although it is tied. Nothing reads it then."""
-_FREQUENCIES: Final = "rotary_emb.inv_freq"
-"""End of the names of numbers that follow from the configuration. Nothing reads them."""
+FREQUENCIES: Final = "rotary_emb.inv_freq"
+"""End of the names of numbers that follow from the configuration, which old files hold. Nothing
+reads them."""
 
 
 def pin_folder(folder: Path) -> tuple[FilePin, ...]:
@@ -190,11 +192,11 @@ def tensor_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
     if shape.qk_norm:
         layer |= {f"self_attn.{one}_norm.weight": (head,) for one in "qk"}
     tensors: dict[str, tuple[int, ...]] = {
-        "model.embed_tokens.weight": (shape.vocabulary, width),
+        EMBEDDING: (shape.vocabulary, width),
         "model.norm.weight": (width,),
     }
     if not shape.tied:
-        tensors["lm_head.weight"] = (shape.vocabulary, width)
+        tensors[HEAD] = (shape.vocabulary, width)
     for number in range(shape.layers):
         tensors |= {f"model.layers.{number}.{name}": size for name, size in layer.items()}
     return tensors
@@ -257,7 +259,7 @@ def _check_tensor(
     path: Path, name: str, span: TensorSpan, expected: tuple[int, ...] | None
 ) -> None:
     if expected is None:
-        if name == _HEAD or name.endswith(_FREQUENCIES):
+        if name == HEAD or name.endswith(FREQUENCIES):
             return
         raise BadModel(
             f"{path}: {name!r:.80} is no tensor of the model that {CONFIG} describes"

@@ -15,8 +15,17 @@ from p2p.errors import BadMessage
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
-from proofs.checks import Judgement, Reason, Verdict, check_shape, judge, judge_pool
-from roles.engines.base import Engine, Group, GroupTask
+from proofs.checks import (
+    Evidence,
+    Judgement,
+    Limits,
+    Reason,
+    Verdict,
+    check_shape,
+    judge,
+    judge_pool,
+)
+from roles.engines.base import Engine, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.protocol.core.assignment import draw_order, run_sampling
@@ -112,10 +121,9 @@ class Replayer:
         if judgement.verdict is Verdict.ACCEPTED:
             await self._load(commitment.version, policy, weights)
             replayed = [task for _, task in tasks]
-            if job.is_suspect:
-                judgement = await self._replay_one(replayed, groups)
-            if judgement.verdict is Verdict.ACCEPTED:
-                judgement, logprobs = await self._replay(replayed, groups)
+            judgement, logprobs = await self._replay(
+                replayed, groups, is_suspect=job.is_suspect
+            )
         return await self._conclude(commitment, judgement, logprobs, tasks, groups)
 
     async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
@@ -143,29 +151,34 @@ class Replayer:
                 break
         return judgement
 
-    async def _replay_one(self, tasks: list[GroupTask], groups: tuple[Group, ...]) -> Judgement:
-        """What one group alone says, that a worker cannot foresee: else this would be the one
-        that it does as it should. If it is found in order, the whole is replayed.
-        """
-        place = self._rng.randrange(len(groups))
-        judgement, _ = await self._replay(tasks[place : place + 1], groups[place : place + 1])
-        return judgement
-
     async def _replay(
-        self, tasks: list[GroupTask], groups: tuple[Group, ...]
+        self, tasks: list[GroupTask], groups: tuple[Group, ...], *, is_suspect: bool
     ) -> tuple[Judgement, bytes]:
         """Run the model over the groups and hold what it says against the limits; its log-probs
         of all tokens.
+
+        Of a suspect one group goes first, and the others only if it is found in order. It is
+        chosen by chance: a worker that could foresee it would do that one as it should.
         """
         limits = self._standing.run.terms.limits
+        sampling = run_sampling(self._standing.run)
         await dawdle(self._node.world, "replay/slow replay")
-        scored = await self._engine.score(tasks, groups, run_sampling(self._standing.run))
-        pool = [one.evidence for one in scored]
-        for evidence in pool:
-            judgement = judge(evidence, limits)
+        parts = [list(range(len(groups)))]
+        if is_suspect:
+            first = self._rng.randrange(len(groups))
+            parts = [[first], [place for place in parts[0] if place != first]]
+        scored: dict[int, Scored] = {}
+        for places in filter(None, parts):
+            some = await self._engine.score(
+                [tasks[place] for place in places],
+                [groups[place] for place in places],
+                sampling,
+            )
+            scored.update(zip(places, some, strict=True))
+            judgement = _judge_all([scored[place].evidence for place in sorted(scored)], limits)
             if judgement.verdict is not Verdict.ACCEPTED:
                 return judgement, b""
-        return judge_pool(pool, limits), b"".join(one.logprobs for one in scored)
+        return judgement, b"".join(scored[place].logprobs for place in sorted(scored))
 
     async def _conclude(
         self,
@@ -202,3 +215,12 @@ class Replayer:
     def _signed(self, verdict: SignedVerdict) -> SignedVerdict:
         self._standing.check()  # an edition may have come since the submission was taken up
         return verdict.signed(self._node.world.signer)
+
+
+def _judge_all(pool: list[Evidence], limits: Limits) -> Judgement:
+    """Each group by itself, then all of them together."""
+    for evidence in pool:
+        judgement = judge(evidence, limits)
+        if judgement.verdict is not Verdict.ACCEPTED:
+            return judgement
+    return judge_pool(pool, limits)

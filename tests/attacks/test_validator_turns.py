@@ -16,7 +16,8 @@ from p2p.identity import KeyPair, PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Completion, Group, GroupTask, draw_all
+from roles.engines.base import Completion, Group, GroupTask, Sampling, draw_all
+from roles.engines.fake import FakeEngine
 from roles.envs.base import open_teaching
 from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
@@ -42,7 +43,6 @@ from roles.validator.core.fair_queue import (
 )
 from roles.validator.judge import ENGINE_FAILED, STALE, Judge
 from roles.validator.limits import GIVEN_UP
-from roles.validator.replay import Replayer
 from roles.validator.stats import ValidatorStats
 from tests.attacks.judged import accepted, forge, play, validator
 
@@ -191,13 +191,13 @@ class Stumbling(Inference):
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many groups the scorer was asked for, each time."""
     sizes: list[int] = []
-    replay = Replayer._replay
+    score = FakeEngine.score
 
-    async def counted(self: Replayer, tasks: Any, groups: Any) -> Any:
+    async def counted(self: FakeEngine, tasks: Any, groups: Any, sampling: Sampling) -> Any:
         sizes.append(len(groups))
-        return await replay(self, tasks, groups)
+        return await score(self, tasks, groups, sampling)
 
-    monkeypatch.setattr(Replayer, "_replay", counted)
+    monkeypatch.setattr(FakeEngine, "score", counted)
     return sizes
 
 

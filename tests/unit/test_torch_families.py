@@ -320,8 +320,14 @@ def test_a_tied_head_that_is_stored_too_is_skipped(tmp_path: Path) -> None:
     shape = SHAPES[Family.LLAMA]
     weights = random_weights(shape)
     folder = make_folder(tmp_path, shape)
-    write_weights(folder, {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]})
-    open_model(folder)
+    embedding = weights["model.embed_tokens.weight"]
+    other = replace(embedding, data=bytes(len(embedding.data)))
+    alone = open_model(folder)
+    write_weights(folder, {**weights, "lm_head.weight": other})
+    model = open_model(folder)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for one, same in zip(model.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one, same)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

@@ -22,17 +22,12 @@ from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
-from roles.models.bundle import CONFIG, WEIGHTS, weight_files
+from roles.models.bundle import CONFIG, FREQUENCIES, HEAD, WEIGHTS, weight_files
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in; they are converted to what the run computes in."""
-
-HEAD: Final = "lm_head.weight"
-"""The head's name, of which files of a tied model may hold a copy."""
-_FREQUENCIES: Final = "rotary_emb.inv_freq"
-"""End of the names of tensors that old files hold and that follow from the shape."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -111,7 +106,7 @@ def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
         for name, raw in _mapped(path).items():
             if name in stored:
                 raise EngineError(f"{path}: {name} is in another file of {weights} as well")
-            if (name != HEAD or not model.shape.tied) and not name.endswith(_FREQUENCIES):
+            if (name != HEAD or not model.shape.tied) and not name.endswith(FREQUENCIES):
                 stored[name] = raw
     return stored
 

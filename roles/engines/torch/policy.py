@@ -18,9 +18,9 @@ from torch import Tensor
 
 from roles.engines import safetensors
 from roles.engines.base import EngineError
-from roles.engines.torch.files import HEAD, encode_weights, sync_folder, write_atomically
+from roles.engines.torch.files import encode_weights, sync_folder, write_atomically
 from roles.engines.torch.model import TransformerModel
-from roles.models.bundle import INDEX, WEIGHTS, read_spans
+from roles.models.bundle import EMBEDDING, HEAD, INDEX, WEIGHTS, read_spans
 from roles.models.errors import BadModel
 
 _SUFFIX: Final = ".safetensors"
@@ -67,7 +67,7 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
     model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
     if model.shape.tied:
-        weights[HEAD] = weights["model.embed_tokens.weight"]
+        weights[HEAD] = weights[EMBEDDING]
     names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
     with path.open("wb") as file:

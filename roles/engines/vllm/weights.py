@@ -20,12 +20,10 @@ from torch import Tensor
 from roles.engines.base import EngineError
 from roles.engines.config import ModelShape
 from roles.engines.safetensors import TensorSpan
-from roles.models.bundle import read_spans, tensor_shapes, weight_files
+from roles.models.bundle import EMBEDDING, HEAD, read_spans, tensor_shapes, weight_files
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in."""
-_EMBEDDING: Final = "model.embed_tokens.weight"
-_HEAD: Final = "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,7 @@ class OpenWeights:
 
     def head(self) -> Tensor:
         """Of the head, which may be the embedding."""
-        return self._stored[_EMBEDDING if self._shape.tied else _HEAD].tensor()
+        return self._stored[EMBEDDING if self._shape.tied else HEAD].tensor()
 
     def _open(self, path: Path, opened: ExitStack) -> None:
         spans = read_spans(path)
@@ -89,7 +87,7 @@ class OpenWeights:
     def _check(self) -> None:
         expected = tensor_shapes(self._shape)
         if self._shape.tied:
-            self._stored.pop(_HEAD, None)  # some files hold the embedding twice
+            self._stored.pop(HEAD, None)  # some files hold the embedding twice
         if self._stored.keys() != expected.keys():
             odd = sorted(self._stored.keys() ^ expected.keys())
             raise EngineError(

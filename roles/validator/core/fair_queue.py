@@ -12,8 +12,8 @@ in the other all others, which get `STRANGERS_SHARE` of the time while both wait
 before nodes in debt. A rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a
 node behind for a minute, eight for four. Work of nodes in debt is scored a group first
 (`roles.validator.replay`), so that their share finds out several times as much. What the
-scorer has to spare, because the trainer
-takes nothing more, is for nodes in debt: most of their work needs no trainer.
+scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of
+their work needs no trainer.
 
 A rejection stays in the validator's ledger for ever, so nodes in debt, all together, get no
 more than `REJECTIONS` of them before earlier ones are forgiven: one identity that handed in
