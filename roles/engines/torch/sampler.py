@@ -5,12 +5,12 @@ Theory of operation
 Every completion is a row of one batch. Rows of the same group share their prompt: it is read
 once, and its keys and values are then repeated for each of them. All rows end at the same
 column of the cache: a row with a shorter past begins further to the right, and attention does
-not see what is to the left of it. So rows need not have begun together, nor have been asked for
-together: once a quarter of the batch has ended, or could be filled by rows that wait, the rest
-is moved together, columns that no row needs are dropped, and rows that wait are let in. How
-many rows there are follows from the bytes that keys and values may have (`CACHE_BYTES`); the
-cache grows with the longest row, so that short answers to a high limit cost what short answers
-cost.
+not see what is to the left of it; rows that see about as many columns are attended to together.
+So rows need not have begun together, nor have been asked for together: once a quarter of the
+batch has ended, or could be filled by rows that wait, the rest is moved together, columns that
+no row needs are dropped, and rows that wait are let in. How many rows there are follows from
+the bytes that keys and values may have (`CACHE_BYTES`); the cache grows with the longest row,
+so that short answers to a high limit cost what short answers cost.
 
 One step draws one token for every row, from float32 logits, a slice of rows at a time. The
 hidden state from which a token was drawn (final-normed, the head's input) is kept until there
@@ -34,7 +34,7 @@ from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import CACHE_BYTES, ROWS, cache_bytes
-from roles.engines.torch.model import CACHE_BLOCK, Cache, TransformerModel, slice_rows
+from roles.engines.torch.model import CACHE_BLOCK, Cache, RowParts, TransformerModel, slice_rows
 
 Keep: TypeAlias = Callable[[int, NDArray[np.float32]], None]
 """Takes the next hidden states of a completion, 32 of them or its last, (tokens, width);
@@ -51,6 +51,13 @@ at a feed-forward width of 5,000 the activations of so many have some 200 MB."""
 _MASK_VALUES: Final = 1 << 24
 """Values of the mask of what is read at once, 4 bytes each: 64 MiB. Binds from prompts of 4,096
 tokens on, which are read a part at a time."""
+
+_PART_VALUES: Final = 1 << 17
+"""Keys and values of a layer, 4 bytes each, that attention must be spared before a part of the
+batch gets a call of its own: half a megabyte, which takes about as long to read as a call.
+Measured at the body of 135 M parameters in float32, 64 rows of which 8 see 500 columns, 16 see
+300, 20 see 150 and 20 see 70: 0.21 CPU s a step in four parts, 0.29 in one; at 10 M parameters
+and 48 rows no difference."""
 
 _PAD: Final = 0
 """The token to the left of a short prompt: attention does not see it."""
@@ -161,6 +168,7 @@ class Sampler:
         self._is_end = np.zeros(model.shape.vocabulary, dtype=np.bool_)
         self._is_end[[end for end in end_tokens if end < model.shape.vocabulary]] = True
         self._slice = slice_rows(model.shape.vocabulary)
+        self._row_values = 2 * model.shape.key_heads * model.shape.head_width
         self._sampling: Sampling | None = None
         self._numbers = itertools.count()
         self._open: dict[int, tuple[_OpenGroup, int]] = {}  # by completion, with its slot
@@ -358,14 +366,33 @@ class Sampler:
     def _advance(self, chosen: NDArray[np.intp]) -> Tensor:
         """Read the last token of every row; return the state behind the next."""
         pads = torch.from_numpy(self._pads)[:, None]
-        visible = torch.arange(self._cache.used + 1) >= pads
+        columns, row, parts = torch.arange(self._cache.used + 1), 0, []
+        for count, first in self._parts():
+            seen = columns[first:] >= pads[row : row + count]
+            parts.append((count, first, seen[:, None, None]))
+            row += count
         hidden: Tensor = self._model(
             torch.from_numpy(chosen)[:, None],
             self._cache.used - pads,
-            visible[:, None, None],
+            RowParts(parts),
             self._cache,
         )
         return hidden[:, 0]
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """Rows of the batch, and the first column that one of them sees, part by part. Rows
+        stand in the order in which they were let in, the oldest first, so that those behind see
+        fewer columns.
+        """
+        parts, rows = list[tuple[int, int]](), len(self._pads)
+        # of each row, the first column that it or a row behind it sees
+        firsts = np.minimum.accumulate(self._pads[::-1])[::-1].tolist()
+        begin = 0
+        for row in range(1, rows):
+            if (rows - row) * (firsts[row] - firsts[begin]) * self._row_values > _PART_VALUES:
+                parts.append((row - begin, firsts[begin]))
+                begin = row
+        return [*parts, (rows - begin, firsts[begin])]
 
     def _draw_step(self, last: Tensor) -> NDArray[np.intp]:
         """Draw a token for every live row, and record it; the others get any token."""
