@@ -43,6 +43,7 @@ from bench.report import Report
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from proofs.sampling import DrawRule
 from roles.calibrate.limits import (
+    POOL,
     Rate,
     binomial_bound,
     fit,
@@ -178,7 +179,7 @@ def describe(
     bound = binomial_bound(wrong, groups.of)
     print(
         f"{way.name}: {len(found)} groups, {tokens} tokens: {groups.rejected} rejected (at most"
-        f" {bound:.2%} judged wrong, 95 %), pools of {limits.pooled_groups}:"
+        f" {bound:.2%} judged wrong, 95 %), pools of {POOL}:"
         f" {pools.rejected} of {pools.of};"
         f" {', '.join(f'{count} {reason}' for reason, count in reasons.items())}"
     )
@@ -204,6 +205,8 @@ def record(
         ("exponents off", "at most", [float(max(one.exponent_mismatches for one in found))]),
         ("mantissa mean", "ulp", [one.mantissa_mean for one in found]),
         ("mantissa mean, worst", "ulp", [max(one.mantissa_mean for one in found)]),
+        ("mantissas, worst chunk", "ulp", [max(one.mantissa_worst for one in found)]),
+        ("chunks", "of a group", [one.chunks for one in found]),
         ("mantissa mean, least", "ulp", [min(one.mantissa_mean for one in found)]),
         ("draw distance", "at most", [max(one.draw_distance for one in found)]),
         ("gap, mean", "of scores", [gap]),

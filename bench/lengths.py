@@ -31,6 +31,7 @@ from roles.engines import safetensors
 from roles.engines.base import Engine, Group, GroupTask, Sampling, draw_all
 from roles.engines.client import WorkerEngine, open_engine
 from roles.engines.config import MAX_END_TOKENS, EngineConfig, ModelShape
+from roles.engines.lasting import LastingWorker
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
 
@@ -154,6 +155,8 @@ def write_chance(shape: ModelShape, path: Path) -> None:
 def _cpu_seconds(engine: Engine) -> float:
     """Of this process and the engine's."""
     assert isinstance(engine, WorkerEngine)
-    assert isinstance(engine._worker, ProcessWorker)
-    fields = Path(f"/proc/{engine._worker.pid}/stat").read_text().rpartition(")")[2].split()
+    assert isinstance(engine._worker, LastingWorker)
+    process = engine._worker._worker
+    assert isinstance(process, ProcessWorker)
+    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
     return time.process_time() + (int(fields[11]) + int(fields[12])) / _TICKS

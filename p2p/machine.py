@@ -15,6 +15,7 @@ import itertools
 import math
 import os
 import secrets
+import select
 import shutil
 import signal
 import stat
@@ -46,6 +47,15 @@ WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
 """Of a child's environment. Sets of text then come in one order in every worker process, on
 every node: in another order five of the 106 families of reasoning-gym make another task of a
 seed."""
+WORKER_MARK: Final = "SHOAL_WORKER"
+"""Variable of a child's environment, another value for each: what it starts inherits it, and is
+found by it (`end_marked`)."""
+MARKED_ROUNDS: Final = 16
+"""Looks for processes with a mark: one ends those that are there, a second those that they
+started meanwhile. What starts others faster than that goes on."""
+MARKED_MS: Final = 1000
+"""Milliseconds for one of them to end: a kernel that is busy with it may take longer, and then
+the next look finds it again."""
 DISK_THREADS: Final = 40
 """Calls to the disk at a time: as many as trio gives to everything together."""
 MAX_DESCRIPTORS: Final = 65536
@@ -226,14 +236,15 @@ class RealWorld:
         self, argv: Sequence[str], *, name: str
     ) -> AsyncIterator[ProcessWorker]:
         """Run ``python -m`` ``argv`` as a child for the length of the block."""
+        mark = secrets.token_hex(8)
         process = await trio.lowlevel.open_process(
             [sys.executable, "-m", *argv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **WORKER_VARIABLES},
+            env={**os.environ, **WORKER_VARIABLES, WORKER_MARK: mark},
             process_group=0,  # with what it starts, which ends with it
         )
-        worker = ProcessWorker(process, name)
+        worker = ProcessWorker(process, name, mark)
         try:
             yield worker
         finally:
@@ -254,9 +265,11 @@ class RealWorld:
 class ProcessWorker:
     """Frames over the pipes of a child: 4 bytes of big-endian length, then the payload."""
 
-    def __init__(self, process: trio.Process, name: str) -> None:
+    def __init__(self, process: trio.Process, name: str, mark: str) -> None:
+        """``mark`` is in the environment of the child, and of what it starts."""
         self._process = process
         self._name = name
+        self._mark = mark
         self._turn = trio.Lock()
 
     @property
@@ -287,9 +300,13 @@ class ProcessWorker:
                 )
             return await self._read(length)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # Its pipe ends before it does: how it ended is what its operator must know.
+            with trio.move_on_after(KILL_AFTER):
+                await self._process.wait()
+            code = self._process.poll()
             self._kill()
             raise WorkerDied(
-                f"the worker process of {self._name} ended (exit {self._process.poll()})"
+                f"the worker process of {self._name} ended (exit {code})"
             ) from None
 
     async def _read(self, count: int) -> bytes:
@@ -311,6 +328,7 @@ class ProcessWorker:
             await self._process.wait()
         self._kill()
         await self._process.wait()
+        await trio.to_thread.run_sync(end_marked, self._mark)
         await self._process.stdout.aclose()
 
     def _kill(self) -> None:
@@ -321,6 +339,57 @@ class ProcessWorker:
         """
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def end_marked(mark: str) -> None:
+    """End what a worker started that left its process group (``setsid``), wherever it hangs in
+    the tree of processes by now.
+
+    On Linux only, and not what has replaced its environment on purpose. A subreaper would find
+    that as well, but it would have to be the node, and end children that are not its own in a
+    program that a node is a part of.
+    """
+    wanted = f"{WORKER_MARK}={mark}".encode()
+    for _ in range(MARKED_ROUNDS):
+        if not sum(_end_if_marked(pid, wanted) for pid in _process_ids()):
+            return
+
+
+def _process_ids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+    except FileNotFoundError:  # macOS
+        return []
+
+
+def _end_if_marked(pid: int, wanted: bytes) -> bool:
+    """Whether it was ended. It is held while it is looked at: its number might be another
+    process's by then."""
+    if not _is_marked(pid, wanted):
+        return False
+    try:
+        held = os.pidfd_open(pid)
+    except OSError:  # it has gone
+        return False
+    try:
+        if not _is_marked(pid, wanted):
+            return False
+        signal.pidfd_send_signal(held, signal.SIGKILL)
+        ended = select.poll()
+        ended.register(held, select.POLLIN)
+        ended.poll(MARKED_MS)
+    except OSError:
+        return False
+    finally:
+        os.close(held)
+    return True
+
+
+def _is_marked(pid: int, wanted: bytes) -> bool:
+    try:
+        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # it has gone, or is another user's
+        return False
 
 
 class RealDisk:

@@ -46,6 +46,7 @@ class Reason(Enum):
     MALFORMED_PROOF = "malformed activation proof"
     EXPONENTS = "activation exponents differ"
     MANTISSA_MEAN = "activation mantissas differ on average"
+    MANTISSA_CHUNK = "activation mantissas differ in one chunk"
     MANTISSA_MEDIAN = "activation mantissas differ at the median"
     # Sampling: other tokens than the seed gives.
     DRAW_DISTANCE = "a token is far from its seeded draw"
@@ -56,6 +57,15 @@ class Reason(Enum):
     IMPROBABLE_END = "ended where an end was improbable"
     SURPRISE = "tokens implausible under the policy"
 
+
+# Were the errors of chunks normal, the largest of their means would fall with the square root
+# of their number. They are not: of 144 groups of sums two had errors 1.5 times those of the
+# third, and a mean with such an outlier in it falls with their number. This is between both: of
+# 20,000 pools of 2 to 32 honest groups none was above the limit, as with the square root, which
+# finds int8 weights in one of 4 groups of open questions instead of all, and a step older in 8
+# % of pools of 8 groups of sums instead of 93 %.
+MEAN_POWER: Final = 0.75
+"""How the limit of a mean falls with the number of chunks: `Limits.mantissa_limit`."""
 
 MAX_LIMIT: Final = 1e9
 """The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
@@ -73,8 +83,10 @@ class Evidence:
     exponent_mismatches: int
     """Largest count over the group's TOPLOC chunks."""
     mantissa_mean: float
-    """Largest mean mantissa error over the chunks."""
+    """Mean of the chunks' mean mantissa errors, each scaled as that of a whole chunk and
+    weighted by how much of it is evidence of its own (`proofs.toploc.independence`)."""
     mantissa_median: float
+    """Largest over the chunks, scaled."""
     draw_distance: float
     """Largest distance of a uniform to the CDF interval of the token that was claimed for it;
     0 under the rule Gumbel."""
@@ -92,6 +104,11 @@ class Evidence:
     """
     surprise: float
     """z-statistic of the summed surprise of the tokens."""
+    mantissa_worst: float
+    """Largest mean mantissa error of a chunk, scaled."""
+    chunks: float
+    """Whole chunks that the group's are worth as evidence: what they weigh together. 1.0 if all
+    completions are equal and short, and no less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,13 +127,13 @@ class Limits:
     models, other GPUs) let everything small pass."""
 
     mantissa_mean: float
-    """Honest: at most 0.01 in fp32, 2.5 in bf16. This does the work: a constant polynomial
-    agrees in 121 of 128 exponents.
-
-    In bf16 a group of short answers needs more, and so a run of its own calibration: a trained
-    policy gives one sum of four tokens in all 16 answers, whose noise is that of a single
-    chunk. Of 16 such groups one had 3.4 (torch wrote and read) or 5.9 (vLLM wrote); int8
-    weights have 4.0 to 6.0 there, which only a pool tells apart."""
+    """Of one chunk. This does the work: a constant polynomial agrees in 121 of 128 exponents.
+    Honest: at most 0.017 in fp32. In bf16 the mean is 1.3 to 1.45, and of 144 groups of sums,
+    in which a trained policy gives the same four tokens in all 16 answers and so one chunk in
+    all, two had 3.5 to 3.7, the others 2.7 at most; int8 weights have 2.2 to 3.4 there, a real
+    step older 1.7 to 5.2, fp8 weights 4.8 to 6.0. So a chunk proves little, and a limit that
+    finds those out in one would refuse a tenth of honest groups (3.2 of the unscaled worst
+    chunk did). What it takes is more chunks: `mantissa_limit`."""
 
     mantissa_median: float
     """Honest: 0 in fp32, where under 1 value in 100 differs at all. The paper allows 8 in
@@ -135,12 +152,13 @@ class Limits:
 
     gap_max: float
     """Rule Gumbel: by how much the score of a token may be below the best. Honest: no token
-    differs in fp32; at most 0.28 in bf16 (temperature 0.9: 0.99, int8 weights: 0.77)."""
+    differs in fp32; in bf16 at most 0.60 of 40,000 tokens (best of 4: 13; int8 weights and
+    temperature 0.9, 0.3 to 1.3 a group, are known by other numbers)."""
 
     mismatch_share: float
     """Largest honest share of tokens that the seed does not give. fp32: none of 45,000 tokens
     (beyond ``mismatch_distance``), which bounds it by 1e-4 with 98 % confidence; bf16 under the
-    rule Gumbel: 0.3 to 1.4 %, against int8 weights 4.8 and temperature 0.9 8.8 %."""
+    rule Gumbel: 0.3 to 2.1 %, against int8 weights 4.4 to 4.8 and temperature 0.9 8.8 %."""
 
     false_alarm: float = 1e-4
     """Chance that honest work with that share exceeds the limit on the number of mismatches."""
@@ -161,23 +179,20 @@ class Limits:
     100,000 times as many groups, 20."""
 
     pooled_mantissa_mean: float
-    """Mean of `Evidence.mantissa_mean` over a submission: 1.2 times the calibrated honest mean.
-    In bf16 it sees weights one step old (3.3), where some single groups do not. Honest: 1.5 to
-    1.8 in groups of 8 short answers, 2.1 in those of 16 answers of 48 tokens, as a group's
-    worst chunk counts; the longer a run's answers are, the more it needs calibration."""
+    """Of many chunks: 1.2 times the honest mean. Between one and many see `mantissa_limit`."""
 
     pooled_gap_mean: float
-    """Rule Gumbel: mean gap of a submission's tokens. bf16: honest 0.0005 to 0.0007, int8
-    weights 0.0068, temperature 0.9 0.023."""
+    """Rule Gumbel: mean gap of very many tokens. Between ``pooled_tokens`` and these see
+    `gap_limit`. bf16: honest 0.0005 to 0.0011, int8 weights 0.0068, temperature 0.9 0.022."""
 
-    pooled_groups: int = 16
-    """Groups below which a mean over them says nothing: honest spread between sequences is 30
-    %.
-    """
+    pooled_groups: int = 2
+    """Groups of a submission below which no mean mantissa error over them is compared. Two: the
+    limit already knows how many chunks there are, and a single group is judged by itself. It
+    was 16 when a mean over any number of groups had one limit."""
 
     pooled_tokens: int = 1000
-    """Tokens below which a mean gap says nothing: 1.4 % of honest tokens have one, of 0.05, so
-    that the mean of 1,000 is uncertain by 0.0003."""
+    """Tokens below which a mean gap says nothing: 1.4 % of honest tokens have one, of 0.05, and
+    those of equal answers come together: one group of sums had six of its 78."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -187,6 +202,31 @@ class Limits:
                 )
         if not 0 < self.false_alarm <= 0.5:
             raise ValueError("false_alarm is a probability, above 0 and at most one half")
+
+    def mantissa_limit(self, chunks: float) -> float:
+        """Of the mean error of so many independent chunks: `pooled_mantissa_mean`, and what
+        `mantissa_mean` is above it divided by their number to the power `MEAN_POWER`.
+
+        In bf16 (5.0, 1.7): one chunk 5.0; 15 of a group of open questions 2.13 (honest 1.1 to
+        1.6, int8 weights 2.2 to 2.8); 6 of four groups of sums 2.6, and 23 of 16 groups 2.0
+        (honest 1.2 to 1.8; a step older 2.45 and 2.76, int8 2.85); 240 of 16 groups of open
+        questions 1.75 (1.31; int8 2.5).
+        """
+        share = 1.0 if chunks <= 1 else chunks**-MEAN_POWER
+        above = self.mantissa_mean - self.pooled_mantissa_mean
+        return self.pooled_mantissa_mean + above * share
+
+    def gap_limit(self, tokens: int) -> float:
+        """Of the mean gap of so many tokens: `gap_max` below ``pooled_tokens``, twice
+        `pooled_gap_mean` there, and less as the error of a mean falls.
+
+        In bf16 (0.002) 0.004 for 1,000 tokens, 0.0027 for 8,000. Of 2,000 pools of honest
+        groups with so many the largest means were 0.0036 (sums), 0.0027 and 0.0015 (open
+        questions); the 0.002 that it was for any number refused one in thirty of the first.
+        """
+        if not tokens >= self.pooled_tokens:
+            return self.gap_max
+        return self.pooled_gap_mean * (1 + math.sqrt(self.pooled_tokens / max(tokens, 1)))
 
     @classmethod
     def fp32(cls) -> Limits:
@@ -210,13 +250,13 @@ class Limits:
         """For runs in bfloat16 with Gumbel draws: single groups are noisy, pools are not."""
         return cls(
             exponent_mismatches=14,
-            mantissa_mean=3.2,
-            mantissa_median=3.0,
+            mantissa_mean=5.0,
+            mantissa_median=4.0,
             mismatch_distance=0.05,
             draw_distance=0.15,
-            gap_max=0.5,
-            mismatch_share=0.02,
-            pooled_mantissa_mean=2.5,
+            gap_max=0.9,
+            mismatch_share=0.025,
+            pooled_mantissa_mean=1.7,
             pooled_gap_mean=0.002,
         )
 
@@ -293,16 +333,18 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
     if evidence.tokens <= 0:
         return Judgement(Verdict.INCONCLUSIVE, Reason.NO_TOKENS)
     mismatches = poisson_limit(limits.mismatch_share * evidence.tokens, limits.false_alarm)
-    # a mean over few tokens may be as large as one of them
-    is_long = evidence.tokens >= limits.pooled_tokens
-    gaps = limits.pooled_gap_mean if is_long else limits.gap_max
     upper: tuple[tuple[Reason, float, float], ...] = (
         (Reason.EXPONENTS, evidence.exponent_mismatches, limits.exponent_mismatches),
-        (Reason.MANTISSA_MEAN, evidence.mantissa_mean, limits.mantissa_mean),
+        (
+            Reason.MANTISSA_MEAN,
+            evidence.mantissa_mean,
+            limits.mantissa_limit(evidence.chunks),
+        ),
+        (Reason.MANTISSA_CHUNK, evidence.mantissa_worst, limits.mantissa_limit(1.0)),
         (Reason.MANTISSA_MEDIAN, evidence.mantissa_median, limits.mantissa_median),
         (Reason.DRAW_DISTANCE, evidence.draw_distance, limits.draw_distance),
         (Reason.DRAW_GAP, evidence.gap_max, limits.gap_max),
-        (Reason.DRAW_GAPS, evidence.gap_mean, gaps),
+        (Reason.DRAW_GAPS, evidence.gap_mean, limits.gap_limit(evidence.tokens)),
         (Reason.DRAW_MISMATCHES, evidence.draw_mismatches, mismatches),
         (Reason.SURPRISE, abs(evidence.surprise), limits.surprise),
     )
@@ -321,8 +363,9 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
     well.
 
     The number of tokens that differ from their seeded draws is held against the Poisson
-    distribution of honest work; the mean gap, from ``pooled_tokens`` tokens on, and the
-    mantissa error, from ``pooled_groups`` groups on, against what is honest.
+    distribution of honest work; the mean gap, from ``pooled_tokens`` tokens on, and the mean
+    mantissa error, from ``pooled_groups`` groups on, against the limits of so many tokens and
+    chunks.
     """
     malformed = sum(bool(evidence.malformed) for evidence in pool)
     if malformed:
@@ -336,12 +379,15 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
         return _rejected(Reason.DRAW_MISMATCHES, mismatches, allowed)
     if tokens >= limits.pooled_tokens:
         gap = sum(evidence.gap_mean * evidence.tokens for evidence in pool) / tokens
-        if not gap <= limits.pooled_gap_mean:
-            return _rejected(Reason.DRAW_GAPS, gap, limits.pooled_gap_mean)
+        limit = limits.gap_limit(tokens)
+        if not gap <= limit:
+            return _rejected(Reason.DRAW_GAPS, gap, limit)
     if len(pool) >= limits.pooled_groups:
-        mean = sum(evidence.mantissa_mean for evidence in pool) / len(pool)
-        if not mean <= limits.pooled_mantissa_mean:
-            return _rejected(Reason.MANTISSA_MEAN, mean, limits.pooled_mantissa_mean)
+        chunks = sum(evidence.chunks for evidence in pool)
+        total = sum(evidence.mantissa_mean * evidence.chunks for evidence in pool)
+        limit = limits.mantissa_limit(chunks)
+        if not total <= limit * chunks:
+            return _rejected(Reason.MANTISSA_MEAN, total / chunks if chunks else total, limit)
     return ACCEPTED
 
 

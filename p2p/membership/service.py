@@ -173,8 +173,11 @@ class Membership:
         anchors, self._anchors = self._anchors, ()
         if others or anchors:
             self._driver.feed(Bootstrap(others, anchors))
-        if not others:
-            return
+        if others:
+            await self.wait_neighbour()
+
+    async def wait_neighbour(self) -> None:
+        """Return once there is a neighbour."""
         while not self._core.has_neighbour:
             await self._joined.wait()
 

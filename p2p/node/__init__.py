@@ -9,7 +9,7 @@ The files, in the order in which to read them
 `services` is what it gives: a `Node`, as roles see it; `role` is what a role must be. `wiring`
 is what services learn from each other, and how a node finds its fellows. `rundoc` keeps the run
 document: where it comes from, what may replace it, which peer gets it; `admission` asks it who
-may do what.
+may do what. `trouble` is what one peer may cause, and what a person can look into then.
 
 Around that, a process: `cli` (the command lines ``shoal`` and ``shoal node``), `usage` (what
 all our command lines do alike), `process` (folder, lock, log, signals), `live` (the line for a

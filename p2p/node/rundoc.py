@@ -37,12 +37,7 @@ from p2p.concurrency import Notifier
 from p2p.errors import (
     BadMessage,
     ConfigError,
-    LimitExceeded,
-    PeerUnreachable,
-    ProtocolNotSupported,
-    RemoteProtocolError,
     StorageError,
-    WrongPeer,
 )
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
@@ -55,6 +50,7 @@ from p2p.node.admission import (
     UnusableEdition,
     check_same_run,
 )
+from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.peers import VIOLATION
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, decode_off_loop
@@ -95,17 +91,6 @@ MAX_PAUSE: Final = 30.0
 """Seconds between rounds of asking the bootstrap peers at most. The pause doubles from
 ``ask_interval`` on: a peer that starts within the first seconds is met at once, and one that is
 gone costs two dials a minute."""
-
-PEER_TROUBLE: Final = (
-    PeerUnreachable,
-    ProtocolNotSupported,
-    RemoteProtocolError,
-    LimitExceeded,
-    trio.BrokenResourceError,
-    trio.ClosedResourceError,
-    trio.TooSlowError,
-)
-"""What asking one peer may raise without anything being wrong here."""
 
 logger = logging.getLogger(__name__)
 
@@ -525,23 +510,4 @@ class RunBook:
                 return "it answers and has no run file yet"
         except PEER_TROUBLE as error:
             logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
-            return _likely_cause(error)
-
-
-def _likely_cause(error: Exception) -> str:
-    """What a person can look into."""
-    match error:
-        case WrongPeer():
-            return "another node answers there: is the id in the address out of date?"
-        case PeerUnreachable():
-            return (
-                "nothing answers there: does that node run, is the address right, is there a"
-                " firewall?"
-            )
-        case trio.TooSlowError():
-            return "no answer in time: is there a firewall, or is that node very busy?"
-        case ProtocolNotSupported():
-            return "what answers there is no node of Shoal"
-        case BadMessage():
-            return f"its run file cannot be used: {error}"
-    return str(error) or type(error).__name__
+            return likely_cause(error)

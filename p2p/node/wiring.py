@@ -26,8 +26,9 @@ from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.node.admission import Capability, SignedRun
-from p2p.node.rundoc import PEER_TROUBLE, OtherRun, RunBook
+from p2p.node.rundoc import OtherRun, RunBook
 from p2p.node.services import Node
+from p2p.node.trouble import PEER_TROUBLE
 from p2p.shardcast import RosterEntry, Shardcast
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack, unpack_untrusted

@@ -635,15 +635,16 @@ class PolicyStore:
     async def _demote(self, entry: StoredPolicy) -> None:
         """A policy that was whole is not any more: under its final name nothing is wrong."""
         path = self._disk.locate(entry.weights)
+        if entry.source:  # its owner has changed it since, which is no damage
+            logger.info("source_changed path=%s: it is version %d no more", path, entry.version)
+            entry.disown()
+            return
         logger.warning(
             "weights_damaged path=%s: %d of %d spans are right, the rest is fetched again",
             path,
             len(entry.verified),
             len(entry.index),
         )
-        if entry.source:
-            entry.disown()
-            return
         await self._disk.remove(entry.part)
         await self._disk.rename(entry.final, entry.part)
         entry.mark_part()

@@ -40,6 +40,11 @@ _SIOCOUTQNSD: Final = 0x894B
 """Linux's request for the bytes of a socket that were never sent (linux/sockios.h). It costs
 1 µs."""
 _INT: Final = struct.Struct("i")
+_SIOCGIFADDR: Final = 0x8915
+"""Linux's request for the address of an interface."""
+_IFREQ: Final = struct.Struct("16s24s")
+"""Its argument: an interface's name, then a sockaddr, whose fifth byte is the IPv4 address'
+first."""
 BACKLOG: Final = 1024
 """Connections the kernel holds until we accept them: as many as handshakes may be pending."""
 DNS_THREADS: Final = 4
@@ -233,8 +238,8 @@ def _without_scope(name: tuple[str, int] | tuple[str, int, int, int]) -> tuple[s
 
 
 def _outward(wildcard: str) -> str:
-    """This machine's address on the way to the internet, or loopback without one. Sends
-    nothing.
+    """This machine's address on the way to the internet; without one, that of its first
+    interface, or loopback. Sends nothing.
 
     Raises `OSError` when the machine is out of sockets.
     """
@@ -246,7 +251,27 @@ def _outward(wildcard: str) -> str:
     except OSError as error:
         if error.errno in _EXHAUSTED:
             raise
-        return loopback
+        return _of_interface(family) or loopback
+
+
+def _of_interface(family: socket.AddressFamily) -> str:
+    """The address of the first interface but loopback that has one, or nothing.
+
+    For networks without a way out, such as the machines of a laboratory on one switch: by IPv4,
+    on Linux (netdevice(7)).
+    """
+    if fcntl is None or sys.platform != "linux" or family != socket.AF_INET:
+        return ""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                found = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode(), b""))
+            except OSError:  # this interface has no address
+                continue
+            addr = socket.inet_ntop(family, _IFREQ.unpack(found)[1][4:8])
+            if not addr.startswith("127."):
+                return addr
+    return ""
 
 
 class TcpListener:

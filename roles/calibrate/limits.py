@@ -8,17 +8,24 @@ from dataclasses import dataclass, fields
 from statistics import fmean, pstdev
 from typing import Final
 
-from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
+from proofs.checks import MEAN_POWER, Evidence, Limits, Verdict, judge, judge_pool
 from proofs.sampling import DrawRule
 
 MARGIN: Final = 1.5
 """By how much a limit exceeds the largest honest value: what was seen of some hundred groups is
 not the largest there is. Between 1.5 and the next cheat there is a factor of 1,000 in float32;
-in bfloat16 weights one step old begin at 1.2 to 1.5 times the honest maximum, and the means of
-16 groups tell those apart."""
+in bfloat16 weights one step old begin at 1.2 to 1.5 times the honest maximum, and means over
+many chunks tell those apart. Of a mean's largest deviation from the honest mean the same."""
 POOL_MARGIN: Final = 6.0
-"""Standard deviations of a mean over a pool that its limit is above the honest mean: one in a
-thousand million, if it were normal."""
+"""Standard deviations of a mean gap over a pool that its limit is above the honest mean: one in
+a thousand million, if it were normal."""
+MEAN_MARGIN: Final = 1.2
+"""By how much the mean mantissa error of very many chunks, and the mean gap of tokens, may
+exceed those measured: other questions, and another engine, had 0.95 to 1.1 times the error
+(`proofs.checks.Limits`)."""
+POOL: Final = 16
+"""Groups of the pools whose share of rejections is reported: a submission's, as it should be in
+bfloat16."""
 CONFIDENCE: Final = 0.95
 """Of all bounds that are reported."""
 SHARE_CONFIDENCE: Final = 0.98
@@ -57,7 +64,8 @@ def fit(honest: Sequence[Evidence], rule: DrawRule) -> Limits:
     def above(value: Callable[[Evidence], float]) -> float:
         return MARGIN * max(map(value, honest))
 
-    mean, spread = _moments([one.mantissa_mean for one in honest])
+    mean, deviation = _mantissas(honest)
+    pooled_mean = max(floor.pooled_mantissa_mean, MEAN_MARGIN * mean)
     gap, gap_spread = _moments([one.gap_mean for one in honest])
     distance = above(lambda one: one.draw_distance)
     counted = sum(one.draw_mismatches for one in honest) if rule is DrawRule.GUMBEL else 0
@@ -68,18 +76,18 @@ def fit(honest: Sequence[Evidence], rule: DrawRule) -> Limits:
         exponent_mismatches=max(
             floor.exponent_mismatches, math.ceil(above(lambda one: one.exponent_mismatches))
         ),
-        mantissa_mean=max(floor.mantissa_mean, above(lambda one: one.mantissa_mean)),
+        mantissa_mean=max(floor.mantissa_mean, pooled_mean + MARGIN * deviation),
         mantissa_median=float(math.ceil(above(lambda one: one.mantissa_median))),
         mismatch_distance=max(floor.mismatch_distance, distance),
         draw_distance=max(floor.draw_distance, distance),
         gap_max=max(floor.gap_max, above(lambda one: one.gap_max)),
         mismatch_share=max(floor.mismatch_share, poisson_bound(counted) / tokens),
         surprise=max(floor.surprise, above(lambda one: abs(one.surprise))),
-        pooled_mantissa_mean=max(
-            floor.pooled_mantissa_mean,
-            mean + POOL_MARGIN * spread / math.sqrt(floor.pooled_groups),
+        pooled_mantissa_mean=pooled_mean,
+        # at `pooled_tokens` the limit is twice this
+        pooled_gap_mean=max(
+            floor.pooled_gap_mean, MEAN_MARGIN * gap, (gap + POOL_MARGIN * gap_error) / 2
         ),
-        pooled_gap_mean=max(floor.pooled_gap_mean, gap + POOL_MARGIN * gap_error),
         pooled_tokens=pooled_tokens,
     )
 
@@ -105,6 +113,17 @@ def loosest(found: Sequence[Limits]) -> Limits:
 _LOW_IS_LOOSE: Final = frozenset({"end_probability", "false_alarm"})
 
 
+def _mantissas(honest: Sequence[Evidence]) -> tuple[float, float]:
+    """Mean error of all chunks; the largest deviation from it, that of a group's mean as if it
+    were of one chunk (`proofs.checks.Limits.mantissa_limit`)."""
+    chunks = sum(one.chunks for one in honest)
+    mean = sum(one.mantissa_mean * one.chunks for one in honest) / chunks
+    return mean, max(
+        max(one.mantissa_worst - mean, (one.mantissa_mean - mean) * one.chunks**MEAN_POWER)
+        for one in honest
+    )
+
+
 def _moments(values: Sequence[float]) -> tuple[float, float]:
     return fmean(values), pstdev(values)
 
@@ -116,10 +135,8 @@ def rejected_groups(evidence: Sequence[Evidence], limits: Limits) -> Rate:
 
 
 def rejected_pools(evidence: Sequence[Evidence], limits: Limits) -> Rate:
-    """Submissions of as many groups as a pooled mean needs that are rejected, for a group or as
-    a whole."""
-    size = limits.pooled_groups
-    pools = [evidence[at : at + size] for at in range(0, len(evidence) - size + 1, size)]
+    """Submissions of `POOL` groups that are rejected, for a group or as a whole."""
+    pools = [evidence[at : at + POOL] for at in range(0, len(evidence) - POOL + 1, POOL)]
     rejected = [
         rejected_groups(pool, limits).rejected > 0
         or judge_pool(pool, limits).verdict is Verdict.REJECTED

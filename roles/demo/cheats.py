@@ -201,6 +201,11 @@ class CheatSession(InferenceSession):
         for heat in HEATS:
             yield Attempt(mine, others, replace(honest, temperature=heat))
 
+    def forget_policy(self) -> None:
+        """Nor any other."""
+        super().forget_policy()
+        self.in_engine = NO_POLICY, False
+
     async def _load(self, weights: tuple[PolicyVersion, bool]) -> None:
         if weights == self.in_engine:
             return

@@ -2,7 +2,8 @@
 
 Read `base` first: what a role may ask of one, and the values that cross the border. `config` is
 what an engine is made of, and what a machine's owner allows. `client` opens one in a process of
-its own, where `worker` reads calls and answers them; `codec` is the calls' bytes,
+its own, which `lasting` replaces when it has died, and where `worker` reads calls and answers
+them; `codec` is the calls' bytes,
 `content` the files of what grows with the recipe, and `mapped` the worker's side of them.
 `fake` needs no model and is for simulations; `torch` computes, and so does `vllm`, for large
 models and for GPUs, but for training. `replay` makes evidence of what a scorer reads, for any

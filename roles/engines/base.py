@@ -22,6 +22,11 @@ class EngineError(ShoalError):
     """The engine could not do what was asked; the message says what, and why."""
 
 
+class EngineUnusable(Exception):
+    """An engine cannot go on, and another process could. Its own ends with this, as with a bug,
+    and the node starts another (`roles.engines.lasting`)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How completions are drawn; the same for all nodes of a run."""

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError
+from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError, WorkerDied
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.engines.base import (
@@ -35,6 +35,7 @@ from roles.engines.base import (
 from roles.engines.config import EngineConfig, config_to_wire
 from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.fake import FakeEngine
+from roles.engines.lasting import open_lasting_worker
 from roles.shared.checked_json import DamagedFile
 from roles.shared.durable import Durable
 
@@ -56,7 +57,6 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
     "MissingDependency": MissingDependency,
     "StorageError": StorageError,
     "DamagedFile": DamagedFile,
-    "OSError": StorageError,  # a full disk, in the worker's words
 }
 """Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
 
@@ -74,7 +74,8 @@ async def open_engine(
     """Run an engine for the length of the block; its process ends with the block.
 
     Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any
-    method if its process ends, `EngineError` if a method fails.
+    method if its process ends (the next call has another, which holds nothing), `EngineLost` if
+    it always does, `EngineError` if a method fails.
     """
     if config.kind == "fake":
         yield FakeEngine(world, config)
@@ -82,7 +83,7 @@ async def open_engine(
     content, durable = ContentFolder(world.disk, f"{FOLDER}/{name}"), Durable(world, name)
     await durable.insist(content.clear)
     try:
-        async with world.open_worker(WORKER_ARGV, name=name) as worker:
+        async with open_lasting_worker(world, WORKER_ARGV, name=name) as worker:
             engine = WorkerEngine(world, worker, config, content, durable)
             await engine.configure()
             yield engine
@@ -183,7 +184,7 @@ class WorkerEngine:
         except StorageError:
             raise
         except ShoalError:
-            self._under_way, self._has_room = 0, True
+            self._forget()
             raise
         finally:
             await self._content.forget([path])
@@ -191,6 +192,10 @@ class WorkerEngine:
     async def drop(self) -> None:
         """See `roles.engines.base.Generator`."""
         await self._call("drop")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is under way, in this process or in the next."""
         self._under_way, self._read, self._has_room = 0, 0, True
 
     async def score(
@@ -281,7 +286,11 @@ class WorkerEngine:
                 f"{method}: a request of {len(request)} bytes is over the limit of"
                 f" {codec.MAX_FRAME}"
             )
-        reply = codec.decode_reply(await self._worker.call(request))
+        try:
+            reply = codec.decode_reply(await self._worker.call(request))
+        except WorkerDied:
+            self._forget()
+            raise
         if isinstance(reply, codec.Failure):
             raise _KINDS.get(reply.kind, EngineError)(
                 f"{method} failed with {reply.kind}: {reply.message}"

@@ -8,6 +8,7 @@ ValueError. Foreign completions were checked by the node before they come here.
 
 from __future__ import annotations
 
+import errno
 from array import array
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
@@ -28,6 +29,14 @@ TOKEN: Final = "I"
 LOGPROB: Final = "f"
 """Four bytes: what every engine computes log-probs in."""
 
+DISK_REFUSES: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
+"""A disk that is full, over a quota, mounted read-only after an error, or failing: it may be
+mended while the node waits."""
+
+MAX_SAID: Final = 2000
+"""Characters of an error that cross the pipe: it may quote what an owner or a trainer wrote
+into a file, of any length, and characters that no encoding has."""
+
 LENGTH_BYTES: Final = 4
 """Frames are behind their big-endian length, of four bytes: more than a frame may have
 (`MAX_FRAME`)."""
@@ -39,6 +48,14 @@ class Failure:
 
     kind: str
     message: str
+
+
+def failure_of(error: Exception) -> Failure:
+    """What crosses the pipe of ``error``. Of what the operating system refuses, only a disk
+    that takes no data is worth trying again for as long as it takes."""
+    is_disk = isinstance(error, OSError) and error.errno in DISK_REFUSES
+    said = str(error)[:MAX_SAID].encode(errors="backslashreplace").decode()
+    return Failure("StorageError" if is_disk else type(error).__name__, said)
 
 
 def encode_request(method: str, *arguments: object) -> bytes:

@@ -192,6 +192,14 @@ class ContentFolder:
         size = await self._disk.size(path)
         if size != file.size:
             file.check(size or 0, b"")
+        try:
+            return await self._read(path, file, decode)
+        except FileNotFoundError as error:
+            raise DamagedFile(f"{file.path} was there, and cannot be read: {error}") from error
+
+    async def _read(
+        self, path: str, file: ContentFile, decode: Callable[[bytes], T]
+    ) -> list[T]:
         await self._check_digest(path, file)
         values, block, start = [], b"", 0
         for number, length in enumerate(file.sizes):

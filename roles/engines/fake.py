@@ -375,6 +375,8 @@ def _evidence(policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
         gap_max=0.0,
         end_probability=1.0,
         surprise=0.0,
+        mantissa_worst=mantissa,
+        chunks=1.0,
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import mmap
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,12 +67,19 @@ def open_content(
 @contextmanager
 def _opened(file: ContentFile) -> Iterator[mmap.mmap]:
     try:
-        with open(file.path, "rb") as opened:
+        with open(file.path, "rb", opener=_open_at_once) as opened:
+            if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+                raise DamagedFile(f"{file.path} cannot be read: it is no file")
             data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as error:  # it is gone, no file, or empty
+    except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # gone, or empty
         raise DamagedFile(f"{file.path} cannot be read: {error}") from error
     with data:
         yield data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """A pipe in the place of a file would be waited for until another process writes."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def write_content(path: str, records: Iterable[bytes], most: int) -> ContentFile:

@@ -9,7 +9,7 @@ states the largest values, of logits sums, and two bytes of log-prob per token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Final
 
 import numpy as np
@@ -36,6 +36,7 @@ class GroupReplay:
         end_tokens: frozenset[int],
         rule: DrawRule = DrawRule.CDF,
     ) -> None:
+        self._completions = [one.tokens for one in group.completions]
         self._lengths = [len(one.tokens) for one in group.completions]
         self._proofs = [one.proof for one in group.completions]
         # Engines index embeddings by them: what is no token was refused before.
@@ -82,11 +83,18 @@ class GroupReplay:
         malformed = ""
         if isinstance(activations, toploc.Malformed):
             malformed, activations = activations.reason, toploc.ToplocStats(0, 0, 0.0, 0.0)
+        chunks, mean = 0.0, 0.0
+        if not malformed:
+            counts = list(chain.from_iterable(toploc.independence(self._completions)))
+            means = zip(counts, activations.means, strict=True)
+            chunks = sum(counts)
+            if chunks:
+                mean = sum(count * one for count, one in means) / chunks
         evidence = Evidence(
             tokens=self._draws.tokens,
             malformed=malformed,
             exponent_mismatches=activations.exponent_mismatches,
-            mantissa_mean=activations.mantissa_mean,
+            mantissa_mean=mean,
             mantissa_median=activations.mantissa_median,
             draw_distance=self._draws.distance,
             draw_mismatches=self._draws.mismatches,
@@ -94,6 +102,8 @@ class GroupReplay:
             gap_max=self._draws.gap_max,
             end_probability=float(np.exp(self._logprobs[self._ended]).min(initial=1.0)),
             surprise=self._draws.surprise,
+            mantissa_worst=activations.mantissa_mean,
+            chunks=chunks,
         )
         return Scored(evidence, pack_logprobs(self._logprobs))
 

@@ -232,7 +232,7 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
             else:
                 value = server.call(method, arguments)
         except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
-            send(codec.encode_failure(codec.Failure(type(error).__name__, str(error))))
+            send(codec.encode_failure(codec.failure_of(error)))
         else:
             send(codec.encode_reply(value))
 

@@ -42,6 +42,7 @@ from roles.envs.contained import (
     task_of,
 )
 from roles.envs.frames import (
+    TOKENS,
     decode_reply_untrusted,
     rewards_untrusted,
     setup_to_wire,
@@ -108,8 +109,16 @@ class WorkerEnvironment:
     turn."""
 
     def __init__(
-        self, world: World, setup: EnvironmentSetup, ration: Ration, stack: AsyncExitStack
+        self,
+        world: World,
+        setup: EnvironmentSetup,
+        ration: Ration,
+        stack: AsyncExitStack,
+        *,
+        vocabulary: int = TOKENS,
     ) -> None:
+        """Of a model with ``vocabulary`` tokens: no engine could look up others."""
+        self._vocabulary = vocabulary
         self._world = world
         self._setup = setup
         self._ration = ration
@@ -130,12 +139,14 @@ class WorkerEnvironment:
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
         count = len(seeds)
-        read = partial(tasks_untrusted, least=count, most=count)
+        read = partial(tasks_untrusted, least=count, most=count, vocabulary=self._vocabulary)
         return await self._ask("tasks", read, list(seeds))
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
-        read = partial(tasks_untrusted, least=1, most=MAX_EVALUATION)
+        read = partial(
+            tasks_untrusted, least=1, most=MAX_EVALUATION, vocabulary=self._vocabulary
+        )
         return await self._ask("evaluation", read, patience=self._ration.opening)
 
     async def rewards(self, answers: Answers) -> list[float]:
@@ -236,7 +247,8 @@ async def open_environment_of(
         return
     async with AsyncExitStack() as stack:
         ration = Ration(memory=machine.environment_memory)
-        environment = WorkerEnvironment(world, setup, ration, stack)
+        vocabulary = run.terms.model.shape.vocabulary
+        environment = WorkerEnvironment(world, setup, ration, stack, vocabulary=vocabulary)
         await environment.open()
         yield environment
 

@@ -22,6 +22,8 @@ from roles.models.pin import FilePin
 MAX_ITEMS: Final = 16 * MIB
 """Numbers and texts of one reply: 8,192 tasks of an evaluation with prompts of 2,000 tokens. As
 many take 0.6 GB for the moment in which they are read."""
+TOKENS: Final = 1 << 32
+"""Token ids that an engine's content can hold (`roles.engines.codec.TOKEN`)."""
 MAX_FAILURE: Final = 600
 """Characters of a failure that are repeated: a sentence that quotes another."""
 
@@ -65,9 +67,11 @@ def decode_reply_untrusted(data: bytes) -> Any:
     return codec.Failure(kind, message[:MAX_FAILURE])
 
 
-def tasks_untrusted(value: object, least: int, most: int) -> list[Task]:
-    """As many tasks as were asked for. Raises `BadMessage`."""
-    return [_task_untrusted(one) for one in _listed_untrusted(value, least, most)]
+def tasks_untrusted(
+    value: object, least: int, most: int, *, vocabulary: int = TOKENS
+) -> list[Task]:
+    """As many tasks as were asked for, of tokens below ``vocabulary``. Raises `BadMessage`."""
+    return [_task_untrusted(one, vocabulary) for one in _listed_untrusted(value, least, most)]
 
 
 def rewards_untrusted(value: object, count: int) -> list[float]:
@@ -79,12 +83,14 @@ def rewards_untrusted(value: object, count: int) -> list[float]:
     return rewards
 
 
-def _task_untrusted(value: object) -> Task:
+def _task_untrusted(value: object, vocabulary: int) -> Task:
     prompt, answer, source, environment, kind = fields_untrusted(
         value, list, list, bytes, str, str, what="task"
     )
-    if not all(type(token) is int and token >= 0 for token in (*prompt, *answer)):
-        raise BadMessage("a task's prompt and answer are token ids")
+    if not all(type(token) is int and 0 <= token < vocabulary for token in (*prompt, *answer)):
+        raise BadMessage(f"a task's prompt and answer are token ids below {vocabulary:,}")
+    if not prompt:
+        raise BadMessage("a task's prompt is empty: there is nothing to go on from")
     return Task(tuple(prompt), tuple(answer), source, environment, kind)
 
 

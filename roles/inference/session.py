@@ -29,7 +29,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, WorkerDied
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
@@ -139,7 +139,8 @@ class InferenceSession:
         """The next submission, under a policy that the engine can work with.
 
         A trainer whose learning has broken down publishes weights that are no numbers, or with
-        which nothing can be computed: the policies after that may be sound again.
+        which nothing can be computed: the policies after that may be sound again. An engine
+        that has died is a machine's trouble, and loads the same one again.
         """
         while True:
             tried = self.node.shardcast.newest
@@ -147,8 +148,12 @@ class InferenceSession:
                 return await self.produce()
             except EngineError as error:
                 logger.error("engine_failed version=%d: %s; it awaits the next", tried, error)
-                await self._drop()
+                self._give_up()
                 await self.node.shardcast.wait_policy(PolicyVersion(tried + 1))
+            except WorkerDied as error:
+                logger.error("engine_died version=%d: %s; it is started again", tried, error)
+                self._give_up()
+                self.forget_policy()
 
     async def produce(self) -> Submission:
         """Draw until the next place is full, and keep its submission."""
@@ -235,11 +240,15 @@ class InferenceSession:
         await self.engine.submit(place.tasks, run_sampling(self.run))
 
     async def _drop(self) -> None:
-        """Give up what is under way; nothing behind it was handed in."""
+        """Give up what is under way, in the engine as well."""
+        self._give_up()
+        await self.engine.drop()
+
+    def _give_up(self) -> None:
+        """Forget the places under way; nothing behind them was handed in."""
         for _ in range(len(self._places)):
             self._room.release()
         self._places.clear()
-        await self.engine.drop()
 
     def _is_behind(self) -> bool:
         """Whether another policy than the engine's is to be worked under."""
@@ -266,10 +275,15 @@ class InferenceSession:
         if (version, policy) != (loaded, self._policy):
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
             self._policy = b""  # an engine that fails in the middle holds none
+            await self.engine.drop()  # what it had when it failed before
             with node.shardcast.pin(version):
                 await self.engine.load(await node.shardcast.check_weights(version))
             self.claim(version, policy)
         return version
+
+    def forget_policy(self) -> None:
+        """The engine is another, which holds none."""
+        self._policy = b""
 
     def claim(self, version: PolicyVersion, policy: bytes) -> None:
         """Say, from now on, that work is done under this version, whose weights have this

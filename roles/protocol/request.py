@@ -11,7 +11,7 @@ from p2p.errors import BadMessage
 from p2p.host import MAX_MESSAGE, request
 from p2p.identity import PeerId, ProtocolId
 from p2p.node.node import Node
-from p2p.node.rundoc import PEER_TROUBLE
+from p2p.node.trouble import PEER_TROUBLE
 from p2p.world import World, dawdle
 
 logger = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
 from roles.engines.config import Dtype
-from roles.envs.base import environment_digest
-from roles.envs.data import pin_data
+from roles.envs.base import environment_digest, make_environment
+from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.rl.recipe import Recipe
 from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
@@ -45,14 +45,21 @@ class DraftEnvironment:
     """Path of the file of questions that it reads: its name, size and digest are pinned."""
 
     def pin(self) -> EnvironmentPin:
-        """What the run file says of it. Raises `ConfigError` on a file that cannot be read."""
-        return EnvironmentPin(
+        """What the run file says of it. Raises `ConfigError` on a file that cannot be read, and
+        on kinds that the environment does not have: no node could open it."""
+        pin = EnvironmentPin(
             name=self.name,
             digest=environment_digest(self.name),
             weight=self.weight,
             kinds=self.kinds,
             data=pin_data(self.data) if self.data else None,
         )
+        if pin.kinds:
+            options: dict[str, object] = {"kinds": dict(pin.kinds)}
+            if pin.data is not None:
+                options["data"] = read_data(pin.data, str(Path(self.data).parent))
+            make_environment(self.name, **options)
+        return pin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

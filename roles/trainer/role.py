@@ -5,17 +5,22 @@ Its work is a `TrainerSession`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import ClassVar, Final, Self
 
+from p2p.concurrency import leaves
+from p2p.errors import WorkerDied
+from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
+from roles.engines.base import Engine
 from roles.engines.client import open_engine
-from roles.envs.client import open_environment_of
-from roles.run import run_of
+from roles.envs.client import ContainedEnvironment, open_environment_of
+from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
@@ -27,6 +32,8 @@ from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
+
+logger = logging.getLogger(__name__)
 
 INBOX: Final = "trainer/intake"
 """Where deliveries lie that were taken and not yet learnt from."""
@@ -110,23 +117,43 @@ class Trainer:
             ) as engine,
         ):
             ledger = await node.ledger.opened()
-            standing, durable = (
-                RoleStanding(node, "trainer", self.name),
-                Durable(node.world, self.name),
-            )
-            check = DeliveryCheck(node, run, environment, standing)
-            buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
-            inbox = Inbox(node.world, INBOX)
-            intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
-            curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
-            policies = PolicyFiles(
-                engine,
-                node.world.disk,
-                durable,
-                base=folder or "",
-                checkpoint_every=config.checkpoint_every,
-            )
-            self.session = TrainerSession(
-                node, recipe, engine, intake, curve, standing, policies
-            )
-            await self.session.work_forever()
+            # One for all sessions: an edition is held against the one that the engine is of.
+            standing = RoleStanding(node, "trainer", self.name)
+            while True:
+                self.session = self._session(
+                    node, run, standing, environment, engine, ledger, folder
+                )
+                try:
+                    await self.session.work_forever()
+                except* WorkerDied as died:
+                    # What it had learnt since its checkpoint went with the process: all is
+                    # taken from the disk, as after a restart of the node.
+                    logger.error(
+                        "engine_died %s; the trainer goes on from its disk", next(leaves(died))
+                    )
+
+    def _session(
+        self,
+        node: Node,
+        run: Run,
+        standing: RoleStanding,
+        environment: ContainedEnvironment,
+        engine: Engine,
+        ledger: Ledger,
+        folder: str | None,
+    ) -> TrainerSession:
+        recipe, config = run.terms.recipe, self._config
+        durable = Durable(node.world, self.name)
+        check = DeliveryCheck(node, run, environment, standing)
+        buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
+        inbox = Inbox(node.world, INBOX)
+        intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
+        curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
+        policies = PolicyFiles(
+            engine,
+            node.world.disk,
+            durable,
+            base=folder or "",
+            checkpoint_every=config.checkpoint_every,
+        )
+        return TrainerSession(node, recipe, engine, intake, curve, standing, policies)

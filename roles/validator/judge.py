@@ -23,7 +23,7 @@ import logging
 import math
 from typing import Final
 
-from p2p.errors import StorageError
+from p2p.errors import StorageError, WorkerDied
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
@@ -150,7 +150,7 @@ class Judge:
                     error, "submissions on which it fails are judged inconclusive"
                 )
                 return Ruling(self.give_up(commitment, ENVIRONMENT_FAILED))
-            except (EngineError, StorageError) as error:
+            except (EngineError, StorageError, WorkerDied) as error:
                 # Foreign tokens went in; that they have the right shape is no promise that no
                 # sum overflows.
                 author, version, index = (
@@ -159,6 +159,8 @@ class Judge:
                     commitment.index,
                 )
                 logger.error("engine_failed %s v%d/%d: %s", author, version, index, error)
+                if isinstance(error, WorkerDied):
+                    self._replayer.forget_policy()
                 return Ruling(self.give_up(commitment, ENGINE_FAILED))
 
     async def judge(self, job: Job, weights: str) -> Ruling:

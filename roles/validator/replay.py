@@ -93,7 +93,8 @@ class Replayer:
     async def judge(self, job: Job, weights: str) -> Ruling:
         """The verdict under the policy whose file is ``weights``.
 
-        Raises `EnvironmentFailed`, `EngineError`, `StorageError` and `AtRest`: no verdict then.
+        Raises `EnvironmentFailed`, `EngineError`, `WorkerDied`, `StorageError` and `AtRest`: no
+        verdict then.
         """
         submission = job.submission
         commitment = submission.commitment
@@ -131,9 +132,13 @@ class Replayer:
             await self._node.shardcast.check_weights(version)
             # Should the engine fail in the middle, it holds none, and not the one before:
             # honest work under that would be inconclusive for as long as no other is loaded.
-            self.loaded, self._policy = NO_POLICY, b""
+            self.forget_policy()
             await self._engine.load(weights)
             self.loaded, self._policy = version, policy
+
+    def forget_policy(self) -> None:
+        """The engine holds none: the next submission's is loaded."""
+        self.loaded, self._policy = NO_POLICY, b""
 
     def _open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
         """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""

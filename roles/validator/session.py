@@ -145,10 +145,12 @@ class ValidatorSession:
         world = self._world
         await self._recording.acquire()
         await self._standing.wait()
-        while not self._may_judge(deliveries):
+        # One reading of the clock: between two of them a debt may be forgiven, and the queue
+        # would be asked for the work of a debtor where there is none.
+        while not self._may_judge(deliveries, began := world.now()):
             await self._wait_work()
-        began = world.now()
-        job = self._queue.pop(began, of_debtors=not deliveries.has_room())
+        of_debtors = not deliveries.has_room()
+        job = self._queue.pop(began, of_debtors=of_debtors)
         job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
         try:
             ruling = await self._judge.decide(job)
@@ -164,6 +166,7 @@ class ValidatorSession:
             self._end_without_entry(job, verdict)
             return
         if verdict.verdict is Verdict.ACCEPTED:
+            self._queue.note_accepted(of_debtors=of_debtors)
             deliveries.expect()
         nursery.start_soon(self._record, job, ruling, deliveries)
 
@@ -184,13 +187,12 @@ class ValidatorSession:
         finally:
             timer.cancel()
 
-    def _may_judge(self, deliveries: Deliveries) -> bool:
+    def _may_judge(self, deliveries: Deliveries, now: float) -> bool:
         """Whether anything may be judged now: while the trainer takes nothing, what is likely
         to be rejected.
 
         Should that be accepted after all, one more delivery waits than `Deliveries` means to.
         """
-        now = self._world.now()
         if deliveries.has_room():
             return self._queue.has_work(now)
         return deliveries.has_room(1) and self._queue.has_debtor(now)

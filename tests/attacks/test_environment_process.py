@@ -7,16 +7,18 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import trio
 
-from p2p.errors import ConfigError
+from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.contained import EnvironmentFailed
+from roles.envs.frames import tasks_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.ration import interrupted
 
@@ -178,3 +180,26 @@ def test_what_runs_in_the_learners_process_is_interrupted_however_it_resists() -
         pytest.raises(TimeoutError, match="has not returned"),
     ):
         resist(3)
+
+
+@pytest.mark.usefixtures("game")
+async def test_tokens_that_a_model_does_not_have_reach_no_engine() -> None:
+    """An engine looked them up: its process ended with IndexError, for a prompt of none with
+    ZeroDivisionError, and from 2^32 on the node with OverflowError.
+    """
+    async with open_world() as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, SETUP, RATION, stack, vocabulary=5)
+        await environment.open()
+        for call in (partial(environment.tasks, [bytes(32)]), environment.evaluation):
+            with pytest.raises(EnvironmentFailed, match="token ids below 5"):
+                await call()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"), [([], []), ([9], []), ([7], [9]), ([1 << 32], []), ([-1], [])]
+)
+def test_a_task_is_of_tokens_that_there_are(prompt: list[int], answer: list[int]) -> None:
+    rest = [b"", "dire", ""]
+    assert tasks_untrusted([[[7], [8], *rest]], 1, 1, vocabulary=9)[0].prompt == (7,)
+    with pytest.raises(BadMessage, match="a task's prompt"):
+        tasks_untrusted([[prompt, answer, *rest]], 1, 1, vocabulary=9)

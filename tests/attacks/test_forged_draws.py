@@ -118,7 +118,7 @@ def test_in_bfloat16_limits_small_gaps_add_up_to_a_rejection() -> None:
         MODEL.score(HONEST[DrawRule.GUMBEL], DrawRule.GUMBEL), tokens=500, gap_max=0.05
     )
     limits = Limits.bf16()
-    forged = replace(evidence, gap_mean=0.0025, draw_mismatches=15)
+    forged = replace(evidence, gap_mean=0.0045, draw_mismatches=15)
     assert judge(forged, limits).verdict is Verdict.ACCEPTED
     assert judge_pool([forged], limits).verdict is Verdict.ACCEPTED
     assert judge_pool([forged] * 2, limits).reason is Reason.DRAW_GAPS
@@ -151,7 +151,9 @@ def test_a_token_outside_the_vocabulary_is_infinitely_far_off() -> None:
         [MODEL.states(one.tokens) for one in HONEST[DrawRule.CDF].completions]
     )
     replay.add_logits(logits @ MODEL.head)
-    evidence = replay.scored(toploc.ToplocStats(1, 0, 0.0, 0.0)).evidence
+    chunks = sum(-(-len(one.tokens) // 32) for one in HONEST[DrawRule.CDF].completions)
+    stats = toploc.ToplocStats(chunks, 0, 0.0, 0.0, (0.0,) * chunks)
+    evidence = replay.scored(stats).evidence
     assert evidence.draw_distance == inf
     assert evidence.surprise == inf
 

@@ -55,12 +55,16 @@ class Game:
                 except OSError:
                     pass
         match text:
-            case "fork":
+            case "fork" | "leave":
                 path = pathlib.Path(__file__).with_name("child")
                 lock = os.open(path, os.O_RDWR | os.O_CREAT)
                 fcntl.flock(lock, fcntl.LOCK_EX)
                 if os.fork():
                     os._exit(1)
+                if text == "leave":
+                    os.setsid()
+                    if os.fork():
+                        os._exit(0)
                 time.sleep(600)
             case "raise":
                 raise LookupError("no such word")
@@ -187,13 +191,16 @@ async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) 
             assert len(str(failed.value)) < 1000
 
 
-async def test_what_a_reward_starts_ends_with_its_process(folder: Path) -> None:
-    """It held the pipe, and computed on for as long as it liked: one more for each answer."""
+@pytest.mark.parametrize("text", ["fork", "leave"])
+async def test_what_a_reward_starts_ends_with_its_process(folder: Path, text: str) -> None:
+    """It held the pipe, and computed on for as long as it liked: one more for each answer. One
+    that called setsid, and was orphaned, was out of the reach of a signal to the group.
+    """
     tokenizer = Tokenizer.open(folder)
     async with opened(folder, replace(RATION, patience=2.0)) as environment:
         (task,) = await environment.tasks([bytes(32)])
         with pytest.raises(EnvironmentFailed):
-            await environment.rewards([(task, [(*tokenizer.encode("fork"), END)])])
+            await environment.rewards([(task, [(*tokenizer.encode(text), END)])])
         with (folder.parent / "child").open() as lock, trio.fail_after(60):
             wait = partial(fcntl.flock, lock, fcntl.LOCK_EX)
             await trio.to_thread.run_sync(wait, abandon_on_cancel=True)

@@ -105,7 +105,7 @@ def test_arbitrary_shapes(tokens: list[list[int]]) -> None:
     )
 
 
-@given(*[st.floats()] * 7, st.integers(0), st.integers(0), st.integers(0, 1 << 30))
+@given(*[st.floats()] * 8, st.integers(0), st.integers(0), st.integers(0, 1 << 30))
 @settings(max_examples=200, deadline=None)
 def test_arbitrary_evidence(
     mean: float,
@@ -115,11 +115,12 @@ def test_arbitrary_evidence(
     surprise: float,
     gap: float,
     gap_max: float,
+    chunks: float,
     exponents: int,
     mismatches: int,
     tokens: int,
 ) -> None:
-    numbers = (mean, median, distance, end, surprise, gap, gap_max)
+    numbers = (mean, median, distance, end, surprise, gap, gap_max, chunks)
     evidence = Evidence(
         tokens=tokens,
         malformed="",
@@ -132,6 +133,8 @@ def test_arbitrary_evidence(
         gap_max=gap_max,
         end_probability=end,
         surprise=surprise,
+        mantissa_worst=mean,
+        chunks=chunks,
     )
     judgement = judge(evidence, Limits.bf16())
     if any(math.isnan(number) for number in numbers) and tokens:

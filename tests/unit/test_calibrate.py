@@ -48,6 +48,8 @@ def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:
         gap_max=float(scale * rng.uniform(0.01, 0.2)),
         end_probability=1.0,
         surprise=float(rng.normal()),
+        mantissa_worst=float(scale * rng.uniform(1.9, 2.5)),
+        chunks=8.0,
     )
 
 
@@ -66,7 +68,7 @@ def test_limits_of_exact_numerics_are_those_of_float32() -> None:
     rng = np.random.default_rng(0)
     exact = replace(
         noisy(rng), exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0, gap_mean=0.0,
-        gap_max=0.0, draw_distance=1.3e-6, draw_mismatches=1, surprise=0.0,
+        mantissa_worst=0.0, gap_max=0.0, draw_distance=1.3e-6, draw_mismatches=1, surprise=0.0,
     )  # fmt: skip
     limits = fit([exact] * 200, DrawRule.CDF)
     assert limits == replace(Limits.fp32(), mismatch_share=poisson_bound(0) / 60_000) or (

@@ -34,6 +34,8 @@ CLEAN = Evidence(
     gap_mean=0.0,
     gap_max=0.0,
     surprise=0.0,
+    mantissa_worst=0.0,
+    chunks=1.0,
 )
 SURE = replace(CLEAN, draw_mismatches=1, draw_distance=5e-5)
 """Of a greedy answer under a policy that is nearly sure: within the limits, and rightly

@@ -26,6 +26,8 @@ HONEST = Evidence(
     gap_max=0.0,
     end_probability=1.0,
     surprise=0.5,
+    mantissa_worst=0.0,
+    chunks=1.0,
 )
 SHAPE = Shape(group_size=2, max_new_tokens=4, vocabulary=10, end_tokens=frozenset({9}))
 LIMITS = [Limits.fp32(), Limits.bf16()]
@@ -87,14 +89,16 @@ def test_honest_evidence_is_accepted(limits: Limits) -> None:
 VIOLATIONS = [
     ("malformed", "too short", Reason.MALFORMED_PROOF),
     ("exponent_mismatches", 15, Reason.EXPONENTS),
-    ("mantissa_mean", 3.3, Reason.MANTISSA_MEAN),
+    ("mantissa_mean", 5.1, Reason.MANTISSA_MEAN),
     ("mantissa_mean", inf, Reason.MANTISSA_MEAN),
-    ("mantissa_median", 4.0, Reason.MANTISSA_MEDIAN),
+    ("mantissa_worst", 5.1, Reason.MANTISSA_CHUNK),
+    ("mantissa_worst", inf, Reason.MANTISSA_CHUNK),
+    ("mantissa_median", 4.1, Reason.MANTISSA_MEDIAN),
     ("draw_distance", 0.16, Reason.DRAW_DISTANCE),
     ("draw_distance", inf, Reason.DRAW_DISTANCE),
-    ("gap_max", 0.51, Reason.DRAW_GAP),
+    ("gap_max", 0.91, Reason.DRAW_GAP),
     ("gap_max", inf, Reason.DRAW_GAP),
-    ("draw_mismatches", 22, Reason.DRAW_MISMATCHES),
+    ("draw_mismatches", 24, Reason.DRAW_MISMATCHES),
     ("end_probability", 1e-7, Reason.IMPROBABLE_END),
     ("surprise", 21.0, Reason.SURPRISE),
     ("surprise", -21.0, Reason.SURPRISE),
@@ -158,14 +162,38 @@ def test_the_pool_catches_temperature_that_groups_do_not_show() -> None:
 
 
 def test_the_pool_catches_a_shift_of_the_mantissas() -> None:
-    group = replace(HONEST, mantissa_mean=3.1)
-    assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
-    assert reason(judge_pool([group] * 15, Limits.bf16())) is Reason.WITHIN_LIMITS
-    assert reason(judge_pool([group] * 16, Limits.bf16())) is Reason.MANTISSA_MEAN
-    assert (
-        reason(judge_pool([replace(group, mantissa_mean=nan)] * 16, Limits.bf16()))
-        is Reason.MANTISSA_MEAN
-    )
+    """By the number of chunks, not of groups."""
+    shifted = replace(HONEST, mantissa_mean=2.5)
+    longer = replace(shifted, chunks=4.0)
+    assert judge(shifted, Limits.bf16()).verdict is Verdict.ACCEPTED
+    assert judge(longer, Limits.bf16()).verdict is Verdict.ACCEPTED
+    for group, enough in ((shifted, 7), (longer, 2)):
+        assert reason(judge_pool([group] * (enough - 1), Limits.bf16())) is (
+            Reason.WITHIN_LIMITS
+        )
+        assert reason(judge_pool([group] * enough, Limits.bf16())) is Reason.MANTISSA_MEAN
+    for field in ("mantissa_mean", "chunks"):
+        pool = [replace(shifted, **{field: nan})] * 16
+        assert reason(judge_pool(pool, Limits.bf16())) is Reason.MANTISSA_MEAN
+    nothing = replace(HONEST, chunks=0.0, mantissa_mean=nan)
+    assert reason(judge_pool([nothing] * 2, Limits.bf16())) is Reason.MANTISSA_MEAN
+
+
+@pytest.mark.parametrize(
+    ("chunks", "limit"), [(0, 5.0), (1, 5.0), (16, 2.1125), (256, 1.7516), (inf, 1.7)]
+)
+def test_the_limit_of_a_mean_falls_as_its_error_does(chunks: float, limit: float) -> None:
+    assert Limits.bf16().mantissa_limit(chunks) == pytest.approx(limit, rel=1e-4)
+
+
+@given(st.floats(1.0, 1e6), st.floats(1.0, 1e6))
+def test_more_chunks_never_allow_more(fewer: float, more: float) -> None:
+    fewer, more = sorted((fewer, more))
+    for limits in LIMITS:
+        assert limits.mantissa_limit(more) <= limits.mantissa_limit(fewer)
+        assert (
+            limits.pooled_mantissa_mean <= limits.mantissa_limit(more) <= limits.mantissa_mean
+        )
 
 
 def test_gaps_count_where_there_are_enough_tokens_for_a_mean() -> None:

@@ -151,6 +151,43 @@ def test_everybody_learns_of_a_death_within_fifteen_seconds(silent: bool) -> Non
         )
 
 
+class PartialBeatSwarm(MembershipSwarm):
+    """What ``choked`` sends reaches ``confidant`` only."""
+
+    choked: PeerId | None = None
+    confidant: PeerId | None = None
+
+    def send(self, node: Node, peer: PeerId, data: bytes) -> None:
+        if node.peer != self.choked or peer == self.confidant:
+            super().send(node, peer, data)
+
+
+def test_a_last_heartbeat_that_reached_one_neighbour_delays_a_death_by_one_check() -> None:
+    """The others' suspicion is answered with it, and then it is suspected itself: each node on
+    the way checked that for 2.5 s anew, because the first suspicion was less than 5 s old.
+    """
+    swarm = PartialBeatSwarm(50, seed=2)
+    swarm.run(5 * INTERVAL)
+    victim = swarm.nodes[peer_named(17)]
+    last = victim.core._local.seqno
+    while victim.core._local.seqno == last:
+        swarm.run(0.01)
+    swarm.choked, swarm.confidant = victim.peer, next(iter(victim.core.neighbours))
+    swarm.run(INTERVAL / 4)
+    swarm.drive(victim, UpdateProfile(Profile(roles=("trainer",))))
+    swarm.drive(victim, Tick())
+    assert victim.core._local.seqno == last + 2
+    swarm.run(0.5)
+    swarm.confidant = None
+    swarm.run(2.5)
+    at = swarm.now
+    swarm.kill(victim.peer, silent=True)
+    swarm.run(15)
+    assert swarm.knowing(victim.peer) == []
+    knew = [when(node, victim.peer, Change.DIED, at) - at for node in swarm.alive()]
+    assert max(knew) < 7 + 2.5 + 4 + 1  # silence, one check, confirmation, the flood
+
+
 def test_two_lost_heartbeats_are_no_death() -> None:
     swarm = MembershipSwarm(12, seed=4)
     swarm.run(6 * INTERVAL)

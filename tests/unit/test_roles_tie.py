@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
 
 from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.base import EngineError
@@ -52,7 +53,7 @@ async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
     session = InferenceSession.__new__(InferenceSession)
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
     node: Any = SimpleNamespace(shardcast=shardcast, world=world)
-    engine: Any = SimpleNamespace(load=load)
+    engine: Any = SimpleNamespace(load=load, drop=trio.lowlevel.checkpoint)
     session.node, session.engine = node, engine
     session.counts, session._policy = InferenceCounts(), b""
     shardcast.newest = VERSION

@@ -152,7 +152,7 @@ def test_a_draft_fills_in_the_rest() -> None:
     }
     terms = read_draft(table, "draft.toml", now=1000.0)
     assert (terms.expiry, terms.recipe.steps, terms.recipe.rate) == (1000 + 86_400, 7, 1.0)
-    assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 3.2)
+    assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 5.0)
     assert read_draft({**table, "limits": {}}, "", 0.0).limits == Limits.fp32()
     in_bf16 = {**table, "limits": {}, "model": {"dtype": "bfloat16", "draw": "gumbel"}}
     assert read_draft(in_bf16, "", 0.0).limits == Limits.bf16()

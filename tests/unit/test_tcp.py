@@ -14,6 +14,7 @@ import trio.testing
 
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
+from p2p.transport import tcp
 from p2p.transport.memory import BACKLOG, MemoryNetwork
 from p2p.transport.tcp import TcpListener, TcpNetwork, TcpStream
 from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
@@ -67,6 +68,16 @@ async def test_listening_everywhere_names_an_address_others_can_use() -> None:
         assert isinstance(accepted, DirectStream)
         assert accepted.remote_addr.parts[1][0] == "tcp"
     await listener.aclose()
+
+
+def test_the_address_of_an_interface_is_one_of_this_machine() -> None:
+    """Where no route leads out, listening everywhere named loopback, which no other machine can
+    dial."""
+    addr = tcp._of_interface(socket.AF_INET)
+    assert not addr.startswith("127.")
+    if addr:
+        with socket.socket() as own:
+            own.bind((addr, 0))
 
 
 async def test_only_tcp_addresses_will_do() -> None:

@@ -4,7 +4,9 @@ them.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from hashlib import sha256
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ from proofs.toploc import (
     bfloat16_patterns,
     commit,
     encode,
+    independence,
     injective_moduli,
     largest,
     package_statistics,
@@ -250,6 +253,74 @@ def test_the_worst_of_several_sequences_speaks_for_all() -> None:
     assert worst([good, bad]) == ToplocStats(3, 1, 0.5, 3.0)
     assert worst([good, Malformed("short")]) == Malformed("sequence 1: short")
     assert worst([]) == ToplocStats(0, 0, 0.0, 0.0)
+    both = worst([replace(good, means=(0.5, 0.25)), replace(bad, means=(0.25,))])
+    assert isinstance(both, ToplocStats)
+    assert both.means == (0.5, 0.25, 0.25)
+
+
+def test_errors_of_a_short_chunk_are_scaled() -> None:
+    """By the fourth root of how much of it is there; so are those of blocks that were fed."""
+    rows = noise(34, 64)
+    changed = rows * np.float32(1.03)
+    (proof,) = commit([rows])
+    raw = [one.mantissa_mean for one in package_statistics(proof, changed)]
+    fed = TopValues()
+    for start in range(0, 34, 7):
+        fed.add(changed[start : start + 7])
+    for activations in (changed, fed):
+        (stats,) = verify([proof], [activations])
+        assert isinstance(stats, ToplocStats)
+        whole, short = stats.means
+        assert whole == pytest.approx(
+            raw[0], rel=0.3
+        )  # the package compares those at the border
+        assert short == pytest.approx(raw[1] * 0.5, rel=0.3)
+        assert stats.mantissa_mean == max(whole, short)
+
+
+# How much of a group is evidence of its own
+
+
+def chunks_of(*completions: list[int]) -> float:
+    return sum(chain.from_iterable(independence(completions)))
+
+
+def test_equal_completions_are_one() -> None:
+    assert independence([[1, 2, 9]] * 4) == [[0.25]] * 4
+    assert chunks_of(*[[1, 2, 9]] * 16) == pytest.approx(1.0)
+    assert chunks_of(*[list(range(40))] * 16) == pytest.approx(2.0)
+
+
+def test_the_state_that_draws_the_first_token_is_everyones() -> None:
+    assert independence([[1], [2], [3]]) == [[1 / 3]] * 3
+    # of two rows the first is shared: (1/2 + 1) / 2
+    assert independence([[1, 9], [2, 9]]) == [[0.75], [0.75]]
+    # what has ended shares nothing more: (1/2 + 1/2) / 2, (1/2 + 1/2 + 1) / 3
+    assert independence([[1, 2], [1, 2, 3]]) == [[0.5], [pytest.approx(2 / 3)]]
+
+
+def test_chunks_count_by_themselves() -> None:
+    one, other = list(range(64)), [*range(32), *range(100, 132)]
+    # the row behind token 31 is shared: both have read the same 32 tokens
+    assert independence([one, other]) == [[0.5, (0.5 + 31) / 32]] * 2
+    assert independence([]) == []
+    assert independence([[]]) == [[]]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=40), min_size=1, max_size=6))
+def test_rows_are_counted_once(completions: list[list[int]]) -> None:
+    """As many rows as there are different beginnings; never less than one chunk."""
+    counts = independence(completions)
+    assert [len(one) for one in counts] == [-(-len(one) // 32) for one in completions]
+    assert all(0 < count <= 1 for one in counts for count in one)
+    rows = 0.0
+    for tokens, one in zip(completions, counts, strict=True):
+        lengths = [min(32, len(tokens) - start) for start in range(0, len(tokens), 32)]
+        rows += sum(count * length for count, length in zip(one, lengths, strict=True))
+    beginnings = {tuple(one[:place]) for one in completions for place in range(len(one))}
+    assert rows == pytest.approx(len(beginnings))
+    assert sum(map(sum, counts)) > 0.999
+    assert independence(completions[::-1]) == counts[::-1]
 
 
 def test_small_numeric_noise_is_seen_in_the_mantissas_only() -> None:

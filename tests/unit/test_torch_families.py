@@ -218,10 +218,13 @@ def in_eight_bits(model: TransformerModel) -> None:
 
 
 CHEATS = {"older weights": older, "int8 weights": in_eight_bits}
+TINY_BF16 = replace(Limits.bf16(), pooled_mantissa_mean=0.5)
+"""As a run of models of this size calibrates them: their honest mean is 0.25 to 0.32, not the
+1.45 of real ones, for which the preset is."""
 WAYS = [
     (Dtype.FLOAT32, DrawRule.CDF, Limits.fp32()),
     (Dtype.FLOAT32, DrawRule.GUMBEL, Limits.fp32()),
-    (Dtype.BFLOAT16, DrawRule.GUMBEL, Limits.bf16()),
+    (Dtype.BFLOAT16, DrawRule.GUMBEL, TINY_BF16),
 ]
 
 

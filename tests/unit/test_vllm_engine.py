@@ -20,7 +20,7 @@ from p2p.node.tables import read_table
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.engines import safetensors
-from roles.engines.base import EngineError, Sampling
+from roles.engines.base import EngineError, EngineUnusable, Sampling
 from roles.engines.config import (
     EngineConfig,
     ModelShape,
@@ -131,7 +131,7 @@ def test_no_completion_is_written_by_two_policies(engine: VllmEngine, tmp_path: 
         engine.load(str(weights))
     assert engine._vllm.told == []
     engine._vllm = FakeVllm(resets=False)
-    with pytest.raises(EngineError, match="kept states of the policy before"):
+    with pytest.raises(EngineUnusable, match="kept states of the policy before"):
         engine.load(str(weights))
     with pytest.raises(EngineError, match="no weights were loaded"):
         engine.submit([], SAMPLING)

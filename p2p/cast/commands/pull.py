@@ -20,6 +20,7 @@ from p2p.cast.commands.line import (
     run_command,
     ticket_of,
 )
+from p2p.cast.commands.unreachable import tell_unreachable
 from p2p.cast.delivery import deliver
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
@@ -97,6 +98,9 @@ async def _pull(options: argparse.Namespace) -> None:
                 from p2p.shardcast.http.library import PolicyLibrary
 
                 await enter(serving(world, PolicyLibrary(node.shardcast), options.http, teller))
+            nursery = await enter(trio.open_nursery())
+            stack.callback(nursery.cancel_scope.cancel)
+            nursery.start_soon(tell_unreachable, node, bootstrap, teller)
             wanted = ticket.version
             if selection is not None:
                 await _pull_some(node, ticket, selection, out, teller)

@@ -54,7 +54,7 @@ from p2p.membership.core.events import (
     Unreachable,
     UpdateProfile,
 )
-from p2p.membership.core.failure_detector import SUSPICION_GAP, FailureDetector
+from p2p.membership.core.failure_detector import FailureDetector
 from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
 from p2p.membership.core.member_list import MemberList
@@ -114,6 +114,9 @@ REFUTATION_WINDOW: Final = 2.0
 """Intervals after a suspicion in which a sign of life is news for all: later the peer is dead
 for all (`CONFIRM`), and its return is a newcomer's."""
 
+FAREWELL_GAP: Final = 1.0
+"""Intervals after a suspicion or good-bye of a peer in which a good-bye of it is not passed on:
+a peer that lives says good-bye once, and who heard the other flood knows that it is gone."""
 
 _NEEDS_STAMP: Final = frozenset({Suspect, ForwardJoin, Newcomers, Disconnect, Want})
 """Messages that do not introduce their sender: it must have shown its stamp before."""
@@ -429,7 +432,7 @@ class MembershipCore:
         interval = self._config.paced(signed.heartbeat.interval)
         was_gone = self._dissemination.was_suspected(
             signed.peer,
-            now - SUSPICION_GAP * interval,
+            now - FAREWELL_GAP * interval,
         )
         is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
         may_pass = is_fit and not was_gone and self._quotas.may_flood_unchecked(source, now)

@@ -26,6 +26,7 @@ from p2p.errors import ConfigError
 from roles.engines.base import (
     Answers,
     EngineError,
+    EngineUnusable,
     Group,
     GroupTask,
     Sampling,
@@ -96,7 +97,7 @@ class VllmEngine:
         self._is_loaded = False  # unless all of it succeeds
         self._tell("shoal_load", weights)
         if not self._vllm.reset_prefix_cache():
-            raise EngineError("vLLM kept states of the policy before: start the node again")
+            raise EngineUnusable("vLLM kept states of the policy before")
         self._is_loaded = True
 
     @property

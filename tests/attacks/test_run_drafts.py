@@ -1,0 +1,31 @@
+"""What an owner would sign by mistake, and no node could open."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p.errors import ConfigError
+from p2p.identity import KeyPair
+from roles.run.draft import read_draft
+
+
+@pytest.mark.parametrize(
+    ("environment", "kinds", "reason"),
+    [
+        ("arithmetic", {"addition": 1.0, "adition": 1.0}, "no kind 'adition'; it has addition"),
+        ("reasoning-gym", {"chess": 1.0}, "no family 'chess'"),
+        ("sort", {"long": 1.0}, "'sort' cannot be made with kinds"),
+    ],
+)
+def test_kinds_that_an_environment_lacks_are_not_signed(
+    environment: str, kinds: dict[str, float], reason: str
+) -> None:
+    """The run was signed, and each node of it refused to start."""
+    table = {
+        "name": "r",
+        "trainers": [str(KeyPair(b"t" * 32).peer_id)],
+        "validators": [str(KeyPair(b"v" * 32).peer_id)],
+        "environments": [{"name": environment, "kinds": kinds}],
+    }
+    with pytest.raises(ConfigError, match=reason):
+        read_draft(table, "draft.toml", now=0.0)

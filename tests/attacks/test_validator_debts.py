@@ -1,0 +1,165 @@
+"""Nodes in debt that make the most of what the scorer has to spare for them."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import trio
+
+from proofs.checks import Evidence, Limits, Verdict
+from roles.engines.base import Group, GroupTask, Scored
+from roles.inference.role import Inference
+from roles.inference.session import InferenceSession
+from roles.rl.recipe import Recipe
+from roles.validator.core.fair_queue import DEBT_HALF_LIFE, STRANGERS_SHARE
+from roles.validator.replay import Replayer
+from roles.validator.session import ValidatorSession
+from tests.attacks.judged import accepted, play, validator
+from tests.attacks.test_validator_turns import OTHER, V0, WORKER, WellFormed, served, turns
+
+SLOW_TRAINER = {"trainer": {"evaluate_every": 0, "profile": {"step_seconds": 2.0}}}
+"""It takes less than four workers draw and the validator judges."""
+
+
+class Debtor(Inference):
+    """Honest work, but for a spoilt submission every 40 s: it is always in debt."""
+
+    name: ClassVar[str] = "inference"
+
+    def make_session(self, *parts: Any) -> InferenceSession:
+        session = super().make_session(*parts)
+        draw, spoilt_at = session.draw, -40.0
+
+        async def spoil(tasks: Sequence[GroupTask]) -> list[Group]:
+            nonlocal spoilt_at
+            groups, now = await draw(tasks), session.node.world.now()
+            if now < spoilt_at + 40.0:
+                return groups
+            spoilt_at = now
+            return [replace(group, completions=group.completions[:1]) for group in groups]
+
+        session.draw = spoil  # type: ignore[method-assign]
+        return session
+
+
+def test_a_node_in_debt_does_not_take_the_trainer_from_honest_ones() -> None:
+    """Work of nodes in debt alone was judged while the trainer was full: of one that handed in
+    a bad submission every 40 s 176 were accepted in 90 s, of three honest workers 69.
+    """
+    cast = {f"inference-{number}": "inference" for number in (1, 2, 3)}
+    health = play(
+        {**cast, "debtor-1": f"{__name__}:Debtor"}, 45.0, role_config=SLOW_TRAINER, steps=1000
+    )
+    assert validator(health)["rejected"] == 1
+    assert 0 < accepted(health, "debtor") < accepted(health, "inference") / 3
+
+
+def test_what_is_accepted_of_nodes_in_debt_out_of_turn_counts_as_their_share() -> None:
+    queue = turns(WORKER)
+    queue.blame(OTHER, 0.0)
+    queue.push(OTHER, V0, "good after all", 0.0)
+    queue.push(OTHER, V0, "next", 0.0)
+    assert queue.has_debtor(0.0)
+    assert queue.pop(0.0, of_debtors=True) == "good after all"
+    queue.charge(1.0)
+    queue.note_accepted(of_debtors=True)
+    for _ in range(round(1 / STRANGERS_SHARE)):
+        assert not queue.has_debtor(0.0)
+        queue.push(WORKER, V0, "worker", 0.0)
+        assert served(queue, 1) == ["worker"]
+        queue.note_accepted(of_debtors=False)
+    assert queue.has_debtor(0.0)
+
+
+def test_a_debt_that_is_forgiven_while_the_scorer_looks_ends_no_validator() -> None:
+    """The clock was read twice, and between the readings the last debtor was none any more:
+    `pop` of nobody raised ValueError, and the node ended.
+    """
+    queue = turns(WORKER)
+    queue.blame(OTHER, 0.0)
+    queue.push(OTHER, V0, "debtor", 0.0)
+    ticks = itertools.count(DEBT_HALF_LIFE - 5e-7, 1e-6)
+    session: Any = object.__new__(ValidatorSession)
+    session._queue, session._recording = queue, trio.Semaphore(1)
+    session._standing = SimpleNamespace(wait=trio.lowlevel.checkpoint)
+    session._world = SimpleNamespace(now=lambda: next(ticks))
+    deliveries = SimpleNamespace(has_room=lambda beyond=0: beyond > 0)
+    taken: list[str] = []
+
+    class Enough(Exception):
+        """The submission came so far."""
+
+    async def decide(job: Any) -> None:
+        taken.append(job.name)
+        raise Enough
+
+    session._judge = SimpleNamespace(decide=decide)
+    commitment = SimpleNamespace(node=OTHER)
+    job = SimpleNamespace(name="job", submission=SimpleNamespace(commitment=commitment))
+    queue._waiting[OTHER][0].item = job  # type: ignore[assignment]
+    nothing: Any = None
+    with pytest.raises(Enough):
+        trio.run(session._judge_next, deliveries, nothing)
+    assert taken == ["job"]
+
+
+class OneBadGroup(Inference):
+    """Honest work, but for one group of each submission, another each time."""
+
+    name: ClassVar[str] = "inference"
+
+    def make_session(self, *parts: Any) -> InferenceSession:
+        session = super().make_session(*parts)
+        draw, places = session.draw, itertools.count()
+        invented = WellFormed.groups
+
+        async def spoil(tasks: Sequence[GroupTask]) -> list[Group]:
+            groups = await draw(tasks)
+            place = next(places) % len(groups)
+            nothing: Any = None
+            groups[place : place + 1] = invented(nothing, session.node, [tasks[place]])
+            return groups
+
+        session.draw = spoil  # type: ignore[method-assign]
+        return session
+
+
+def test_one_bad_group_of_a_submission_is_found_wherever_it_is() -> None:
+    """A node in debt has one group scored first: that it is in order says nothing of the
+    others.
+    """
+    health = play({"inference-1": f"{__name__}:OneBadGroup"}, 20.0, steps=1000)
+    assert validator(health)["rejected"] > 8
+    assert accepted(health, "inference") == 0
+
+
+@pytest.mark.parametrize("is_suspect", [False, True])
+async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
+    is_suspect: bool,
+) -> None:
+    """A trainer learns with these log-probs, and nothing else would show that they are of
+    another group.
+    """
+    evidence = Evidence(1, "", 0, 0.0, 0.0, 0.0, 0, 0.0, 0.0, 1.0, 0.0)
+
+    async def score(tasks: Any, groups: Any, _: Any) -> list[Scored]:
+        assert [task.group for task in tasks] == [group.group for group in groups]
+        return [Scored(evidence, bytes([group.group])) for group in groups]
+
+    replayer: Any = object.__new__(Replayer)
+    terms = SimpleNamespace(limits=Limits.fp32(), recipe=Recipe())
+    replayer._standing = SimpleNamespace(run=SimpleNamespace(terms=terms))
+    replayer._node = SimpleNamespace(world=SimpleNamespace(buggify=lambda _: False))
+    replayer._engine, replayer._rng = SimpleNamespace(score=score), random.Random(5)
+    tasks = [GroupTask(number, (1,), ()) for number in range(8)]
+    groups = tuple(Group(number, ()) for number in range(8))
+    for _ in range(16):
+        judgement, logprobs = await replayer._replay(tasks, groups, is_suspect=is_suspect)
+        assert judgement.verdict is Verdict.ACCEPTED
+        assert logprobs == bytes(range(8))
