@@ -24,7 +24,7 @@ from roles.calibrate.weights import Change, rewrite, to_fp8, to_int4, to_int8
 from roles.engines import codec
 from roles.engines.base import Group, GroupTask, Sampling
 from roles.engines.config import EngineConfig
-from roles.engines.worker import LocalEngine, make_engine
+from roles.engines.worker import LocalEngine, draw_all, make_engine
 from roles.envs.text import Message
 from roles.models.tokenizer import Tokenizer
 
@@ -196,7 +196,7 @@ class Workshop:
         """Tokens per CPU second of one engine."""
         engine = self._engine(kind, self._model)
         before = process_time()
-        groups = engine.generate(tasks, self._sampling)
+        groups = draw_all(engine, tasks, self._sampling)
         seconds = process_time() - before
         return sum(len(one.tokens) for group in groups for one in group.completions) / seconds
 
@@ -220,8 +220,8 @@ class Workshop:
         sampling = replace(self._sampling, temperature=way.temperature)
         salts = ["", *(f"try {number}" for number in range(1, way.tries))]
         tries = [
-            engine.generate(
-                make_tasks(self._model, questions, numbers, salt, way.shift), sampling
+            draw_all(
+                engine, make_tasks(self._model, questions, numbers, salt, way.shift), sampling
             )
             for salt in salts
         ]

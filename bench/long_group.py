@@ -33,7 +33,7 @@ from proofs.checks import Limits, Verdict, judge
 from roles.engines import codec
 from roles.engines.base import Completion, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig, ModelShape
-from roles.engines.worker import LocalEngine, make_engine
+from roles.engines.worker import LocalEngine, draw_all, make_engine
 from roles.rl.recipe import Recipe, WarmUp
 
 SHAPE: Final = ModelShape(
@@ -129,7 +129,7 @@ def publish(engine: LocalEngine, folder: Path, _: Sampling) -> dict[str, float]:
 def draw(engine: LocalEngine, folder: Path, sampling: Sampling) -> dict[str, float]:
     """A worker's part."""
     engine.load(str(folder / "policy.safetensors"))
-    [group] = engine.generate([_task(sampling)], sampling)
+    [group] = draw_all(engine, [_task(sampling)], sampling)
     record = codec.encode_group(group)
     (folder / "group").write_bytes(record)
     tokens = sum(len(one.tokens) for one in group.completions)

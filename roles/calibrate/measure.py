@@ -18,7 +18,7 @@ from typing import Final
 
 from proofs.checks import Evidence
 from roles.engines.base import Completion, Group, GroupTask, Sampling
-from roles.engines.worker import LocalEngine
+from roles.engines.worker import LocalEngine, draw_all
 
 BATCH: Final = 8
 """Groups drawn and scored together: a submission of the demo."""
@@ -97,12 +97,12 @@ class WorkBench:
         return Measured(name, tuple(evidence))
 
     def _as_prescribed(self, tasks: Sequence[GroupTask]) -> list[Group]:
-        return self._generator.generate(tasks, self._sampling)
+        return draw_all(self._generator, tasks, self._sampling)
 
     def _at(self, temperature: float) -> Generate:
         """At a share of the run's temperature."""
         sampling = replace(self._sampling, temperature=temperature * self._sampling.temperature)
-        return lambda tasks: self._generator.generate(tasks, sampling)
+        return lambda tasks: draw_all(self._generator, tasks, sampling)
 
     def _with_other_seeds(self, tasks: Sequence[GroupTask]) -> list[Group]:
         return self._as_prescribed([_reseeded(task, 1) for task in tasks])

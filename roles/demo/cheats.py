@@ -28,10 +28,11 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
 from roles.calibrate.weights import round_policy
-from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling
+from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling, draw_all
 from roles.envs.client import ContainedEnvironment
 from roles.inference.config import InferenceConfig
 from roles.inference.outbox import SubmissionOutbox
+from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import run_sampling
@@ -143,19 +144,24 @@ class CheatSession(InferenceSession):
         self.claim(newest, policy)
         return newest
 
-    async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:
-        """The first work, of all ways to cheat, that the run's limits must reject.
+    async def begin(self, place: OpenPlace) -> None:
+        """Fill it at once with the first work, of all ways to cheat, that the run's limits must
+        reject.
 
         Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
         if self.rest:
             await self.node.world.sleep(self.rest)
+        place.ended |= {group.group: group for group in await self.draw(place.tasks)}
+
+    async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:
+        """Work that the run's limits must reject."""
         honest, claimed = run_sampling(self.run), (self.loaded, False)
         # both policies are loaded by turns: neither may be dropped meanwhile
         with ExitStack() as pins:
             for attempt in self._attempts(self._pin_older(pins), tasks, honest):
                 await self._load(attempt.weights)
-                groups = await self.engine.generate(attempt.tasks, attempt.sampling)
+                groups = await draw_all(self.engine, attempt.tasks, attempt.sampling)
                 await self._load(claimed)
                 scored = await self.engine.score(tasks, groups, honest)
                 pool = [one.evidence for one in scored]

@@ -13,6 +13,6 @@ How data flows: tasks and seeds go into a file, and a frame on the worker's stan
 where it is; the worker calls its engine; tokens, proofs or evidence come back in another file
 and a frame that names it. Weights travel as files.
 
-A role calls `open_engine`, and then `load` and `generate` (inference), `load` and `score` (a
-validator), or `open`, `step`, `save` and `answer` (a trainer).
+A role calls `open_engine`, and then `load`, `submit` and `advance` (inference), `load` and
+`score` (a validator), or `open`, `step`, `save` and `answer` (a trainer).
 """

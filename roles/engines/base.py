@@ -10,7 +10,7 @@ policy have no gaps.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -126,15 +126,63 @@ class StepReport:
 
 class Generator(Protocol):
     """Samples completions from a policy. Paths, here and below, are those of the node's
-    `p2p.world.Disk`."""
+    `p2p.world.Disk`.
+
+    Groups come and go while others are decoded. An engine decodes only while it is told to, in
+    `advance`: a role that stops asking draws nothing more. A policy is changed in two moves.
+    What is under way is drawn to its end, or dropped; then the next policy is loaded. So a role
+    may drop, in the middle of a drain, what has become too old.
+    """
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more completions than are under way could be decoded at once."""
+        ...
 
     async def load(self, weights: str) -> None:
-        """Replace the weights in place by those of a safetensors file."""
+        """Replace the weights in place by those of a safetensors file. `EngineError` while
+        groups are under way: none is written by two policies."""
         ...
 
-    async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
-        """One group per task, in order, proofs included."""
+    async def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """Begin these groups, behind those that are under way.
+
+        `EngineError`, and nothing has begun, if a prompt leaves too little of the context, a
+        group of that number is under way, or what is under way is sampled otherwise.
+        """
         ...
+
+    async def advance(self) -> list[Group]:
+        """Decode for a moment, or until nothing is under way. The groups that have ended since
+        the last call, proofs included, in any order.
+
+        `EngineError` if it cannot: all that was under way is dropped then.
+        """
+        ...
+
+    async def drop(self) -> None:
+        """Forget what is under way."""
+        ...
+
+
+async def draw_all(
+    generator: Generator, tasks: Sequence[GroupTask], sampling: Sampling
+) -> list[Group]:
+    """Draw these alone: one group per task, in order. Nothing else may be under way."""
+    await generator.submit(tasks, sampling)
+    ended: dict[int, Group] = {}
+    while len(ended) < len(tasks):
+        ended |= {group.group: group for group in await generator.advance()}
+    return [ended[task.group] for task in tasks]
+
+
+def check_numbers(tasks: Sequence[GroupTask], under_way: Collection[int]) -> None:
+    """Raise `EngineError` if a group would be drawn twice at a time: an answer could be
+    either's."""
+    numbers = [task.group for task in tasks]
+    twice = {number for number in numbers if number in under_way or numbers.count(number) > 1}
+    if twice:
+        raise EngineError(f"group {min(twice)} is under way: it is drawn once at a time")
 
 
 class Scorer(Protocol):

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError
+from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError, WorkerDied
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.engines.base import (
@@ -59,6 +59,12 @@ _KINDS: Final[dict[str, type[ShoalError]]] = {
     "DamagedFile": DamagedFile,
 }
 """Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
+
+
+TURN: Final = 0.1
+"""Seconds that an engine decodes before it looks for new groups, and a role for a new policy. A
+turn costs some 2 ms in both processes, a file included: 2 %. At a second, an engine of small
+models, with 100,000 tokens a second, would have decoded all that it was given and waited."""
 
 
 @asynccontextmanager
@@ -110,6 +116,12 @@ class WorkerEngine:
         self._config = config
         self._content = content
         self._durable = durable
+        self._has_room = True
+        self._under_way = 0  # groups
+        self._read = 0
+        """Groups of the last answer, of which the worker is not told yet that they are here."""
+        self._limit: ContentLimit | None = None
+        """Of what is under way."""
 
     async def configure(self) -> None:
         """Build the engine; once, before anything else."""
@@ -124,9 +136,67 @@ class WorkerEngine:
         """See `roles.engines.base.Generator`."""
         await self._call("load", self._locate(weights))
 
-    async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+    @property
+    def has_room(self) -> bool:
         """See `roles.engines.base.Generator`."""
-        return await self._ask("generate", tasks, sampling, codec.decode_group)
+        return self._has_room
+
+    async def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """See `roles.engines.base.Generator`."""
+        # Repeated only if nothing has begun: the worker reads the file whole before that.
+        await self._durable.insist(partial(self._submit, tasks, sampling))
+        self._under_way += len(tasks)
+        self._limit = _limit_of(sampling, self._config.context)
+
+    async def _submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        most, path = (
+            _limit_of(sampling, self._config.context).of(len(tasks)),
+            self._content.new(),
+        )
+        try:
+            file = await self._content.write(path, map(codec.encode_task, tasks), most)
+            self._has_room = await self._call("submit", most, astuple(sampling), file.to_wire())
+        finally:
+            await self._content.forget([path])
+
+    async def advance(self) -> list[Group]:
+        """See `roles.engines.base.Generator`."""
+        if not self._under_way:
+            return []
+        # Repeated, it gives the same groups, and what has ended meanwhile.
+        groups = await self._durable.insist(self._advance)
+        self._under_way -= len(groups)
+        self._read = len(groups)
+        return groups
+
+    async def _advance(self) -> list[Group]:
+        assert self._limit is not None
+        most, path, read = self._limit.of(self._under_way), self._content.new(), self._read
+        self._read = 0
+        where = self._content.locate(path)
+        try:
+            self._has_room, file = await self._call("advance", where, most, TURN, read)
+            if not file:
+                return []
+            return await self._content.read(
+                path, ContentFile.from_wire(file), codec.decode_group, most
+            )
+        except StorageError:
+            raise
+        except ShoalError:
+            self._forget()
+            raise
+        finally:
+            await self._content.forget([path])
+
+    async def drop(self) -> None:
+        """See `roles.engines.base.Generator`."""
+        await self._call("drop")
+        self._forget()
+
+    def _forget(self) -> None:
+        """Nothing is under way, in this process or in the next."""
+        self._under_way, self._read, self._has_room = 0, 0, True
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
@@ -179,11 +249,7 @@ class WorkerEngine:
     ) -> list[T]:
         """One record for each task; asked again until the disk has taken all files."""
         given: list[Records] = [partial(map, codec.encode_task, tasks), *claimed]
-        limit = ContentLimit(
-            completions=sampling.group_size, tokens=sampling.max_new_tokens,
-            context=self._config.context, proof_values=sampling.proof_values,
-        )  # fmt: skip
-        most = limit.of(len(tasks))
+        most = _limit_of(sampling, self._config.context).of(len(tasks))
         return await self._durable.insist(
             partial(self._ask_once, method, given, sampling, decode, most)
         )
@@ -220,9 +286,20 @@ class WorkerEngine:
                 f"{method}: a request of {len(request)} bytes is over the limit of"
                 f" {codec.MAX_FRAME}"
             )
-        reply = codec.decode_reply(await self._worker.call(request))
+        try:
+            reply = codec.decode_reply(await self._worker.call(request))
+        except WorkerDied:
+            self._forget()
+            raise
         if isinstance(reply, codec.Failure):
             raise _KINDS.get(reply.kind, EngineError)(
                 f"{method} failed with {reply.kind}: {reply.message}"
             )
         return reply
+
+
+def _limit_of(sampling: Sampling, context: int) -> ContentLimit:
+    return ContentLimit(
+        completions=sampling.group_size, tokens=sampling.max_new_tokens,
+        context=context, proof_values=sampling.proof_values,
+    )  # fmt: skip

@@ -42,6 +42,7 @@ from roles.engines.base import (
     Scored,
     StepReport,
     TrainingGroup,
+    check_numbers,
     previous_generation,
 )
 from roles.engines.config import EngineConfig
@@ -135,6 +136,7 @@ class FakeEngine:
         self._config = config
         self._environment = open_teaching(config.environment)
         self._loaded: tuple[bytes, FakePolicy] | None = None
+        self._under_way: list[list[Group]] = []
         self._learning: FakePolicy | None = None
 
     @property
@@ -144,17 +146,44 @@ class FakeEngine:
 
     async def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
+        if self._under_way:
+            raise EngineError("groups are under way, and would be written by two policies")
         data = await self._world.disk.read(weights)
         policy = decode_policy(data)
         await self._spend(loading, self._config.profile.load_seconds)
         self._loaded = hashlib.sha256(data).digest(), policy
 
-    async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+    @property
+    def has_room(self) -> bool:
+        """See `roles.engines.base.Generator`. Its speed is that of a device which is full, so
+        there is seldom room beside what is under way."""
+        if len(self._under_way) > 1:
+            return False
+        return not self._under_way or self._world.buggify("fake/has room")
+
+    async def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
         """See `roles.engines.base.Generator`."""
         digest, policy = self._policy()
+        begun = (group.group for batch in self._under_way for group in batch)
+        check_numbers(tasks, set(begun))
         groups = [_group(self._environment, digest, policy, task, sampling) for task in tasks]
+        if groups:
+            self._under_way.append(groups)
+
+    async def advance(self) -> list[Group]:
+        """See `roles.engines.base.Generator`: all that was submitted at one time."""
+        if not self._under_way:
+            return []
+        groups = self._under_way[0]
         await self._spend(generating, _tokens(groups) / self._config.profile.generate_rate)
+        del self._under_way[0]
+        if self._under_way and self._world.buggify("fake/long answer"):
+            self._under_way[0] = [groups.pop(), *self._under_way[0]]
         return groups
+
+    async def drop(self) -> None:
+        """See `roles.engines.base.Generator`."""
+        self._under_way.clear()
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling

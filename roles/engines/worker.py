@@ -17,6 +17,7 @@ What a caller can cause (a file that is missing, a shape that does not fit) come
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -50,8 +51,21 @@ class LocalEngine(Protocol):
         """See `Generator.load`."""
         ...
 
-    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
-        """See `Generator.generate`."""
+    @property
+    def has_room(self) -> bool:
+        """See `Generator.has_room`."""
+        ...
+
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """See `Generator.submit`."""
+        ...
+
+    def advance(self, seconds: float) -> list[Group]:
+        """See `Generator.advance`: for so long, and one token of each row at least."""
+        ...
+
+    def drop(self) -> None:
+        """See `Generator.drop`."""
         ...
 
     def score(
@@ -79,6 +93,17 @@ class LocalEngine(Protocol):
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         """See `Learner.answer`."""
         ...
+
+
+def draw_all(
+    engine: LocalEngine, tasks: Sequence[GroupTask], sampling: Sampling
+) -> list[Group]:
+    """As `roles.engines.base.draw_all`."""
+    engine.submit(tasks, sampling)
+    ended: dict[int, Group] = {}
+    while len(ended) < len(tasks):
+        ended |= {group.group: group for group in engine.advance(math.inf)}
+    return [ended[task.group] for task in tasks]
 
 
 def make_engine(config: EngineConfig) -> LocalEngine:
@@ -114,28 +139,67 @@ def _make_vllm(config: EngineConfig) -> LocalEngine:
     return VllmEngine(config)
 
 
-def call(engine: LocalEngine, method: str, arguments: Sequence[Any]) -> object:
-    """Call one method with arguments from the pipe; the result is fit for the pipe."""
-    match method, arguments:
-        case "load", [weights]:
-            engine.load(weights)
-            return None
-        case "generate" | "score" | "answer", [answered, most, sampling, *files]:
-            records = _answered(engine, method, Sampling(*sampling), files, most)
-            return write_content(answered, records, most).to_wire()
-        case "open", [checkpoint, base]:
-            return engine.open(checkpoint, base)
-        case "adopt", [weights, step, base]:
-            engine.adopt(weights, step, base)
-            return None
-        case "step", [most, file]:
-            with _content(file, codec.decode_training, most) as groups:
-                return astuple(engine.step(groups))
-        case "save", [checkpoint, weights]:
-            engine.save(checkpoint, weights)
-            return None
-        case _:
-            raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
+class EngineServer:
+    """Calls an engine by the names of its methods, with arguments from the pipe."""
+
+    def __init__(self, engine: LocalEngine) -> None:
+        self._engine = engine
+        self._ended: list[Group] = []
+        """Groups of which the node has not said that it has read them: its disk may not have
+        taken their file."""
+
+    def call(self, method: str, arguments: Sequence[Any]) -> object:
+        """The result is fit for the pipe."""
+        engine = self._engine
+        match method, arguments:
+            case "load", [weights]:
+                engine.load(weights)
+                return None
+            case "submit", [most, sampling, file]:
+                with _content(file, codec.decode_task, most) as tasks:
+                    engine.submit(list(tasks), Sampling(*sampling))
+                return engine.has_room
+            case "advance", [answered, most, seconds, read]:
+                return self._advance(answered, most, seconds, read)
+            case "drop", []:
+                self._ended.clear()
+                engine.drop()
+                return None
+            case "score" | "answer", [answered, most, sampling, *files]:
+                records = _answered(engine, method, Sampling(*sampling), files, most)
+                return write_content(answered, records, most).to_wire()
+            case "open", [checkpoint, base]:
+                return engine.open(checkpoint, base)
+            case "adopt", [weights, step, base]:
+                engine.adopt(weights, step, base)
+                return None
+            case "step", [most, file]:
+                with _content(file, codec.decode_training, most) as groups:
+                    return astuple(engine.step(groups))
+            case "save", [checkpoint, weights]:
+                engine.save(checkpoint, weights)
+                return None
+            case _:
+                raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
+
+    def _advance(
+        self, answered: str, most: int, seconds: float, read: int
+    ) -> tuple[bool, list[object]]:
+        """Whether there is room, and the file of what has ended, if anything has; the first
+        ``read`` of the groups before are with the node."""
+        del self._ended[:read]
+        is_whole = False
+        try:
+            self._ended += self._engine.advance(seconds)
+            is_whole = True
+        finally:
+            if not is_whole:
+                self._ended.clear()
+                self._engine.drop()
+        if not self._ended:
+            return self._engine.has_room, []
+        records = map(codec.encode_group, self._ended)
+        return self._engine.has_room, write_content(answered, records, most).to_wire()
 
 
 def _answered(
@@ -144,14 +208,10 @@ def _answered(
     """What the engine makes of the tasks in the first file, as records."""
     with _content(files[0], codec.decode_task, most) as content:
         tasks = list(content)
-    match method:
-        case "generate":
-            return map(codec.encode_group, engine.generate(tasks, sampling))
-        case "answer":
-            return map(codec.encode_answers, engine.answer(tasks, sampling))
-        case _:
-            with _content(files[1], codec.decode_group, most) as groups:
-                return map(codec.encode_scored, engine.score(tasks, list(groups), sampling))
+    if method == "answer":
+        return map(codec.encode_answers, engine.answer(tasks, sampling))
+    with _content(files[1], codec.decode_group, most) as groups:
+        return map(codec.encode_scored, engine.score(tasks, list(groups), sampling))
 
 
 def _content(
@@ -162,15 +222,15 @@ def _content(
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
     """Answer frames until the process ends."""
-    engine: LocalEngine | None = None
+    server: EngineServer | None = None
     while True:
         method, arguments = codec.decode_request(receive())
         try:
-            if engine is None:
-                engine = _configure(method, arguments)
+            if server is None:
+                server = EngineServer(_configure(method, arguments))
                 value: object = None
             else:
-                value = call(engine, method, arguments)
+                value = server.call(method, arguments)
         except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
             send(codec.encode_failure(codec.failure_of(error)))
         else:

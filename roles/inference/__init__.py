@@ -1,7 +1,8 @@
 """The inference role: does the tasks assigned to its node, and submits them for a verdict.
 
-Read `session` first: from the newest policy to a signed verdict. `outbox` keeps each submission
-on disk from before it is sent until then; `stats` counts for people; `config` is the owner's
+Read `session` first: from the newest policy to a signed verdict. `places` are the submissions
+that the engine draws side by side; `outbox` keeps each on disk from before it is sent until its
+verdict; `stats` counts for people; `config` is the owner's
 table; `role` is what a node opens.
 
 How data flows: a policy from SHARDCAST is loaded into the engine; `roles.protocol` derives the

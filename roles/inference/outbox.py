@@ -81,11 +81,11 @@ class SubmissionOutbox:
         """The next place in the draw order under ``version``."""
         return self._next[1] if self._next[0] == version else 0
 
-    def lead(self, version: PolicyVersion) -> int:
-        """How many places the next one under ``version`` is ahead of the oldest that is still
+    def lead(self, version: PolicyVersion, index: int) -> int:
+        """How many places this one under ``version`` is ahead of the oldest that is still
         pending."""
         places = [sent.commitment.index for sent in self if sent.commitment.version == version]
-        return self.next_index(version) - min(places) if places else 0
+        return index - min(places) if places else 0
 
     async def wait_removed(self) -> None:
         """Return when the next submission is forgotten."""

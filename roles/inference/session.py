@@ -2,20 +2,28 @@
 
 Theory of operation
 -------------------
-One loop loads the newest whole policy and generates; every finished submission is signed and
-put on disk before anything else happens to it. A task per submission then asks a validator for
-a verdict, again and again across crashes of either side, until a signed one is here.
-`UNDER_WAY` submissions may be without verdict, those of earlier lives included: that is the
-back-pressure of the whole pipeline, from the trainer's pool to this engine. When one is stuck
-and the others pass it, nothing is drawn that the validator would take for a gap
+One loop loads the newest whole policy and keeps the engine full: it is given the next place of
+the draw order whenever it has room for more rows (`roles.inference.places`). Every finished
+submission is signed and put on disk, in the draw order, before anything else happens to it. A
+task per submission then asks a validator for a verdict, again and again across crashes of
+either side, until a signed one is here.
+
+`UNDER_WAY` submissions may be without verdict, in the engine, and from earlier lives together:
+that is the back-pressure of the whole pipeline, from the trainer's pool to this engine. When
+one is stuck and the others pass it, nothing is drawn that the validator would take for a gap
 (`roles.validator.core.sequence`), until it has arrived or a new policy has come.
+
+When a new policy comes, no place is begun under the old one. What is under way is drawn to its
+end if a trainer may still use it (`lag` of the recipe), and dropped if not, also when that
+happens in the middle: what was dropped was at the end of the draw order, and leaves no gap.
+Then the new policy is loaded.
 """
 
 from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
 
@@ -24,13 +32,14 @@ import trio
 from p2p.errors import BadMessage, WorkerDied
 from p2p.identity import PeerId
 from p2p.node.node import Node
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
-from roles.engines.base import Engine, EngineError, Group, GroupTask
+from roles.engines.base import Engine, EngineError
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.inference.outbox import SubmissionOutbox
+from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.stats import InferenceCounts
 from roles.protocol.core.assignment import (
     REORDER_WINDOW,
@@ -62,8 +71,8 @@ STUCK: Final = 4
 """Pairs of attempts in vain, 15 s and more, after which a validator is asked for a newer run
 file."""
 UNDER_WAY: Final = 4
-"""Submissions without a verdict: enough to hide a round trip and a queue, few enough not to go
-stale."""
+"""Submissions without a verdict, those in the engine included: enough to hide a round trip, a
+queue, and the longest answers of one behind those of the next; few enough not to go stale."""
 
 
 class InferenceSession:
@@ -89,6 +98,12 @@ class InferenceSession:
         self._durable = Durable(node.world, name)
         self._standing = RoleStanding(node, "inference", name)
         self._failures = Failures()
+        self._room = trio.Semaphore(UNDER_WAY)
+        self._places = OpenPlaces()
+        self._has_turn = False
+        """Whether room was acquired for the place to begin next."""
+        self._barren = NO_POLICY
+        """Under which the environment has failed."""
         self._policy = b""
         """Digest of the weights in the engine: two trainers may sign one version, of which one
         is chosen."""
@@ -105,25 +120,20 @@ class InferenceSession:
 
     async def work_forever(self) -> None:
         """Submit what an earlier life left, then generate until cancelled."""
-        node, outbox, room = self.node, self._outbox, trio.Semaphore(UNDER_WAY)
+        node, outbox = self.node, self._outbox
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._standing.watch)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
             for submission in outbox:
-                await room.acquire()
-                nursery.start_soon(self._deliver, submission, room)
+                await self._room.acquire()
+                nursery.start_soon(self._deliver, submission)
             # The order of draws under a policy is on disk, so a restart must not come back to
             # an older one.
             await node.shardcast.wait_policy(outbox.newest)
             while True:
-                await room.acquire()
                 await self._standing.wait()
-                if node.shardcast.newest >= self.run.terms.recipe.steps:
-                    self.counts.idle = True  # no trainer learns from work under the last policy
-                    logger.info("run %s has all its steps: no more to do", self.run.name)
-                    await trio.sleep_forever()
                 submission = await self._produce_sometime()
-                nursery.start_soon(self._deliver, submission, room)
+                nursery.start_soon(self._deliver, submission)
 
     async def _produce_sometime(self) -> Submission:
         """The next submission, under a policy that the engine can work with.
@@ -138,56 +148,134 @@ class InferenceSession:
                 return await self.produce()
             except EngineError as error:
                 logger.error("engine_failed version=%d: %s; it awaits the next", tried, error)
+                self._give_up()
                 await self.node.shardcast.wait_policy(PolicyVersion(tried + 1))
             except WorkerDied as error:
                 logger.error("engine_died version=%d: %s; it is started again", tried, error)
+                self._give_up()
                 self.forget_policy()
 
     async def produce(self) -> Submission:
-        """Draw the next submission under the newest policy and keep it."""
-        node, outbox = self.node, self._outbox
-        tasks = None
-        while tasks is None:
-            version = await self.load_newest()
-            while outbox.lead(version) > REORDER_WINDOW:
-                newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
-                await _wait_any(outbox.wait_removed, newer)
-                version = await self.load_newest()
-            policy = self._policy
-            order = draw_order(self.run, node.peer_id, version, policy)
-            index = outbox.next_index(version)
-            try:
-                plain = await self._environment.tasks(order.task_seeds(index))
-                tasks = [task for _, task in order.with_draws(index, plain)]
-            except EnvironmentFailed as error:
-                self._failures.tell(
-                    error, "nothing more is drawn under a policy where it fails"
-                )
-                await node.shardcast.wait_policy(PolicyVersion(version + 1))
-        await dawdle(node.world, "inference/slow engine")
-        content = encode_groups(tuple(await self.draw(tasks)))
-        digest = content_digest(content)
-        commitment = Commitment(self.run.id, order.node, version, order.policy, index, digest)
+        """Draw until the next place is full, and keep its submission."""
+        while True:
+            if self._places and self._is_too_old():
+                self.node.world.sometimes("inference/dropped what was too old", True)
+                await self._drop()
+            elif (place := self._places.take_full()) is not None:
+                return await self._keep(place)
+            elif not await self._begin_next():
+                self._places.note(await self.engine.advance())
+
+    async def _keep(self, place: OpenPlace) -> Submission:
+        """Sign a full place, and put it on disk."""
+        node, order = self.node, place.order
+        content = encode_groups(place.groups())
+        commitment = Commitment(
+            self.run.id, order.node, order.version, order.policy, place.index,
+            content_digest(content),
+        )  # fmt: skip
         submission = Submission.sign(commitment, content, node.world.signer)
-        await self._durable.insist(partial(outbox.add, submission))
+        await self._durable.insist(partial(self._outbox.add, submission))
         self.counts.submitted += 1
-        node.world.trace("submitted", version=int(version), index=index)
+        node.world.trace("submitted", version=int(order.version), index=place.index)
         return submission
 
-    async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:
-        """Do the work: as the run prescribes."""
-        return await self.engine.generate(tasks, run_sampling(self.run))
+    async def _begin_next(self) -> bool:
+        """Give the engine one place more; False if it has to go on with what it has."""
+        if self._places and (not self.engine.has_room or self._is_behind()):
+            return False
+        if not self._has_turn:
+            if self._places:
+                try:
+                    self._room.acquire_nowait()
+                except trio.WouldBlock:
+                    return False
+            else:
+                await self._room.acquire()
+            self._has_turn = True
+        await self._standing.wait()
+        place = await self._next_place()
+        if place is None:
+            return False
+        await dawdle(self.node.world, "inference/slow engine")
+        await self.begin(place)
+        self._places.add(place)
+        self._has_turn = False
+        self.node.world.sometimes("inference/drew ahead", len(self._places) > 1)
+        return True
+
+    async def _next_place(self) -> OpenPlace | None:
+        """The one to begin now; None if it has to wait, and the engine can go on."""
+        node, outbox = self.node, self._outbox
+        while True:
+            if node.shardcast.newest >= self.run.terms.recipe.steps and not self._places:
+                self.counts.idle = True  # no trainer learns from work under the last policy
+                logger.info("run %s has all its steps: no more to do", self.run.name)
+                await trio.sleep_forever()
+            version = self.loaded if self._places else await self.load_newest()
+            newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
+            index = self._places.next_index if self._places else outbox.next_index(version)
+            if outbox.lead(version, index) > REORDER_WINDOW:
+                waits: list[Callable[[], Awaitable[object]]] = [outbox.wait_removed, newer]
+            elif self._barren == version:
+                waits = [newer]
+            else:
+                order = draw_order(self.run, node.peer_id, version, self._policy)
+                try:
+                    plain = await self._environment.tasks(order.task_seeds(index))
+                except EnvironmentFailed as error:
+                    self._failures.tell(
+                        error, "nothing more is drawn under a policy where it fails"
+                    )
+                    self._barren = version
+                    continue
+                tasks = [task for _, task in order.with_draws(index, plain)]
+                return OpenPlace(order, index, tasks)
+            if self._places:
+                return None
+            await _wait_any(*waits)
+
+    async def begin(self, place: OpenPlace) -> None:
+        """Do the work, or let the engine do it: as the run prescribes."""
+        await self.engine.submit(place.tasks, run_sampling(self.run))
+
+    async def _drop(self) -> None:
+        """Give up what is under way, in the engine as well."""
+        self._give_up()
+        await self.engine.drop()
+
+    def _give_up(self) -> None:
+        """Forget the places under way; nothing behind them was handed in."""
+        for _ in range(len(self._places)):
+            self._room.release()
+        self._places.clear()
+
+    def _is_behind(self) -> bool:
+        """Whether another policy than the engine's is to be worked under."""
+        newest = self.node.shardcast.newest
+        policy = self.node.shardcast.manifest(newest).weights_digest
+        return (newest, policy) != (self.loaded, self._policy)
+
+    def _is_too_old(self) -> bool:
+        """Whether no trainer can use work under the engine's policy any more."""
+        newest, recipe = self.node.shardcast.newest, self.run.terms.recipe
+        return newest - self.loaded > recipe.lag or newest >= recipe.steps
 
     async def load_newest(self) -> PolicyVersion:
         """Make the engine run the newest whole policy; returns it."""
         node, loaded = self.node, self.counts.version
         version = await node.shardcast.wait_policy(self.loaded)
-        if node.shardcast.holds(loaded) and node.world.buggify("inference/keeps its policy"):
+        if (
+            node.shardcast.holds(loaded)
+            and not self._is_too_old()
+            and node.world.buggify("inference/keeps its policy")
+        ):
             return loaded
         policy = node.shardcast.manifest(version).weights_digest
         if (version, policy) != (loaded, self._policy):
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
             self._policy = b""  # an engine that fails in the middle holds none
+            await self.engine.drop()  # what it had when it failed before
             with node.shardcast.pin(version):
                 await self.engine.load(await node.shardcast.check_weights(version))
             self.claim(version, policy)
@@ -203,7 +291,7 @@ class InferenceSession:
         self._policy = policy
         self.counts.note_policy(version)
 
-    async def _deliver(self, submission: Submission, room: trio.Semaphore) -> None:
+    async def _deliver(self, submission: Submission) -> None:
         """Ask until there is a signed verdict, then forget the submission."""
         world, commitment = self.node.world, submission.commitment
         version, index = commitment.version, commitment.index
@@ -219,7 +307,7 @@ class InferenceSession:
         elif verdict.reason.startswith(TOO_LONG):  # only the run's owner can change that
             logger.warning("not judged version=%d index=%d: %s", version, index, verdict.reason)
         await self._durable.insist(partial(self._outbox.remove, submission))
-        room.release()
+        self._room.release()
 
     async def _ask_in_time(
         self, validator: PeerId, submission: Submission

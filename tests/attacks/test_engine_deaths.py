@@ -99,11 +99,12 @@ class Mortal(FakeEngine):
         self.calls[method] += 1
         if self.calls[method] % 6 == 3:
             self._loaded = self._learning = None
+            self._under_way.clear()
             raise WorkerDied(f"the worker process of {method} ended (exit -9)")
 
-    async def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> Any:
-        await self.toll("generate")
-        return await super().generate(tasks, sampling)
+    async def advance(self) -> Any:
+        await self.toll("advance")
+        return await super().advance()
 
     async def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Any], sampling: Sampling

@@ -16,14 +16,15 @@ from p2p.identity import KeyPair, PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Completion, Group, GroupTask, Sampling
+from roles.engines.base import Completion, Group, GroupTask, Sampling, draw_all
 from roles.engines.fake import FakeEngine
 from roles.envs.base import open_teaching
 from roles.envs.client import LocalEnvironment
 from roles.envs.sort import VOCABULARY
+from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.core.assignment import draw_order
+from roles.protocol.core.assignment import draw_order, run_sampling
 from roles.protocol.core.messages import (
     ROLLOUT_PROTOCOL,
     Commitment,
@@ -172,14 +173,17 @@ class Stumbling(Inference):
 
     def make_session(self, *parts: Any) -> InferenceSession:
         session = super().make_session(*parts)
-        draw = session.draw
+        begin = session.begin
 
-        async def spoilt(tasks: Sequence[GroupTask]) -> list[Group]:
-            session.draw = draw  # type: ignore[method-assign]
-            groups = await draw(tasks)
-            return [replace(group, completions=group.completions[:1]) for group in groups]
+        async def spoilt(place: OpenPlace) -> None:
+            session.begin = begin  # type: ignore[method-assign]
+            groups = await draw_all(session.engine, place.tasks, run_sampling(session.run))
+            place.ended |= {
+                group.group: replace(group, completions=group.completions[:1])
+                for group in groups
+            }
 
-        session.draw = spoilt  # type: ignore[method-assign]
+        session.begin = spoilt  # type: ignore[method-assign]
         return session
 
 

@@ -29,6 +29,8 @@ class EngineProcess:
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
         self._folder = folder
+        self._read = 0
+        self.has_room = True
 
     def call(self, method: str, *arguments: object) -> Any:
         assert self._process.stdin is not None
@@ -46,8 +48,22 @@ class EngineProcess:
     def load(self, weights: Path) -> None:
         self.call("load", str(weights))
 
-    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
-        return self.ask("generate", codec.decode_group, sampling, self.tasks(tasks))
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        self.has_room = self.call("submit", MOST, astuple(sampling), self.tasks(tasks))
+
+    def advance(self, seconds: float) -> list[Group]:
+        path = str(self._folder / "ended")
+        read, self._read = self._read, 0
+        self.has_room, file = self.call("advance", path, MOST, seconds, read)
+        if not file:
+            return []
+        with open_content(ContentFile.from_wire(file), codec.decode_group, MOST) as groups:
+            self._read = len(groups)
+            return list(groups)
+
+    def drop(self) -> None:
+        self.call("drop")
+        self._read = 0
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from proofs.sampling import DrawRule
 from roles.engines import safetensors
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import (
+    ROWS,
     DeviceProfile,
     EngineConfig,
     Family,
@@ -34,6 +37,7 @@ from roles.engines.fake import FakeEngine
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.model import TransformerModel
+from roles.engines.worker import draw_all
 from roles.envs.sort import END, SortEnvironment
 from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.unit.test_engine_fake import make_world
@@ -80,8 +84,18 @@ class FakeProcess:
     def load(self, weights: Path) -> None:
         trio.run(self.engine.load, str(weights))
 
-    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
-        return trio.run(self.engine.generate, tasks, sampling)
+    @property
+    def has_room(self) -> bool:
+        return self.engine.has_room
+
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        trio.run(self.engine.submit, tasks, sampling)
+
+    def advance(self, seconds: float) -> list[Group]:
+        return trio.run(self.engine.advance)
+
+    def drop(self) -> None:
+        trio.run(self.engine.drop)
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
@@ -106,11 +120,22 @@ class TorchReference:
 
     def __init__(self, config: EngineConfig) -> None:
         self._engine = TorchEngine(replace(config, kind="torch"))
-        self.generate = self._engine.generate
+        self.submit = self._engine.submit
+        self.advance = self._engine.advance
         self.score = self._engine.score
 
     def load(self, weights: Path) -> None:
         self._engine.load(str(weights))
+
+
+def generate(
+    engine: EngineProcess | FakeProcess | TorchReference,
+    tasks: Sequence[GroupTask],
+    sampling: Sampling,
+) -> list[Group]:
+    """These alone, in their order."""
+    drawn: Any = engine
+    return draw_all(drawn, tasks, sampling)
 
 
 @dataclass(frozen=True)
@@ -123,6 +148,7 @@ class Subject:
     policies: list[Path]
 
     def load(self, version: int) -> None:
+        self.engine.drop()
         self.engine.load(self.policies[version])
         self.reference.load(self.policies[version])
 
@@ -197,17 +223,17 @@ def test_at_first_there_are_no_weights(subject: Subject) -> None:
     if isinstance(subject.engine, FakeProcess):
         subject = replace(subject, engine=FakeProcess())  # it has opened its policy to write it
     with pytest.raises(EngineError, match="no weights were loaded"):
-        subject.engine.generate(make_tasks(1), SAMPLING)
+        generate(subject.engine, make_tasks(1), SAMPLING)
 
 
 def test_a_folder_and_its_one_file_are_the_same_policy(subject: Subject) -> None:
     if isinstance(subject.engine, FakeProcess):
         pytest.skip("a fake policy is one file")
     subject.load(2)
-    folder = subject.engine.generate(make_tasks(2), SAMPLING)
+    folder = generate(subject.engine, make_tasks(2), SAMPLING)
     subject.load(0)
     subject.engine.load(subject.policies[2] / "model.safetensors")
-    assert subject.engine.generate(make_tasks(2), SAMPLING) == folder
+    assert generate(subject.engine, make_tasks(2), SAMPLING) == folder
 
 
 def tokens_of(groups: Sequence[Group]) -> list[tuple[int, ...]]:
@@ -217,7 +243,7 @@ def tokens_of(groups: Sequence[Group]) -> list[tuple[int, ...]]:
 def test_groups_have_the_shape_of_the_run(subject: Subject) -> None:
     subject.load(0)
     tasks = make_tasks(16)
-    groups = subject.engine.generate(tasks, SAMPLING)
+    groups = generate(subject.engine, tasks, SAMPLING)
     assert [one.group for one in groups] == [task.group for task in tasks]
     shape = Shape(
         group_size=SAMPLING.group_size,
@@ -235,7 +261,7 @@ def test_groups_have_the_shape_of_the_run(subject: Subject) -> None:
 
 def test_each_end_token_ends_and_nothing_else_does(subject: Subject) -> None:
     subject.load(0)
-    found = tokens_of(subject.engine.generate(make_tasks(16), SAMPLING))
+    found = tokens_of(generate(subject.engine, make_tasks(16), SAMPLING))
     ends = {tokens[-1] for tokens in found if len(tokens) < SAMPLING.max_new_tokens}
     assert ends == set(subject.config.end_tokens)
 
@@ -243,12 +269,82 @@ def test_each_end_token_ends_and_nothing_else_does(subject: Subject) -> None:
 def test_the_seeds_decide_whatever_is_in_the_batch(subject: Subject) -> None:
     subject.load(0)
     tasks = make_tasks(12)
-    together = subject.engine.generate(tasks, SAMPLING)
-    backwards = subject.engine.generate(tasks[::-1], SAMPLING)[::-1]
-    alone = [subject.engine.generate([task], SAMPLING)[0] for task in tasks[:3]]
+    together = generate(subject.engine, tasks, SAMPLING)
+    backwards = generate(subject.engine, tasks[::-1], SAMPLING)[::-1]
+    alone = [generate(subject.engine, [task], SAMPLING)[0] for task in tasks[:3]]
     assert tokens_of(together) == tokens_of(backwards)
     assert tokens_of(together)[: 3 * SAMPLING.group_size] == tokens_of(alone)
-    assert subject.engine.generate([], SAMPLING) == []
+    assert generate(subject.engine, [], SAMPLING) == []
+
+
+def test_a_group_is_the_same_alone_and_among_others_that_come_and_go(subject: Subject) -> None:
+    """Issue 13, Build 4: a completion follows from its seed, not from its neighbours."""
+    subject.load(0)
+    tasks, engine = make_tasks(14), subject.engine
+    alone = {task.group: generate(engine, [task], SAMPLING)[0] for task in tasks}
+    rng, waiting, mixed, beside = random.Random(1), tasks[::-1], list[Group](), 0
+    open_groups = 0
+    while waiting or open_groups:
+        new = [waiting.pop() for _ in range(min(len(waiting), rng.choice((0, 1, 3))))]
+        engine.submit(new, SAMPLING)
+        beside += bool(new) and open_groups > 0
+        ended = engine.advance(0.0)  # one token of each
+        open_groups += len(new) - len(ended)
+        mixed += ended
+    assert beside >= 3 or isinstance(engine, FakeProcess)
+    assert sorted(one.group for one in mixed) == sorted(alone)
+    for group in mixed:
+        assert tokens_of([group]) == tokens_of([alone[group.group]])
+    in_order = sorted(mixed, key=lambda one: one.group)
+    assert subject.reasons(tasks, in_order) == {Reason.WITHIN_LIMITS}
+
+
+def test_what_is_under_way_is_dropped_or_drawn_before_another_policy(subject: Subject) -> None:
+    subject.load(0)
+    tasks, engine = make_tasks(4), subject.engine
+    honest = generate(engine, tasks, SAMPLING)
+    engine.submit(tasks, SAMPLING)
+    ended = [] if isinstance(engine, FakeProcess) else engine.advance(0.0)
+    with pytest.raises(EngineError, match="under way, and would be written by two policies"):
+        engine.load(subject.policies[1])
+    while len(ended) < len(tasks):
+        ended += engine.advance(0.0)
+    assert tokens_of(sorted(ended, key=lambda one: one.group)) == tokens_of(honest)
+    engine.submit(tasks, SAMPLING)
+    if not isinstance(engine, FakeProcess):
+        engine.advance(0.0)
+    engine.drop()
+    assert engine.advance(0.0) == []
+    subject.load(1)
+    assert subject.reasons(tasks, generate(engine, tasks, SAMPLING)) == {Reason.WITHIN_LIMITS}
+
+
+def test_a_group_is_drawn_once_at_a_time(subject: Subject) -> None:
+    subject.load(0)
+    tasks, engine = make_tasks(4), subject.engine
+    engine.submit(tasks[:2], SAMPLING)
+    for again in (tasks[1:3], [tasks[3], tasks[3]]):
+        with pytest.raises(EngineError, match="is under way: it is drawn once at a time"):
+            engine.submit(again, SAMPLING)
+    if not isinstance(engine, FakeProcess):
+        with pytest.raises(EngineError, match=r"none by Sampling\(temperature=0\.5"):
+            engine.submit(tasks[2:], replace(SAMPLING, temperature=0.5))
+    engine.drop()
+    assert len(generate(engine, tasks, replace(SAMPLING, temperature=0.5))) == len(tasks)
+
+
+def test_there_is_room_until_all_rows_are_taken(subject: Subject) -> None:
+    subject.load(0)
+    engine = subject.engine
+    assert engine.has_room
+    engine.submit(make_tasks(ROWS // SAMPLING.group_size), SAMPLING)
+    assert not engine.has_room
+    drawn, seen = 0, False
+    while drawn < ROWS // SAMPLING.group_size:
+        drawn += len(engine.advance(0.0))
+        seen |= engine.has_room and drawn < ROWS // SAMPLING.group_size
+    assert engine.has_room
+    assert seen or isinstance(engine, FakeProcess)
 
 
 def test_five_policies_in_place_and_none_is_taken_for_another(subject: Subject) -> None:
@@ -257,7 +353,7 @@ def test_five_policies_in_place_and_none_is_taken_for_another(subject: Subject) 
     before: list[Group] = []
     for version in (*range(POLICIES), 0):
         subject.load(version)
-        groups = subject.engine.generate(tasks, SAMPLING)
+        groups = generate(subject.engine, tasks, SAMPLING)
         assert subject.reasons(tasks, groups) == {Reason.WITHIN_LIMITS}
         if before:
             assert Reason.WITHIN_LIMITS not in subject.reasons(tasks, before)
@@ -268,9 +364,9 @@ def test_five_policies_in_place_and_none_is_taken_for_another(subject: Subject) 
 def test_other_seeds_and_greedy_tokens_are_rejected(subject: Subject) -> None:
     subject.load(0)
     tasks = make_tasks(12)
-    others = subject.engine.generate(make_tasks(12, salt="better"), SAMPLING)
-    greedy = subject.engine.generate(tasks, replace(SAMPLING, temperature=0.0))
-    honest = subject.engine.generate(tasks, SAMPLING)
+    others = generate(subject.engine, make_tasks(12, salt="better"), SAMPLING)
+    greedy = generate(subject.engine, tasks, replace(SAMPLING, temperature=0.0))
+    honest = generate(subject.engine, tasks, SAMPLING)
     for groups in (others, greedy):
         changed = [
             (task, theirs)
@@ -285,7 +381,7 @@ def test_other_seeds_and_greedy_tokens_are_rejected(subject: Subject) -> None:
 def test_it_reads_what_the_reference_wrote(subject: Subject) -> None:
     subject.load(1)
     tasks = make_tasks(8)
-    groups = subject.reference.generate(tasks, SAMPLING)
+    groups = generate(subject.reference, tasks, SAMPLING)
     forged = [
         replace(one, completions=(*one.completions[1:], one.completions[0])) for one in groups
     ]
@@ -305,10 +401,10 @@ def test_a_prompt_that_leaves_too_little_of_the_context_is_refused(subject: Subj
     longest = subject.config.context - SAMPLING.max_new_tokens
     (task,) = make_tasks(1)
     fits, exceeds = (replace(task, prompt=(9,) * count) for count in (longest, longest + 1))
-    (group,) = subject.engine.generate([fits], SAMPLING)
+    (group,) = generate(subject.engine, [fits], SAMPLING)
     assert subject.reasons([fits], [group]) == {Reason.WITHIN_LIMITS}
     for call in (
-        lambda: subject.engine.generate([exceeds], SAMPLING),
+        lambda: generate(subject.engine, [exceeds], SAMPLING),
         lambda: subject.engine.score([exceeds], [group], SAMPLING),
     ):
         with pytest.raises(EngineError, match="exceed the context of 64: lower"):
@@ -319,14 +415,14 @@ def test_weights_that_do_not_fit_change_nothing(subject: Subject, tmp_path: Path
     if isinstance(subject.engine, FakeProcess):
         pytest.skip("a fake policy has no shape")
     subject.load(0)
-    before = subject.engine.generate(make_tasks(2), SAMPLING)
+    before = generate(subject.engine, make_tasks(2), SAMPLING)
     other = replace(subject.config, shape=replace(subject.config.shape, feed_forward=64))
     with pytest.raises(EngineError, match=r"No such file|there are no weights at"):
         subject.engine.load(tmp_path / "nothing.safetensors")
     with pytest.raises(EngineError, match=r"mlp\.\w+_proj\.weight"):
         subject.engine.load(write_model(other, 0, tmp_path / "other"))
     subject.load(0)
-    assert tokens_of(subject.engine.generate(make_tasks(2), SAMPLING)) == tokens_of(before)
+    assert tokens_of(generate(subject.engine, make_tasks(2), SAMPLING)) == tokens_of(before)
 
 
 def test_weights_that_are_no_numbers_are_refused(subject: Subject, tmp_path: Path) -> None:
@@ -339,7 +435,7 @@ def test_weights_that_are_no_numbers_are_refused(subject: Subject, tmp_path: Pat
     with pytest.raises(EngineError, match="weight holds NaN or infinity"):
         subject.engine.load(path)
     subject.load(0)
-    groups = subject.engine.generate(make_tasks(2), SAMPLING)
+    groups = generate(subject.engine, make_tasks(2), SAMPLING)
     assert subject.reasons(make_tasks(2), groups) == {Reason.WITHIN_LIMITS}
 
 
@@ -354,7 +450,7 @@ def test_workers_that_share_each_weight_draw_the_same(tmp_path: Path) -> None:
         for version in (0, 1):
             subject.load(version)
             tasks = make_tasks(4)
-            groups = subject.engine.generate(tasks, SAMPLING)
+            groups = generate(subject.engine, tasks, SAMPLING)
             assert subject.reasons(tasks, groups) == {Reason.WITHIN_LIMITS}
             (scored, *_) = subject.engine.score(tasks, groups, SAMPLING)
             assert judge(scored.evidence, Limits.fp32()).reason is Reason.WITHIN_LIMITS

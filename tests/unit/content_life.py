@@ -19,6 +19,8 @@ from roles.engines import client, worker
 from roles.engines.base import (
     Answers,
     Completion,
+    EngineError,
+    Group,
     GroupTask,
     Sampling,
     StepReport,
@@ -44,6 +46,7 @@ class Counter:
     def __init__(self, *, hangs: bool) -> None:
         self._hangs = hangs
         self._steps = 0
+        self._under_way: list[GroupTask] = []
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         if self._hangs:
@@ -57,6 +60,25 @@ class Counter:
             ratio_max=0.0, clipped=0.0, capped=0.0, entropy=0.0, gradient_norm=0.0,
             tokens=sum(len(one.tokens) for one in drawn), changed=0.0,
         )  # fmt: skip
+
+    @property
+    def has_room(self) -> bool:
+        return not self._under_way
+
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        self._under_way += tasks
+
+    def advance(self, seconds: float) -> list[Group]:
+        """One group each time. One whose prompt is 13 cannot be drawn."""
+        if not self._under_way:
+            return []
+        task = self._under_way.pop()
+        if task.prompt == (13,):
+            raise EngineError("13 is not drawn")
+        return [Group(task.group, tuple(Completion(task.prompt) for _ in task.seeds))]
+
+    def drop(self) -> None:
+        self._under_way.clear()
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
         return [

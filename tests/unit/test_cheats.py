@@ -51,11 +51,12 @@ class SureEngine:
     def __init__(self, **evidence: Evidence) -> None:
         self.evidence = evidence
         self.loaded = "5"
+        self._ended: list[Group] = []
 
     async def load(self, weights: str) -> None:
         self.loaded = weights
 
-    async def generate(self, tasks, sampling) -> list[Group]:
+    async def submit(self, tasks, sampling) -> None:
         is_redrawn = tasks[0].seeds != TASKS[0].seeds
         way = {
             ("5", 0.0, False): "greedy",
@@ -65,7 +66,10 @@ class SureEngine:
             ("5", 1.0, True): "redrawn",
         }.get((self.loaded, sampling.temperature, is_redrawn), "hot")
         assert is_redrawn == (way in ("redrawn", "hot"))
-        return [Group(task.group, (Completion((), (), way.encode()),)) for task in tasks]
+        self._ended = [Group(task.group, (Completion((), (), way.encode()),)) for task in tasks]
+
+    async def advance(self) -> list[Group]:
+        return self._ended
 
     async def score(self, tasks, groups, sampling) -> list[Scored]:
         assert self.loaded == "5", "a validator has the policy that was claimed"

@@ -18,7 +18,7 @@ import trio
 from p2p.errors import StorageError
 from p2p.machine import RealDisk, open_world
 from roles.engines import client, codec, content
-from roles.engines.base import EngineError, GroupTask, Sampling
+from roles.engines.base import EngineError, GroupTask, Sampling, draw_all
 from roles.engines.client import open_engine
 from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.mapped import open_content, write_content
@@ -155,6 +155,56 @@ async def test_a_damaged_step_is_written_again(
     (stops, goes_on) = caplog.messages
     assert "the engine stops until the disk takes data: step failed with DamagedFile" in stops
     assert goes_on == "the engine no longer waits for the disk"
+
+
+@pytest.mark.usefixtures("counting", "patient")
+async def test_groups_are_given_again_until_the_node_has_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damages, reads = list(DAMAGES), list[int]()
+    check = ContentFile.check_size
+
+    def damaged(self: ContentFile, most: int) -> None:
+        check(self, most)
+        reads.append(len(self.sizes))
+        if damages and len(self.sizes) < 3:
+            damages.pop()(Path(self.path))
+
+    tasks = [GroupTask(number, (number + 20,), (b"s" * 32,)) for number in range(20)]
+    async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
+        await engine.submit(tasks, Sampling(1.0, 4, 1))
+        assert not engine.has_room
+        monkeypatch.setattr(ContentFile, "check_size", damaged)
+        found = await engine.advance()
+        assert [group.group for group in found] == [19, 18, 17]  # as one call gave them
+        assert reads == [1, 2, 3]
+        damages.clear()
+        while len(found) < 20:
+            found += await engine.advance()
+        assert [group.group for group in found] == list(range(20))[::-1]
+        assert [one.completions[0].tokens for one in found] == [
+            (group.group + 20,) for group in found
+        ]
+        assert engine.has_room
+        assert await engine.advance() == []
+        assert await world.disk.list(FOLDER) == []
+
+
+@pytest.mark.usefixtures("counting")
+async def test_an_engine_that_fails_has_dropped_what_was_under_way(tmp_path: Path) -> None:
+    tasks = [GroupTask(number, (number,), (b"s" * 32,)) for number in range(11, 16)]
+    async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
+        await engine.submit(tasks, Sampling(1.0, 4, 1))
+        assert [group.group for group in await engine.advance()] == [15]
+        assert [group.group for group in await engine.advance()] == [14]
+        with pytest.raises(EngineError, match="advance failed with EngineError: 13 is not"):
+            await engine.advance()
+        assert (engine.has_room, await engine.advance()) == (True, [])
+        await engine.submit(tasks[-1:], Sampling(1.0, 4, 1))
+        await engine.drop()
+        assert await engine.advance() == []
+        (group,) = await draw_all(engine, tasks[:1], Sampling(1.0, 4, 1))
+        assert group.group == 11
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -11,7 +11,7 @@ import pytest
 
 from p2p.world import World
 from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
-from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, TrainingGroup, draw_all
 from roles.engines.client import open_engine
 from roles.engines.config import DeviceProfile, EngineConfig
 from roles.engines.fake import decode_policy, first_policy, next_policy
@@ -41,7 +41,7 @@ class MemoryDisk:
 
 
 class CountingWorld:
-    """The two doors that the fake engine uses."""
+    """The doors that the fake engine uses."""
 
     def __init__(self) -> None:
         self.disk = MemoryDisk()
@@ -50,6 +50,9 @@ class CountingWorld:
     async def run_blocking(self, function: Callable[..., Any], *args: Any, cost: float) -> Any:
         self.spent += cost
         return function(*args)
+
+    def buggify(self, name: str) -> bool:
+        return False
 
 
 def make_world() -> tuple[CountingWorld, World]:
@@ -94,7 +97,7 @@ async def reasons(
             await learner.step([])
         await learner.save("checkpoint", "new")
         await theirs.load("old")
-        groups = await theirs.generate(tasks, cheat)
+        groups = await draw_all(theirs, tasks, cheat)
         await learner.load("new")
         scored = await learner.score(tasks, groups, SAMPLING)
     return {judge(one.evidence, Limits.fp32()).reason for one in scored}
@@ -119,7 +122,7 @@ async def test_a_forged_proof_and_edited_tokens_are_seen() -> None:
         await engine.open("c")
         await engine.save("c", "w")
         await engine.load("w")
-        (group,) = await engine.generate(tasks, SAMPLING)
+        (group,) = await draw_all(engine, tasks, SAMPLING)
         first, *others = group.completions
         edited = replace(first, tokens=(5, *first.tokens[1:]))
         unproven = replace(first, proof=b"")
@@ -140,7 +143,7 @@ async def test_groups_have_the_right_shape() -> None:
         shape = Shape(
             group_size=8, max_new_tokens=12, vocabulary=50, end_tokens=frozenset({END})
         )
-        for group in await engine.generate(make_tasks(50), SAMPLING):
+        for group in await draw_all(engine, make_tasks(50), SAMPLING):
             tokens = [one.tokens for one in group.completions]
             assert check_shape(tokens, shape).verdict is Verdict.ACCEPTED
 
@@ -154,7 +157,7 @@ async def test_skill_and_reward_rise_with_the_steps() -> None:
         for step in range(3):
             await engine.save("checkpoint", f"policy {step}")
             await engine.load(f"policy {step}")
-            seen.append(reward(tasks, await engine.generate(tasks, SAMPLING)))
+            seen.append(reward(tasks, await draw_all(engine, tasks, SAMPLING)))
             for _ in range(15):
                 report = await engine.step([TrainingGroup((1,), (), ())])
         assert report.step == 45
@@ -172,7 +175,7 @@ async def test_two_engines_do_exactly_the_same() -> None:
             await engine.step([])
             await engine.save("c", "w")
             await engine.load("w")
-            groups = await engine.generate(make_tasks(5), SAMPLING)
+            groups = await draw_all(engine, make_tasks(5), SAMPLING)
         return counting.disk.files, groups, counting.spent
 
     assert await life() == await life()
@@ -200,7 +203,7 @@ async def test_time_is_spent() -> None:
         await engine.save("c", "w")
         await engine.load("w")
         before = counting.spent
-        groups = await engine.generate(make_tasks(5), SAMPLING)
+        groups = await draw_all(engine, make_tasks(5), SAMPLING)
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         assert counting.spent - before == pytest.approx(tokens / CONFIG.profile.generate_rate)
 
@@ -209,7 +212,7 @@ async def test_what_is_missing_is_said() -> None:
     _, world = make_world()
     async with open_engine(world, CONFIG) as engine:
         with pytest.raises(EngineError, match="no weights"):
-            await engine.generate([], SAMPLING)
+            await engine.submit([], SAMPLING)
         with pytest.raises(EngineError, match="not opened"):
             await engine.step([])
         await world.disk.replace("w", b"nonsense")

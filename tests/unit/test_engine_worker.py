@@ -25,6 +25,7 @@ from roles.engines.base import (
     GroupTask,
     Sampling,
     TrainingGroup,
+    draw_all,
 )
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig, config_from_wire, config_to_wire
@@ -67,7 +68,7 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         assert await engine.open("learner/checkpoint") == 0
         await engine.save("learner/checkpoint", "policies/0.safetensors")
         await engine.load("policies/0.safetensors")
-        groups = await engine.generate(tasks, SAMPLING)
+        groups = await draw_all(engine, tasks, SAMPLING)
         assert [group.group for group in groups] == [task.group for task in tasks]
         scored = await engine.score(tasks, groups, SAMPLING)
         verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in scored}
@@ -97,9 +98,9 @@ async def test_errors_arrive_whole(tmp_path: Path) -> None:
         ):
             await engine.load("nothing.safetensors")
         with pytest.raises(
-            EngineError, match="generate failed with EngineError: no weights were loaded"
+            EngineError, match="submit failed with EngineError: no weights were loaded"
         ):
-            await engine.generate(make_tasks(1), SAMPLING)
+            await engine.submit(make_tasks(1), SAMPLING)
         with pytest.raises(EngineError, match="the learner was not opened"):
             await engine.step([])
 

@@ -8,11 +8,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
 
 from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.base import EngineError
+from roles.inference.places import OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
+from roles.rl.recipe import Recipe
 from roles.validator.replay import Replayer
 
 VERSION: Any = 3
@@ -50,9 +53,11 @@ async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
     session = InferenceSession.__new__(InferenceSession)
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
     node: Any = SimpleNamespace(shardcast=shardcast, world=world)
-    engine: Any = SimpleNamespace(load=load)
+    engine: Any = SimpleNamespace(load=load, drop=trio.lowlevel.checkpoint)
     session.node, session.engine = node, engine
     session.counts, session._policy = InferenceCounts(), b""
+    shardcast.newest = VERSION
+    session.run = cast(Any, SimpleNamespace(terms=SimpleNamespace(recipe=Recipe())))
     for chosen in (b"one", b"one", b"other", b"other"):
         shardcast.chosen = chosen
         assert await session.load_newest() == VERSION
@@ -71,6 +76,9 @@ class FragileEngine:
         if path == "bad":
             raise EngineError("bad: model.norm.weight holds NaN")
         self.held = path
+
+    async def drop(self) -> None:
+        """Nothing is under way."""
 
 
 async def test_an_engine_that_failed_to_load_is_asked_again_for_the_policy_before() -> None:
@@ -103,6 +111,8 @@ async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
     session.node = cast(Any, SimpleNamespace(shardcast=shardcast, world=world))
     session.engine, session.counts, session._policy = cast(Any, engine), InferenceCounts(), b""
+    session.run = cast(Any, SimpleNamespace(terms=SimpleNamespace(recipe=Recipe())))
+    session._places = OpenPlaces()
 
     async def produce() -> Any:
         return await session.load_newest()

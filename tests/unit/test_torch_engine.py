@@ -248,7 +248,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 def test_an_engine_says_what_is_missing() -> None:
     engine = TorchEngine(EngineConfig())
     with pytest.raises(EngineError, match="no weights"):
-        engine.generate([], SAMPLING)
+        engine.submit([], SAMPLING)
     with pytest.raises(EngineError, match="not opened"):
         engine.answer([], SAMPLING)
     with pytest.raises(ConfigError, match="50 tokens"):

@@ -22,6 +22,7 @@ from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import write_policy
+from roles.engines.worker import draw_all
 from roles.models.bundle import read_config
 from tests import transformers_logits
 from tests.model_folders import make_folder, random_weights, write_weights
@@ -346,7 +347,7 @@ def test_a_weight_that_is_no_number_is_refused_by_name(value: float, tmp_path: P
     with pytest.raises(EngineError, match=rf"{name} holds NaN or infinity"):
         engine.load(str(folder))
     with pytest.raises(EngineError, match="no weights"):  # and not half of two policies
-        engine.generate(make_tasks(1), SAMPLING)
+        engine.submit(make_tasks(1), SAMPLING)
 
 
 def test_another_model_is_refused(folders: dict[Family, Path], tmp_path: Path) -> None:
@@ -367,10 +368,10 @@ def test_a_prompt_over_the_context_is_refused(folders: dict[Family, Path]) -> No
     engine.load(str(folders[Family.LLAMA]))
     task = GroupTask(0, (7,) * 11, (bytes(32),))
     with pytest.raises(EngineError, match="a prompt of 11 tokens and 40 new ones exceed the"):
-        engine.generate([task], SAMPLING)
+        engine.submit([task], SAMPLING)
     with pytest.raises(EngineError, match="context of 50"):
         engine.score([task], [], SAMPLING)
-    [group] = engine.generate([replace(task, prompt=(7,) * 10)], SAMPLING)
+    [group] = draw_all(engine, [replace(task, prompt=(7,) * 10)], SAMPLING)
     assert group.completions
 
 

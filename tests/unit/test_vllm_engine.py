@@ -51,6 +51,13 @@ def seeds(count: int) -> list[bytes]:
     return [hashlib.sha256(bytes([number])).digest() for number in range(count)]
 
 
+def begun(starts: list[int], rule: DrawRule = DrawRule.CDF) -> Drawing:
+    """One completion behind each of these positions."""
+    drawing = Drawing(SAMPLING, rule, proves=True)
+    drawing.add(range(len(starts)), starts, seeds(len(starts)))
+    return drawing
+
+
 def installed(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
     def version_of(package: str) -> str:
         return versions.get(package.replace("-", "_"), "")
@@ -120,14 +127,14 @@ def test_no_completion_is_written_by_two_policies(engine: VllmEngine, tmp_path: 
     engine.load(str(weights))
     assert engine._vllm.told == ["shoal_load"]
     engine._vllm = FakeVllm(unfinished=True)
-    with pytest.raises(EngineUnusable, match="written by two policies"):
+    with pytest.raises(EngineError, match="written by two policies"):
         engine.load(str(weights))
     assert engine._vllm.told == []
     engine._vllm = FakeVllm(resets=False)
     with pytest.raises(EngineUnusable, match="kept states of the policy before"):
         engine.load(str(weights))
     with pytest.raises(EngineError, match="no weights were loaded"):
-        engine.generate([], SAMPLING)
+        engine.submit([], SAMPLING)
 
 
 def test_a_node_chooses_its_engine_and_a_run_that_pretends_stays_fake() -> None:
@@ -158,7 +165,7 @@ WANTED = (False, True, True, False, True)
 
 @pytest.mark.parametrize("rule", list(DrawRule))
 def test_tokens_are_drawn_behind_the_right_rows(rule: DrawRule) -> None:
-    drawing = Drawing([4], seeds(1), SAMPLING, rule, proves=True)
+    drawing = begun([4], rule)
     words = draw_words(seeds(1), 0, 3)[0]
     states, expected = [], []
     for (first, count), wanted in zip(STEPS, WANTED, strict=True):
@@ -172,19 +179,19 @@ def test_tokens_are_drawn_behind_the_right_rows(rule: DrawRule) -> None:
             assert taken.tolist() == own.tokens.tolist()
             expected.append((own.tokens[0], own.logprobs[0]))
             states.append(state)
-    (completion,) = drawing.completions()
+    (completion,) = drawing.take([0])
     assert list(zip(completion.tokens, completion.logprobs, strict=True)) == expected
     assert completion.proof == toploc.commit([np.concatenate(states)], SAMPLING.proof_values)[0]
 
 
 def test_proofs_grow_with_the_completions_and_equal_those_of_the_whole() -> None:
-    drawing = Drawing([0, 0], seeds(2), SAMPLING, DrawRule.CDF, proves=True)
+    drawing = begun([0, 0])
     states = RNG.normal(size=(40, 2, 8)).astype(np.float32)
     for step, mine in enumerate(states):
         slots = [0, 1] if step < 32 else [1]
         logits = torch.from_numpy(RNG.normal(size=(len(slots), 20)).astype(np.float32))
         drawing.draw(slots, torch.from_numpy(mine[slots]), logits)
-    first, second = drawing.completions()
+    first, second = drawing.take([0, 1])
     whole = toploc.commit([states[:32, 0], states[:, 1]], SAMPLING.proof_values)
     assert [first.proof, second.proof] == whole
 
@@ -272,18 +279,18 @@ def hook(runner: FakeRunner) -> HeadHook:
 def test_the_sampler_is_left_no_choice(runner: FakeRunner, hook: HeadHook) -> None:
     weight = torch.from_numpy(RNG.normal(size=(20, 8)).astype(np.float32))
     hook.set_head(weight)
-    hook.begin(Drawing([1, 2], seeds(2), SAMPLING, DrawRule.CDF, proves=True))
+    hook.begin(begun([1, 2]))
     taken = [runner.step(3, 1), runner.step(1, 1), runner.step(1, 1)]
     drawing = hook.end()
     assert isinstance(drawing, Drawing)
-    first, second = (one.tokens for one in drawing.completions())
+    first, second = (one.tokens for one in drawing.take([0, 1]))
     assert [tokens[0] for tokens in taken] == list(second)  # slot 1 is the first request
     assert [tokens[1] for tokens in taken] == [CONFIG.end_tokens[0], *first]
 
 
 def test_logits_that_are_no_numbers_end_the_batch(runner: FakeRunner, hook: HeadHook) -> None:
     hook.set_head(torch.full((20, 8), torch.nan))
-    hook.begin(Drawing([0, 0], seeds(2), SAMPLING, DrawRule.CDF, proves=True))
+    hook.begin(begun([0, 0]))
     assert runner.step(1, 1) == [CONFIG.end_tokens[0]] * 2
     with pytest.raises(EngineError, match="no token can be drawn: the logits hold NaN"):
         hook.end()
@@ -292,7 +299,7 @@ def test_logits_that_are_no_numbers_end_the_batch(runner: FakeRunner, hook: Head
 
 
 def test_more_rows_than_requests_are_refused(runner: FakeRunner, hook: HeadHook) -> None:
-    hook.begin(Drawing([0, 0], seeds(2), SAMPLING, DrawRule.CDF, proves=True))
+    hook.begin(begun([0, 0]))
     hook._scheduled = {"1": 1, "0": 1}
     assert len(hook.compute_logits(torch.ones(3, 8))) == 3
     with pytest.raises(EngineError, match="no speculative decoding"):

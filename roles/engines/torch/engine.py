@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 import torch
 
@@ -16,12 +17,14 @@ from roles.engines.base import (
     Scored,
     StepReport,
     TrainingGroup,
+    check_numbers,
 )
 from roles.engines.config import EngineConfig
-from roles.engines.torch import sampler, scorer
+from roles.engines.torch import scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.sampler import Sampler
 
 
 class TorchEngine:
@@ -32,24 +35,52 @@ class TorchEngine:
         self._config = config
         self._end_tokens = frozenset(config.end_tokens)
         self._policy: TransformerModel | None = None
+        self._sampler: Sampler | None = None
         self._learner: TorchLearner | None = None
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
+        if self._sampler is not None and self._sampler.has_work:
+            raise EngineError(
+                "groups are under way, and would be written by two policies: draw them to their"
+                " end, or drop them, before other weights are loaded"
+            )
         policy = self._policy
-        self._policy = None  # until it is whole again
+        self._policy = self._sampler = None  # until it is whole again
         if policy is None:
             policy = TransformerModel(self._config.shape, self._config.dtype)
             policy.lay_for_reading()
         load_weights(policy, Path(weights))
         self._policy = policy
 
-    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+    @property
+    def has_room(self) -> bool:
+        """See `roles.engines.base.Generator`."""
+        return self._sampler is None or self._sampler.has_room
+
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
         """See `roles.engines.base.Generator`."""
         self._check_lengths(tasks, sampling)
-        return sampler.generate(
-            self._loaded(), tasks, sampling, self._end_tokens, self._config.draw
-        )
+        policy = self._loaded()
+        if self._sampler is None:
+            self._sampler = Sampler(policy, self._end_tokens, self._config.draw, proves=True)
+        check_numbers(tasks, self._sampler.numbers())
+        self._sampler.add(tasks, sampling)
+
+    def advance(self, seconds: float) -> list[Group]:
+        """See `roles.engines.base.Generator`."""
+        sampler, end = self._sampler, perf_counter() + seconds
+        if sampler is None:
+            return []
+        while sampler.has_work:
+            sampler.step()
+            if perf_counter() >= end:
+                break
+        return [group for _, group in sampler.take_ended()]
+
+    def drop(self) -> None:
+        """See `roles.engines.base.Generator`."""
+        self._sampler = None
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling

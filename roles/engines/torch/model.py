@@ -61,7 +61,16 @@ class Unpacking:
     """Of each position of the packed rows, one that is equal to it among ``places``."""
 
 
-Seen: TypeAlias = Tensor | Unpacking | None
+@dataclass(frozen=True, slots=True)
+class RowParts:
+    """What rows see that read one token each: parts of the batch, one behind the other. The
+    rows of a part see nothing before its first column, and so read nothing of it."""
+
+    parts: Sequence[tuple[int, int, Tensor]]
+    """(rows, first column, mask of (rows, 1, 1, columns from there on))."""
+
+
+Seen: TypeAlias = Tensor | Unpacking | RowParts | None
 """What positions see: a mask (rows, 1, length, keys), True is seen; what is not after them in
 their sequence; None: what is not after them in their row."""
 
@@ -239,6 +248,12 @@ class Attention(nn.Module):
         if isinstance(seen, Unpacking):
             out: Tensor = self.o_proj(_mixed_apart(queries, keys, values, seen))
             return out
+        if isinstance(seen, RowParts):
+            mixed = _mixed_by_parts(
+                queries.view(rows, key_heads, -1, width), keys, values, seen
+            )
+            out = self.o_proj(mixed.reshape(rows, 1, query_heads * width))
+            return out
         if length == 1:
             # The queries that share keys as rows of one product: with `enable_gqa` torch reads
             # the keys again for each, which takes five times as long in bfloat16.
@@ -253,6 +268,20 @@ class Attention(nn.Module):
         mixed = mixed.transpose(1, 2).reshape(rows, length, query_heads * width)
         out = self.o_proj(mixed)
         return out
+
+
+def _mixed_by_parts(queries: Tensor, keys: Tensor, values: Tensor, parts: RowParts) -> Tensor:
+    """What attention gives for one token a row: (rows, key heads, queries of each, width)."""
+    mixed, row = [], 0
+    for count, first, mask in parts.parts:
+        mine = slice(row, row + count)
+        mixed.append(
+            F.scaled_dot_product_attention(
+                queries[mine], keys[mine, :, first:], values[mine, :, first:], attn_mask=mask
+            )
+        )
+        row += count
+    return torch.cat(mixed)
 
 
 def _mixed_apart(queries: Tensor, keys: Tensor, values: Tensor, unpacking: Unpacking) -> Tensor:
@@ -393,8 +422,11 @@ class TransformerModel(nn.Module):
             positions = torch.arange(tokens.shape[1]).unsqueeze(0)
         rotary = self._rotary.at(positions)
         if isinstance(seen, Tensor):  # once here, and not in every layer
-            unseen = torch.zeros(seen.shape, dtype=self.dtype)
-            seen = unseen.masked_fill_(seen.logical_not(), -math.inf)
+            seen = self._as_scores(seen)
+        elif isinstance(seen, RowParts):
+            seen = RowParts(
+                [(rows, first, self._as_scores(mask)) for rows, first, mask in seen.parts]
+            )
         x = self.model.embed_tokens(tokens).to(self.dtype)
         used = 0 if cache is None else cache.used
         for index, block in enumerate(self.model.layers):
@@ -403,6 +435,11 @@ class TransformerModel(nn.Module):
             cache.used += tokens.shape[1]
         hidden: Tensor = self.model.norm(x)
         return hidden.float()
+
+    def _as_scores(self, seen: Tensor) -> Tensor:
+        """A mask as what is added to scores."""
+        unseen = torch.zeros(seen.shape, dtype=self.dtype)
+        return unseen.masked_fill_(seen.logical_not(), -math.inf)
 
     def initialise(self, seed: int) -> None:
         """Draw weights: embedding and head N(0, 0.02), others N(0, 1/fan-in), outputs over

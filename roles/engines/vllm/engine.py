@@ -4,23 +4,27 @@ vLLM is given a folder of its own with nothing in it but a ``config.json``, whic
 from the run's signed shape: a policy's own might name another architecture, code to run, or
 another length. Weights come in by `OpenWeights`.
 
-A batch is drained before `generate` and `score` return, and so before weights change: no
-completion is written by two policies. The cache of prompts, which the completions of a group
-share, is emptied with them.
+Every completion is a request of its own, which enters vLLM's scheduler when it is submitted and
+leaves it when it has ended; vLLM takes its steps inside `advance`, and inside `score`, which
+returns when nothing is left. Weights change only while there is no request: no completion is
+written by two policies. The cache of prompts, which the completions of a group share, is
+emptied with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any, Final, NoReturn
 
 from p2p.errors import ConfigError
 from roles.engines.base import (
     Answers,
-    Completion,
     EngineError,
     EngineUnusable,
     Group,
@@ -29,6 +33,7 @@ from roles.engines.base import (
     Scored,
     StepReport,
     TrainingGroup,
+    check_numbers,
 )
 from roles.engines.config import ROWS, EngineConfig, Family
 from roles.engines.vllm import requirements
@@ -43,6 +48,18 @@ BLOCK: Final = 32
 """Tokens of a block of the cache. The completions of a group share the whole blocks of their
 prompt: with vLLM's 128 on CPUs a prompt of 100 tokens would be read 16 times for a group of 16.
 A multiple of 32 is what its CPU kernels ask for, GPUs take any of 16."""
+
+
+@dataclass(slots=True, init=False)
+class _Requests:
+    """Those of a group of which not every completion has ended."""
+
+    task: GroupTask
+    slots: list[int]
+    missing: int
+
+    def __init__(self, task: GroupTask, slots: list[int]) -> None:
+        self.task, self.slots, self.missing = task, slots, len(slots)
 
 
 class VllmEngine:
@@ -62,6 +79,9 @@ class VllmEngine:
         self._config = config
         self._vllm: Any = None
         self._is_loaded = False
+        self._slots = itertools.count()
+        self._under_way: dict[str, _Requests] = {}  # by the names of requests
+        self._sampling: Sampling | None = None
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
@@ -70,9 +90,9 @@ class VllmEngine:
         if self._vllm is None:
             self._vllm = self._open()
         if self._vllm.llm_engine.has_unfinished_requests():
-            raise EngineUnusable(
-                "a batch was left unfinished, and its completions would be written by two"
-                " policies"
+            raise EngineError(
+                "groups are under way, and would be written by two policies: draw them to their"
+                " end, or drop them, before other weights are loaded"
             )
         self._is_loaded = False  # unless all of it succeeds
         self._tell("shoal_load", weights)
@@ -80,19 +100,55 @@ class VllmEngine:
             raise EngineUnusable("vLLM kept states of the policy before")
         self._is_loaded = True
 
-    def generate(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Group]:
+    @property
+    def has_room(self) -> bool:
         """See `roles.engines.base.Generator`."""
-        rows = [(task.prompt, seed) for task in tasks for seed in task.seeds]
+        return len(self._under_way) < ROWS
+
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
+        """See `roles.engines.base.Generator`."""
         self._check(tasks, sampling)
+        check_numbers(tasks, {group.task.group for group in self._under_way.values()})
+        if self._under_way and sampling != self._sampling:
+            raise EngineError(
+                f"groups that are sampled by {self._sampling} are under way: none by {sampling}"
+                " can be drawn beside them"
+            )
+        self._sampling = sampling
+        groups = [_Requests(task, [next(self._slots) for _ in task.seeds]) for task in tasks]
+        rows = [(slot, one.task.prompt) for one in groups for slot in one.slots]
         if not rows:
-            return []
-        starts, seeds = [len(prompt) - 1 for prompt, _ in rows], [seed for _, seed in rows]
-        self._tell("shoal_draw", starts, seeds, sampling)
-        self._run([prompt for prompt, _ in rows], sampling.max_new_tokens)
-        completions: Iterator[Completion] = iter(self._tell("shoal_completions"))
+            return
+        slots, prompts = [slot for slot, _ in rows], [prompt for _, prompt in rows]
+        starts = [len(prompt) - 1 for prompt in prompts]
+        seeds = [seed for task in tasks for seed in task.seeds]
+        self._tell("shoal_draw", slots, starts, seeds, sampling)
+        self._enqueue(slots, prompts, sampling.max_new_tokens)
+        self._under_way |= {str(slot): one for one in groups for slot in one.slots}
+
+    def advance(self, seconds: float) -> list[Group]:
+        """See `roles.engines.base.Generator`."""
+        end, ended = perf_counter() + seconds, list[_Requests]()
+        while self._under_way:
+            for output in self._vllm.llm_engine.step():
+                group = self._under_way.pop(output.request_id)
+                group.missing -= 1
+                ended += [group] if not group.missing else []
+            if perf_counter() >= end:
+                break
+        slots = [slot for one in ended for slot in one.slots]
+        completions = iter(self._tell("shoal_completions", slots) if slots else ())
         return [
-            Group(task.group, tuple(islice(completions, len(task.seeds)))) for task in tasks
+            Group(one.task.group, tuple(islice(completions, len(one.slots)))) for one in ended
         ]
+
+    def drop(self) -> None:
+        """See `roles.engines.base.Generator`."""
+        if self._under_way:
+            self._vllm.llm_engine.abort_request(list(self._under_way))
+            self._under_way.clear()
+        if self._vllm is not None:
+            self._tell("shoal_forget")
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
@@ -106,10 +162,12 @@ class VllmEngine:
         self._check(tasks, sampling)
         if not rows:
             return []
+        if self._under_way:
+            raise EngineError("groups are under way: the vllm engine scores when none is")
         starts, counts = [len(prompt) - 1 for prompt, _ in rows], [len(t) for _, t in rows]
         self._tell("shoal_replay", starts, counts)
         # nothing follows the last token
-        self._run([prompt + tokens[:-1] for prompt, tokens in rows], 1)
+        self._run([prompt + tokens[:-1] for prompt, tokens in rows])
         scored: list[Scored] = self._tell("shoal_scored", tasks, groups, sampling)
         return scored
 
@@ -182,13 +240,22 @@ class VllmEngine:
         self._tell("shoal_attach", config)
         return vllm
 
-    def _run(self, prompts: Sequence[tuple[int, ...]], limit: int) -> None:
-        """Drain one batch; what it leaves is in the extension."""
+    def _run(self, prompts: Sequence[tuple[int, ...]]) -> None:
+        """Read these alone, to the end; what they leave is in the extension."""
+        self._enqueue(range(len(prompts)), prompts, 1)
+        while self._vllm.llm_engine.has_unfinished_requests():
+            self._vllm.llm_engine.step()
+
+    def _enqueue(
+        self, slots: Sequence[int], prompts: Sequence[tuple[int, ...]], limit: int
+    ) -> None:
+        """Begin requests, each named by the number of its slot."""
         from vllm import SamplingParams, TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
 
         is_replay = limit == 1
-        parameters = [
-            SamplingParams(
+        for slot, prompt in zip(slots, prompts, strict=True):
+            parameters = SamplingParams(
                 temperature=0.0,  # the hook leaves one token to take
                 max_tokens=limit,
                 ignore_eos=True,
@@ -196,11 +263,10 @@ class VllmEngine:
                 detokenize=False,
                 skip_reading_prefix_cache=is_replay,  # each state must be computed
                 extra_args={SLOT: slot},
+                output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            for slot in range(len(prompts))
-        ]
-        texts = [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts]
-        self._vllm.generate(texts, parameters, use_tqdm=False)
+            text = TokensPrompt(prompt_token_ids=list(prompt))
+            self._vllm.llm_engine.add_request(str(slot), text, parameters)
 
     def _tell(self, method: str, *arguments: object) -> Any:
         """Call the extension in every worker; the answer of the first, whose rank is 0."""

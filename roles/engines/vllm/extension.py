@@ -75,23 +75,36 @@ class ShoalExtension:
             self.reload_weights(weights_iterator=opened.tensors())
 
     def shoal_draw(
-        self, starts: Sequence[int], seeds: Sequence[bytes], sampling: Sampling
+        self,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        seeds: Sequence[bytes],
+        sampling: Sampling,
     ) -> None:
-        """The requests of the next batch draw completions: the first token of each behind its
-        position ``start``."""
-        rule = self._shoal_config.draw
-        self._shoal_hook.begin(Drawing(starts, seeds, sampling, rule, proves=self.rank == 0))
+        """Requests that come next draw completions, beside those that draw already: the first
+        token of each behind its position ``start``."""
+        hook, rule = self._shoal_hook, self._shoal_config.draw
+        drawing = hook.recording
+        if not isinstance(drawing, Drawing) or drawing.sampling != sampling:
+            drawing = Drawing(sampling, rule, proves=self.rank == 0)
+            hook.begin(drawing)
+        drawing.add(slots, starts, seeds)
 
     def shoal_replay(self, starts: Sequence[int], counts: Sequence[int]) -> None:
         """The requests of the next batch are read, and nothing is drawn."""
         width = self._shoal_config.shape.width
         self._shoal_hook.begin(Replaying(starts, counts, width))
 
-    def shoal_completions(self) -> list[Completion]:
-        """What the batch has drawn. Raises `EngineError` if it could not."""
-        drawing = self._shoal_hook.end()
+    def shoal_completions(self, slots: Sequence[int]) -> list[Completion]:
+        """What these have drawn, which have ended. Raises `EngineError` if they could not."""
+        self._shoal_hook.check()
+        drawing = self._shoal_hook.recording
         assert isinstance(drawing, Drawing)
-        return drawing.completions()
+        return drawing.take(slots)
+
+    def shoal_forget(self) -> None:
+        """Whatever was drawn, and whatever failed: no request is left."""
+        self._shoal_hook.begin(None)
 
     def shoal_scored(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
@@ -127,7 +140,7 @@ class HeadHook:
         self._head: Tensor | None = None
         self._scheduled: dict[str, int] = {}
         self._states: Tensor | None = None
-        self._recording: Drawing | Replaying | None = None
+        self.recording: Drawing | Replaying | None = None
         self._failure = ""
 
     def attach(self) -> None:
@@ -156,14 +169,19 @@ class HeadHook:
         rounded = weight.to(self._runner.device, self._dtype)
         self._head = rounded.to(torch.float32, copy=True)
 
-    def begin(self, recording: Drawing | Replaying) -> None:
-        """Record the steps from here on."""
-        self._recording, self._failure = recording, ""
+    def begin(self, recording: Drawing | Replaying | None) -> None:
+        """Record what requests leave behind, from now on."""
+        self.recording, self._failure = recording, ""
+
+    def check(self) -> None:
+        """Raise `EngineError` if a step has failed."""
+        if self._failure:
+            raise EngineError(self._failure)
 
     def end(self) -> Drawing | Replaying:
         """Stop recording. Raises `EngineError` if a step failed."""
-        recording, failure = self._recording, self._failure
-        self._recording, self._failure, self._states = None, "", None
+        recording, failure = self.recording, self._failure
+        self.recording, self._failure, self._states = None, "", None
         if failure:
             raise EngineError(failure)
         if recording is None:
@@ -183,7 +201,7 @@ class HeadHook:
         get one: the batch ends at once, and no request is left behind for the next.
         """
         tokens = np.full(len(hidden), self._end)
-        if self._recording is not None and not self._failure:
+        if self.recording is not None and not self._failure:
             spans = self._spans()
             if len(spans) != len(hidden):
                 self._failure = (
@@ -191,7 +209,7 @@ class HeadHook:
                     " engine draws one of each: no speculative decoding"
                 )
             else:
-                self._record(self._recording, spans, hidden, tokens)
+                self._record(self.recording, spans, hidden, tokens)
         answer = hidden.new_full(
             (len(hidden), self._vocabulary), -torch.inf, dtype=torch.float32
         )

@@ -1,4 +1,4 @@
-"""What one batch of requests leaves behind: draws with proofs, or hidden states.
+"""What requests leave behind: draws with proofs, or hidden states.
 
 Theory of operation
 -------------------
@@ -56,23 +56,20 @@ class _Track:
 
 
 class Drawing:
-    """Seeded draws of a batch of completions, and their proofs, which grow with them: 32 rows
-    a completion wait for theirs, however long it is."""
+    """Seeded draws of completions that come and go, and their proofs, which grow with them: 32
+    rows a completion wait for theirs, however long it is."""
 
-    def __init__(
-        self,
-        starts: Sequence[int],
-        seeds: Sequence[bytes],
-        sampling: Sampling,
-        rule: DrawRule,
-        *,
-        proves: bool,
-    ) -> None:
-        self._sampling = sampling
+    def __init__(self, sampling: Sampling, rule: DrawRule, *, proves: bool) -> None:
+        self.sampling = sampling
         self._rule = rule
         self._proves = proves
-        words = draw_words(seeds, 0, sampling.max_new_tokens)
-        self._tracks = [_Track(*each) for each in zip(starts, words, strict=True)]
+        self._tracks: dict[int, _Track] = {}
+
+    def add(self, slots: Sequence[int], starts: Sequence[int], seeds: Sequence[bytes]) -> None:
+        """Completions begin: the first token of each behind its position ``start``."""
+        words = draw_words(seeds, 0, self.sampling.max_new_tokens)
+        for slot, start, mine in zip(slots, starts, words, strict=True):
+            self._tracks[slot] = _Track(start, mine)
 
     def wanted(self, spans: Sequence[RowSpan]) -> list[int]:
         """Numbers of the spans behind which a token is drawn."""
@@ -92,7 +89,7 @@ class Drawing:
         numbers."""
         tracks = [self._tracks[slot] for slot in slots]
         words = np.array([track.words[len(track.tokens)] for track in tracks])
-        temperature = self._sampling.temperature
+        temperature = self.sampling.temperature
         if logits.device.type == "cpu":
             drawn = draws.draw(logits.numpy(), words, temperature, self._rule)
         else:
@@ -107,19 +104,20 @@ class Drawing:
         self._commit([one for one in tracks if len(one.pending) == toploc.ROWS_PER_CHUNK])
         return drawn.tokens
 
-    def completions(self) -> list[Completion]:
-        """All of them, by slot, once they have ended."""
-        self._commit([track for track in self._tracks if track.pending])
+    def take(self, slots: Sequence[int]) -> list[Completion]:
+        """These, which have ended, in this order; they are forgotten."""
+        tracks = [self._tracks.pop(slot) for slot in slots]
+        self._commit([track for track in tracks if track.pending])
         return [
             Completion(tuple(track.tokens), tuple(track.logprobs), bytes(track.proof))
-            for track in self._tracks
+            for track in tracks
         ]
 
     def _commit(self, tracks: Sequence[_Track]) -> None:
         """Make proofs of the pending rows, a chunk each at most."""
         if self._proves and tracks:
             proofs = toploc.commit(
-                [np.stack(track.pending) for track in tracks], self._sampling.proof_values
+                [np.stack(track.pending) for track in tracks], self.sampling.proof_values
             )
             for track, proof in zip(tracks, proofs, strict=True):
                 track.proof += proof

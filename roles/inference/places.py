@@ -1,0 +1,77 @@
+"""Places of the draw order that the engine fills side by side, under one policy.
+
+Theory of operation
+-------------------
+A place is one submission: some groups, of which each ends when its longest answer does. So that
+the engine has enough rows to decode while the last answers of a place go on, it is given the
+places behind it as well; any of them may be full first. They leave in the draw order all the
+same. What leaves is on the disk before anything else happens to it (`roles.inference.outbox`),
+and the cursor of the draw order with it: a node that is killed begins again at the first place
+that has not left, draws there what it had drawn before, and has left no place out. A validator
+would take that for a choice among draws (`roles.validator.core.sequence`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from roles.engines.base import Group, GroupTask
+from roles.protocol.core.assignment import DrawOrder
+
+
+@dataclass(slots=True)
+class OpenPlace:
+    """One place, and what has ended of it."""
+
+    order: DrawOrder
+    index: int
+    tasks: Sequence[GroupTask]
+    ended: dict[int, Group] = field(default_factory=dict)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether every group has ended."""
+        return len(self.ended) == len(self.tasks)
+
+    def groups(self) -> tuple[Group, ...]:
+        """All of a full place, in the order of its tasks."""
+        return tuple(self.ended[task.group] for task in self.tasks)
+
+
+class OpenPlaces:
+    """Those under way, none left out between them."""
+
+    def __init__(self) -> None:
+        self._places: list[OpenPlace] = []
+        self._of: dict[int, OpenPlace] = {}  # by group
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def next_index(self) -> int:
+        """Behind the last of them; there is one at least."""
+        return self._places[-1].index + 1
+
+    def add(self, place: OpenPlace) -> None:
+        """Behind the last one."""
+        assert not self._places or place.index == self.next_index
+        self._places.append(place)
+        self._of |= {task.group: place for task in place.tasks}
+
+    def note(self, groups: Iterable[Group]) -> None:
+        """These have ended."""
+        for group in groups:
+            self._of.pop(group.group).ended[group.group] = group
+
+    def take_full(self) -> OpenPlace | None:
+        """The first of them, if it is full; those behind it wait for it."""
+        if not self._places or not self._places[0].is_full:
+            return None
+        return self._places.pop(0)
+
+    def clear(self) -> None:
+        """Give them all up."""
+        self._places.clear()
+        self._of.clear()

@@ -1,0 +1,136 @@
+"""Workers that draw several places at a time and are killed: validators see no gap, and nothing
+is handed in that is too old.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from roles.engines.base import Group, GroupTask, Sampling
+from roles.engines.fake import FakeEngine
+from roles.inference.session import UNDER_WAY, InferenceSession
+from roles.protocol.core.messages import Submission
+from roles.rl.recipe import Recipe
+from sim.node.swarm import Swarm
+from tests.simulation.test_roles_faults import CAST, Lingering, perform, validators
+
+WORKERS = ("inference-1", "inference-2")
+
+
+class Watched:
+    """The fake engine, with room for all that may be under way; groups end in any order."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, turn: float) -> None:
+        self.rng = Random(3)
+        self.most = 0
+        """Submissions in one engine."""
+        self.passed = 0
+        """Groups that ended before one that was submitted earlier."""
+        self.dropped = 0
+        """Groups."""
+        self.handed_in: list[Submission] = []
+        self.behind: list[int] = []
+        """Of what was handed in, how many policies were newer."""
+        submit, drop, keep = FakeEngine.submit, FakeEngine.drop, InferenceSession._keep
+
+        async def noted(
+            engine: FakeEngine, tasks: Sequence[GroupTask], sampling: Sampling
+        ) -> None:
+            await submit(engine, tasks, sampling)
+            self.most = max(self.most, len(engine._under_way))
+
+        async def advance(engine: FakeEngine) -> list[Group]:
+            await engine._world.sleep(turn)
+            open_groups = [group for batch in engine._under_way for group in batch]
+            ended = self.rng.sample(open_groups, min(3, len(open_groups)))
+            for group in ended:
+                self.passed += group is not open_groups[0]
+            left = [[g for g in batch if g not in ended] for batch in engine._under_way]
+            engine._under_way = [batch for batch in left if batch]
+            return ended
+
+        async def dropped(engine: FakeEngine) -> None:
+            self.dropped += sum(map(len, engine._under_way))
+            await drop(engine)
+
+        async def kept(session: InferenceSession, place: Any) -> Submission:
+            submission = await keep(session, place)
+            self.handed_in.append(submission)
+            version = submission.commitment.version
+            self.behind.append(session.node.shardcast.newest - version)
+            return submission
+
+        monkeypatch.setattr(FakeEngine, "has_room", property(lambda _: True))
+        monkeypatch.setattr(FakeEngine, "submit", noted)
+        monkeypatch.setattr(FakeEngine, "advance", advance)
+        monkeypatch.setattr(FakeEngine, "drop", dropped)
+        monkeypatch.setattr(InferenceSession, "_keep", kept)
+
+    def check_order(self) -> None:
+        """Each worker's places under each policy: in order, none left out."""
+        places: dict[tuple[Any, int], list[int]] = {}
+        for one in self.handed_in:
+            commitment = one.commitment
+            places.setdefault((commitment.node, commitment.version), []).append(
+                commitment.index
+            )
+        for indices in places.values():
+            assert indices == sorted(indices)
+            assert set(indices) == set(range(len(set(indices))))
+
+
+class Deadly(Lingering):
+    """Workers die at odd moments, with what they draw, and some writes torn."""
+
+    async def disturb(self, swarm: Swarm) -> None:
+        watcher, rng = swarm.nodes["relay-1"].world, Random(11)
+        for number in range(16):
+            await watcher.sleep(rng.uniform(0.1, 2.5))
+            name = WORKERS[number % 2]
+            swarm.kill(name, torn=True)
+            await watcher.sleep(rng.uniform(0.0, 0.5))
+            swarm.restart(name)
+
+
+def test_workers_killed_while_they_draw_several_places_leave_none_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, turn=0.1)
+    health = perform(Deadly(CAST), steps=10)
+    assert health["done"] == 1
+    (judge,) = validators(health)
+    assert (judge["rejected"], judge["left_out"]) == (0, 0)
+    assert judge["accepted"] > 40
+    assert watched.most == UNDER_WAY
+    assert watched.passed > 100
+    watched.check_order()
+
+
+def test_what_becomes_too_old_in_the_middle_is_dropped_and_leaves_no_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Engines so slow that policies overtake what they draw."""
+    watched = Watched(monkeypatch, turn=3.0)
+    health = perform(Lingering(CAST), steps=5)
+    assert health["done"] == 1
+    (judge,) = validators(health)
+    assert (judge["rejected"], judge["left_out"]) == (0, 0)
+    assert watched.dropped > 0
+    assert max(watched.behind) <= Recipe().lag
+    watched.check_order()
+
+
+def test_what_a_trainer_may_still_use_is_drawn_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, turn=0.5)
+    health = perform(Lingering(CAST), steps=5)
+    assert health["done"] == 1
+    (judge,) = validators(health)
+    assert (judge["rejected"], judge["left_out"]) == (0, 0)
+    assert max(watched.behind) > 0
+    watched.check_order()
