@@ -20,7 +20,7 @@ from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
 
 HARM: Final = ("flipped", "cut", "removed")
-STEPS: Final = 12
+STEPS: Final = 16
 
 
 @dataclass(frozen=True)

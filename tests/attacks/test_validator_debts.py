@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -21,7 +20,15 @@ from roles.validator.core.fair_queue import DEBT_HALF_LIFE, STRANGERS_SHARE
 from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
 from tests.attacks.judged import accepted, play, validator
-from tests.attacks.test_validator_turns import OTHER, V0, WORKER, WellFormed, served, turns
+from tests.attacks.test_validator_turns import (
+    OTHER,
+    V0,
+    WORKER,
+    WellFormed,
+    served,
+    spoil_places,
+    turns,
+)
 
 SLOW_TRAINER = {"trainer": {"evaluate_every": 0, "profile": {"step_seconds": 2.0}}}
 """It takes less than four workers draw and the validator judges."""
@@ -34,17 +41,17 @@ class Debtor(Inference):
 
     def make_session(self, *parts: Any) -> InferenceSession:
         session = super().make_session(*parts)
-        draw, spoilt_at = session.draw, -40.0
+        spoilt_at = -40.0
 
-        async def spoil(tasks: Sequence[GroupTask]) -> list[Group]:
+        def spoil(groups: list[Group]) -> list[Group]:
             nonlocal spoilt_at
-            groups, now = await draw(tasks), session.node.world.now()
+            now = session.node.world.now()
             if now < spoilt_at + 40.0:
                 return groups
             spoilt_at = now
             return [replace(group, completions=group.completions[:1]) for group in groups]
 
-        session.draw = spoil  # type: ignore[method-assign]
+        spoil_places(session, spoil)
         return session
 
 
@@ -116,17 +123,16 @@ class OneBadGroup(Inference):
 
     def make_session(self, *parts: Any) -> InferenceSession:
         session = super().make_session(*parts)
-        draw, places = session.draw, itertools.count()
-        invented = WellFormed.groups
+        bad = itertools.count()
 
-        async def spoil(tasks: Sequence[GroupTask]) -> list[Group]:
-            groups = await draw(tasks)
-            place = next(places) % len(groups)
+        def spoil(groups: list[Group]) -> list[Group]:
+            number = next(bad) % len(groups)
+            task = GroupTask(groups[number].group, (0,), (0,))
             nothing: Any = None
-            groups[place : place + 1] = invented(nothing, session.node, [tasks[place]])
+            groups[number : number + 1] = WellFormed.groups(nothing, session.node, [task])
             return groups
 
-        session.draw = spoil  # type: ignore[method-assign]
+        spoil_places(session, spoil)
         return session
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -166,6 +166,18 @@ def test_eight_flooders_cost_four_workers_less_than_a_tenth(
     assert accepted(health, "inference") >= 0.9 * quiet
 
 
+def spoil_places(
+    session: InferenceSession, spoil: Callable[[list[Group]], list[Group]]
+) -> None:
+    """Let ``spoil`` change the honest groups of each place before they are handed in."""
+
+    async def begin(place: OpenPlace) -> None:
+        groups = await draw_all(session.engine, place.tasks, run_sampling(session.run))
+        place.ended |= {group.group: group for group in spoil(groups)}
+
+    session.begin = begin  # type: ignore[method-assign]
+
+
 class Stumbling(Inference):
     """An honest worker whose first work is spoilt."""
 
@@ -175,15 +187,11 @@ class Stumbling(Inference):
         session = super().make_session(*parts)
         begin = session.begin
 
-        async def spoilt(place: OpenPlace) -> None:
+        def spoil(groups: list[Group]) -> list[Group]:
             session.begin = begin  # type: ignore[method-assign]
-            groups = await draw_all(session.engine, place.tasks, run_sampling(session.run))
-            place.ended |= {
-                group.group: replace(group, completions=group.completions[:1])
-                for group in groups
-            }
+            return [replace(group, completions=group.completions[:1]) for group in groups]
 
-        session.begin = spoilt  # type: ignore[method-assign]
+        spoil_places(session, spoil)
         return session
 
 
