@@ -127,7 +127,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     write_text("--json", options.json, json.dumps(figures, indent=2))
     failures = list(complaints(figures, show, promised=promised))
     report(console, figures, failures)
-    for line in answers(figures, show):
+    for line in (*by_kind(figures, show), *answers(figures, show)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if failures:
         console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
@@ -329,6 +329,18 @@ def complaints(figures: dict[str, Any], show: Show, *, promised: bool = True) ->
 
 def _whole(figures: dict[str, Any], when: str) -> Evaluation:
     return Evaluation(figures[f"greedy_{when}"], figures[f"reward_{when}"])
+
+
+def by_kind(figures: dict[str, Any], show: Show) -> Iterator[str]:
+    """The held-out rewards of each kind of task, where the environment has several."""
+    first, last = figures["kinds_start"] or {}, figures["kinds_end"] or {}
+    if len(first) < 2:
+        return
+    yield "\n  held-out by kind    greedy          sampled"
+    for kind, before in first.items():
+        name, after = kind.rpartition("/")[2], last[kind]
+        gains = "   ".join(f"{a:.3f} → {b:.3f}" for a, b in zip(before, after, strict=True))
+        yield f"  {name:<18}  {gains}{'' if name in show.kinds else '   not trained'}"
 
 
 def answers(figures: dict[str, Any], show: Show) -> Iterator[str]:
