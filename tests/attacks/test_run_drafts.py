@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from roles.run.draft import read_draft
 
+needs_gym = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
+)
+
 
 @pytest.mark.parametrize(
     ("environment", "kinds", "reason"),
     [
         ("arithmetic", {"addition": 1.0, "adition": 1.0}, "no kind 'adition'; it has addition"),
-        ("reasoning-gym", {"chess": 1.0}, "no family 'chess'"),
+        pytest.param("reasoning-gym", {"chess": 1.0}, "no family 'chess'", marks=needs_gym),
         ("sort", {"long": 1.0}, "'sort' cannot be made with kinds"),
     ],
 )
