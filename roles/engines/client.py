@@ -149,10 +149,8 @@ class WorkerEngine:
         self._limit = _limit_of(sampling, self._config.context)
 
     async def _submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        most, path = (
-            _limit_of(sampling, self._config.context).of(len(tasks)),
-            self._content.new(),
-        )
+        most = _limit_of(sampling, self._config.context).of(len(tasks))
+        path = self._content.new()
         try:
             file = await self._content.write(path, map(codec.encode_task, tasks), most)
             self._has_room = await self._call("submit", most, astuple(sampling), file.to_wire())

@@ -150,9 +150,14 @@ class Origin:
             due = max(now + _SETTLE * self._stall, self._regrouped_at + self._roster_interval)
             self._regroup_at = min(self._regroup_at, due)
 
+    @property
+    def _roster_at(self) -> float:
+        """When a new roster is due."""
+        return min(self._regroup_at, self._reported_at)
+
     def is_roster_due(self, now: float) -> bool:
         """Whether to ask for a new roster now; says so once."""
-        if now < min(self._regroup_at, self._reported_at):
+        if now < self._roster_at:
             return False
         self._regroup_at, self._regrouped_at = math.inf, now
         self._reported_at = math.inf
@@ -244,13 +249,9 @@ class Origin:
     def next_deadline(self) -> float:
         """When `expire` or `start` next has something to do."""
         if self.is_idle:
-            return min(self._regroup_at, self._reported_at)
+            return self._roster_at
         handouts = self._handouts.values()
-        due = [
-            self._regroup_at,
-            self._reported_at,
-            *(handout.next_deadline for handout in handouts),
-        ]
+        due = [self._roster_at, *(handout.next_deadline for handout in handouts)]
         if self._next is not None:
             turns = [h.progress + _OVERTIME * self._stall for h in handouts if not h.exhausted]
             due.append(max(turns, default=math.inf))  # `start` waits for every one of them
