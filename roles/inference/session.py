@@ -305,10 +305,11 @@ class InferenceSession:
             self.counts.retries += 1
             await backoff.wait()
         self.counts.count(verdict)
+        reason = printable(verdict.reason)
         if verdict.verdict is Verdict.REJECTED:
-            logger.warning("rejected version=%d index=%d: %s", version, index, verdict.reason)
+            logger.warning("rejected version=%d index=%d: %s", version, index, reason)
         elif verdict.reason.startswith(TOO_LONG):  # only the run's owner can change that
-            logger.warning("not judged version=%d index=%d: %s", version, index, verdict.reason)
+            logger.warning("not judged version=%d index=%d: %s", version, index, reason)
         await self._durable.insist(partial(self._outbox.remove, submission))
         self._room.release()
 
@@ -342,11 +343,12 @@ class InferenceSession:
 
     def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
         """Tell the operator, once, what only the operator can change."""
-        if not refusal.retry and printable(refusal.reason) != self.counts.refusal:
-            self.counts.refusal = printable(refusal.reason)
-            logger.warning("validator %s refuses: %s", validator.short, refusal.reason)
+        reason = printable(refusal.reason)
+        if not refusal.retry and reason != self.counts.refusal:
+            self.counts.refusal = reason
+            logger.warning("validator %s refuses: %s", validator.short, reason)
         else:
-            logger.info("validator %s: %s", validator.short, refusal.reason)
+            logger.info("validator %s: %s", validator.short, reason)
 
 
 async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:
