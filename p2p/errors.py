@@ -57,3 +57,8 @@ class WorkerDied(ShoalError):
     """An engine's worker process ended while it was needed; its last words are in the
     message.
     """
+
+
+class WorkerNotStarted(ShoalError):
+    """The operating system refused to start a worker process, for lack of memory, processes or
+    open files. The message says what to raise."""

@@ -32,7 +32,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from p2p.concurrency import Notifier
-from p2p.errors import LimitExceeded, StorageError, WorkerDied
+from p2p.errors import LimitExceeded, StorageError, WorkerDied, WorkerNotStarted
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
 from p2p.wire import MIB
 from p2p.world import Disk, DiskEntry
@@ -237,13 +237,19 @@ class RealWorld:
     ) -> AsyncIterator[ProcessWorker]:
         """Run ``python -m`` ``argv`` as a child for the length of the block."""
         mark = secrets.token_hex(8)
-        process = await trio.lowlevel.open_process(
-            [sys.executable, "-m", *argv],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **WORKER_VARIABLES, WORKER_MARK: mark},
-            process_group=0,  # with what it starts, which ends with it
-        )
+        try:
+            process = await trio.lowlevel.open_process(
+                [sys.executable, "-m", *argv],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **WORKER_VARIABLES, WORKER_MARK: mark},
+                process_group=0,  # with what it starts, which ends with it
+            )
+        except OSError as error:
+            raise WorkerNotStarted(
+                f"the machine starts no process for {name} ({error.strerror}): give it more"
+                " memory, or this user more processes (ulimit -u) and open files (ulimit -n)"
+            ) from error
         worker = ProcessWorker(process, name, mark)
         try:
             yield worker

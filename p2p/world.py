@@ -183,8 +183,8 @@ class World(Protocol):
         pipes.
 
         It is killed when the block ends, and ends by itself when its standard input does.
-        Raises `WorkerDied` from `Worker.call`. Simulations have no processes: there it is a
-        bug.
+        Raises `WorkerNotStarted`, and `WorkerDied` from `Worker.call`. Simulations have no
+        processes: there it is a bug.
         """
         ...
 

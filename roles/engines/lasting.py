@@ -28,6 +28,7 @@ import trio
 from p2p.errors import ShoalError, WorkerDied
 from p2p.world import Worker, World
 from roles.engines import codec
+from roles.shared.worker_start import start_worker
 
 FIRST_PAUSE: Final = 1.0
 """Seconds before a second process: what ended the first, another program that wants memory, may
@@ -72,9 +73,9 @@ class LastingWorker:
         self._turn = trio.Lock()
 
     async def start(self) -> None:
-        """Start a process."""
-        self._worker = await self._stack.enter_async_context(
-            self._world.open_worker(self._argv, name=self._name)
+        """Start a process. Raises `WorkerNotStarted`."""
+        self._worker = await start_worker(
+            self._world, self._argv, name=self._name, stack=self._stack
         )
 
     async def call(self, request: bytes) -> bytes:

@@ -52,6 +52,7 @@ from roles.envs.frames import (
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import TextModel
 from roles.run import Run
+from roles.shared.worker_start import start_worker
 
 T = TypeVar("T")
 
@@ -177,8 +178,8 @@ class WorkerEnvironment:
             )
 
     async def _start(self) -> None:
-        self._worker = await self._stack.enter_async_context(
-            self._world.open_worker(WORKER_ARGV, name=f"the environment {self._setup}")
+        self._worker = await start_worker(
+            self._world, WORKER_ARGV, name=f"the environment {self._setup}", stack=self._stack
         )
         limits = asdict(self._ration)
         opening = self._ration.opening

@@ -139,7 +139,9 @@ class InferenceSession:
         """The next submission, under a policy that the engine can work with.
 
         A trainer whose learning has broken down publishes weights that are no numbers, or with
-        which nothing can be computed: the policies after that may be sound again. An engine
+        which nothing can be computed: the policies after that may be sound again. The next is
+        often here by then, since the engine draws what it has begun to the end; to wait for one
+        after that would be to wait for a trainer that waits for this node's work. An engine
         that has died is a machine's trouble, and loads the same one again.
         """
         while True:
@@ -147,9 +149,10 @@ class InferenceSession:
             try:
                 return await self.produce()
             except EngineError as error:
-                logger.error("engine_failed version=%d: %s; it awaits the next", tried, error)
+                failed = self.loaded if self._policy else tried  # without one, in loading it
+                logger.error("engine_failed version=%d: %s; it awaits the next", failed, error)
                 self._give_up()
-                await self.node.shardcast.wait_policy(PolicyVersion(tried + 1))
+                await self.node.shardcast.wait_policy(PolicyVersion(failed + 1))
             except WorkerDied as error:
                 logger.error("engine_died version=%d: %s; it is started again", tried, error)
                 self._give_up()
@@ -302,10 +305,11 @@ class InferenceSession:
             self.counts.retries += 1
             await backoff.wait()
         self.counts.count(verdict)
+        reason = printable(verdict.reason)
         if verdict.verdict is Verdict.REJECTED:
-            logger.warning("rejected version=%d index=%d: %s", version, index, verdict.reason)
+            logger.warning("rejected version=%d index=%d: %s", version, index, reason)
         elif verdict.reason.startswith(TOO_LONG):  # only the run's owner can change that
-            logger.warning("not judged version=%d index=%d: %s", version, index, verdict.reason)
+            logger.warning("not judged version=%d index=%d: %s", version, index, reason)
         await self._durable.insist(partial(self._outbox.remove, submission))
         self._room.release()
 
@@ -339,11 +343,12 @@ class InferenceSession:
 
     def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
         """Tell the operator, once, what only the operator can change."""
-        if not refusal.retry and printable(refusal.reason) != self.counts.refusal:
-            self.counts.refusal = printable(refusal.reason)
-            logger.warning("validator %s refuses: %s", validator.short, refusal.reason)
+        reason = printable(refusal.reason)
+        if not refusal.retry and reason != self.counts.refusal:
+            self.counts.refusal = reason
+            logger.warning("validator %s refuses: %s", validator.short, reason)
         else:
-            logger.info("validator %s: %s", validator.short, refusal.reason)
+            logger.info("validator %s: %s", validator.short, reason)
 
 
 async def _wait_any(*waits: Callable[[], Awaitable[object]]) -> None:

@@ -11,5 +11,6 @@ the other.
 * `model_files`: what all policies of a run with a base have in common, kept once;
 * `seats`: how many streams are read at a time;
 * `reasons`: sentences of peers, counted apart and fit for a terminal;
+* `worker_start`: worker processes of a machine that has no room for another;
 * `worker_streams`: frames on the standard streams of a worker process.
 """

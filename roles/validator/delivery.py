@@ -24,6 +24,7 @@ from roles.protocol.request import NONSENSE, Backoff, ask
 from roles.run import run_of
 from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
+from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Deliveries:
         if receipt is Receipt.UNWANTED:
             self._node.book.hint(trainer)  # it may know an edition that no longer names us
         if receipt is not Receipt.TAKEN:
-            logger.info("%s, says the trainer: %s", receipt.value, reason)
+            logger.info("%s, says the trainer: %s", receipt.value, printable(reason))
         return receipt is not Receipt.LATER
 
     def _path(self, verdict: SignedVerdict) -> str:

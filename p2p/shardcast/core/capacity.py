@@ -10,7 +10,9 @@ a minority of liars moves nothing.
 A peer that delivered what its own parent did is limited by what it is given: its measurement is
 a lower bound, and its claim is believed up to `_CREDULITY` times the median of what is known. A
 peer whose children got less than half of what its siblings' children got is *overloaded*: its
-capacity is what it delivered, and it is tried with a little more each version after that.
+capacity is what it delivered, and it is tried with a little more each version after that. One
+that delivered next to nothing has no children to speak of it afterwards: it is tried anew once
+none has for `_PROBATION` versions.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ _RECOVERY: Final = 1.25
 carry. A line that was busy with something else has twice its share after four versions, and one
 that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
 _PROBATION: Final = 8
-"""Versions for which a peer that was replaced as a root is a leaf. Two liars can replace one
+"""Versions for which a peer that was replaced as a root, or of which no child says anything
+more, is a leaf. Two liars can replace one
 honest root a version, so they keep at most eight of a swarm's relays idle; a root that passes
 nothing on costs one version in nine a replacement, about a second."""
 
@@ -51,9 +54,10 @@ nothing on costs one version in nine a replacement, about a second."""
 class _Standing:
     """What is known of one peer."""
 
-    __slots__ = ("_carried", "_ceiling")
+    __slots__ = ("_carried", "_ceiling", "_unheard")
 
     def __init__(self) -> None:
+        self._unheard = 0  # versions
         self._carried: deque[float] = deque(maxlen=_RECEIPTS)
         self._ceiling = math.inf
 
@@ -65,8 +69,15 @@ class _Standing:
     def note_carried(self, rates: Sequence[float], *, is_overloaded: bool) -> None:
         """Its children say what it carried in one version; ``is_overloaded`` if they got too
         little of it."""
+        self._unheard = 0
         self._carried.extend(rates)
         self._ceiling = median(rates) if is_overloaded else _RECOVERY * self._ceiling
+
+    def note_version(self) -> None:
+        """A new version is handed out."""
+        self._unheard += 1
+        if self._unheard > _PROBATION:
+            self._ceiling = math.inf
 
     def believe(self, claim: float, most: float) -> float:
         """What to take ``claim`` for."""
@@ -93,6 +104,8 @@ class Capacities:
                 self._fallen[peer] = left - 1
             else:
                 del self._fallen[peer]
+        for standing in self._standings.values():
+            standing.note_version()
 
     def note_carried(
         self, peer: PeerId, rates: Sequence[float], *, is_overloaded: bool

@@ -394,15 +394,16 @@ class HandOut:
             self._confirm_time.observe(took)
         return True
 
-    def note_receipt(self, peer: PeerId, receipt: Receipt) -> None:
-        """``peer`` has the whole version, and says which stripe brought how much of it."""
-        if any(peer in forest.roster.positions for forest in self._forests.values()):
-            self._receipts.note(peer, receipt)
+    def note_receipt(self, peer: PeerId, receipt: Receipt) -> bool:
+        """``peer`` has the whole version, and says which stripe brought how much of it. Whether
+        that is news, of a peer that was to be fed."""
+        return any(
+            peer in forest.roster.positions for forest in self._forests.values()
+        ) and self._receipts.note(peer, receipt)
 
     def take_receipts(self) -> Iterator[Carried]:
         """Who carried how much, as far as receipts have come since this was last asked."""
-        receipts, self._receipts = self._receipts, ReceiptBook(self._chunk_bytes)
-        yield from receipts.judge(self._forests, self._given)
+        yield from self._receipts.judge(self._forests, self._given)
 
     def lose(self, peer: PeerId) -> None:
         """A root is gone: what it may not have forwarded goes to others."""

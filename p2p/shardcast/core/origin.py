@@ -220,8 +220,7 @@ class Origin:
         if isinstance(message, Credit):
             return handout.confirm(peer, message.received, message.granted, now)
         if isinstance(message, Receipt):
-            handout.note_receipt(peer, message)
-            if handout.exhausted:
+            if handout.note_receipt(peer, message) and handout.exhausted:
                 self._reported_at = now + _REPORTED * self._stall
         else:
             self._complain(handout, message.peer, peer, now)

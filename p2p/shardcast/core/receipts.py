@@ -21,6 +21,7 @@ handshake is its signature.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median
@@ -88,30 +89,42 @@ class Carried:
 
     peer: PeerId
     rates: tuple[float, ...]
-    """Bytes per second that it carried, as each child saw it."""
+    """Bytes per second that it carried, as each child saw it that has reported lately."""
     is_overloaded: bool
 
 
 class ReceiptBook:
-    """The origin's side: the receipts of one version."""
+    """The origin's side: the receipts of one version.
+
+    They are judged whenever a roster is made, each together with all that came before it, and
+    each peer has one for as long as the version is handed out. If what was judged were
+    forgotten, the last to report would be the only ones to speak: two of forty peers that
+    reported again, once the others had, had every relay above both of them taken for one that
+    carries nothing.
+    """
 
     def __init__(self, chunk_bytes: float) -> None:
         self._chunk_bytes = chunk_bytes
         self._receipts: BoundedDict[PeerId, Receipt] = BoundedDict(MAX_ROSTER)
+        self._unjudged: set[PeerId] = set()
 
-    def note(self, peer: PeerId, receipt: Receipt) -> None:
-        """``peer``'s receipt; its first one counts."""
-        if peer not in self._receipts:
-            self._receipts[peer] = receipt
+    def note(self, peer: PeerId, receipt: Receipt) -> bool:
+        """``peer``'s receipt; its first one counts. Whether this is it."""
+        if peer in self._receipts:
+            return False
+        self._receipts[peer] = receipt
+        self._unjudged.add(peer)
+        return True
 
     def judge(
         self, forests: Mapping[int, Forest], given: Mapping[tuple[int, int], int]
     ) -> Iterator[Carried]:
         """Who carried what along the forests of these epochs, each stripe of which was
-        ``given`` so many chunks."""
+        ``given`` so many chunks. Only of whom a receipt speaks that is new."""
         for (epoch, number), count in given.items():
-            if epoch in forests and count >= _FEWEST_CHUNKS:
+            if epoch in forests and count >= _FEWEST_CHUNKS and self._unjudged:
                 yield from self._judge_stripe(forests[epoch], epoch, number, count)
+        self._unjudged.clear()
 
     def _judge_stripe(
         self, forest: Forest, epoch: int, number: int, given: int
@@ -132,6 +145,9 @@ class ReceiptBook:
         typical = median(forest.roster.upload(peer) for peer in peers)
         for place, median_chunks in brought.items():
             children = [child for child in stripe.children[place] if child in got]
+            new = [peers[child] in self._unjudged for child in children]
+            if not any(new):
+                continue
             above = stripe.parent[place]
             supply = given if above < 0 else brought.get(above, given)
             slots = len(stripe.children[place])
@@ -142,4 +158,4 @@ class ReceiptBook:
             is_braggart = believed > typical and median(rates) < _SHARE * believed
             is_late = median_chunks < _SHARE * supply
             is_overloaded = len(children) >= _FEWEST_CHILDREN and (is_braggart or is_late)
-            yield Carried(peers[place], rates, is_overloaded)
+            yield Carried(peers[place], tuple(itertools.compress(rates, new)), is_overloaded)

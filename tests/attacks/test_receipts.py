@@ -1,0 +1,87 @@
+"""Receipts that lie: from strangers, again and again, and after all others."""
+
+from __future__ import annotations
+
+from p2p.identity import PeerId
+from p2p.shardcast.core import events as ev
+from p2p.shardcast.core.capacity import _PROBATION, Capacities
+from p2p.shardcast.forest import RosterEntry, build_forest
+from p2p.shardcast.manifest import Manifest, PolicyVersion
+from p2p.shardcast.messages import Receipt
+from p2p.wire import KI, MIB
+from tests.unit.shardcast_liars import LiarSwarm
+from tests.unit.test_shardcast_core import key
+
+
+class Flooded(LiarSwarm):
+    """Forty peers have a version, and have told so; then liars send receipts, as often as they
+    like."""
+
+    def __init__(self) -> None:
+        super().__init__(40)
+        self.first = self.newest
+        self.asked = 0
+        """How often the origin wanted a new roster."""
+        self.manifest: Manifest = self.publish(1, 4 * MIB, 64 * KI)
+        self.run(10)
+        self.asked = 0
+
+    def _regroup(self) -> None:
+        self.asked += 1
+        super()._regroup()
+
+    def lie(self, liars: list[PeerId], every: float, seconds: float) -> None:
+        """Each says, in turn, that it got nothing by any stripe."""
+        took = 1000
+        start = self.now
+        while self.now < start + seconds:
+            took += 1
+            for liar in liars:
+                rows = tuple((1, stripe, 0) for stripe in range(4))
+                receipt = Receipt(self.manifest.digest, took, rows)
+                self.give(self.origin, ev.Heard(liar, receipt))
+            self.run(self.now + every)
+
+    def fewest(self) -> float:
+        """What the origin believes of the weakest, as a share of the strongest."""
+        roster = self.sign(99)
+        uploads = [roster.upload(peer) for peer in roster.peers]
+        return min(uploads) / max(uploads)
+
+
+def test_two_that_report_last_do_not_unmake_the_relays_above_them() -> None:
+    """Four of forty were believed to carry nothing, for ever: once a roster was made of the
+    others' receipts, theirs were the only ones."""
+    swarm = Flooded()
+    forest = build_forest(swarm.first, PolicyVersion(1))
+    family = next(
+        children
+        for stripe in forest.stripes
+        for children in stripe.children.values()
+        if len(children) >= 4
+    )
+    liars = [forest.roster.peers[child] for child in family[:2]]
+    swarm.lie(liars, 1.2, 12)
+    assert swarm.fewest() == 1
+    assert swarm.asked == 0
+
+
+def test_a_stranger_does_not_time_the_origins_rosters() -> None:
+    """A receipt each 1.2 s made the origin look for a new roster 50 times a minute; one each
+    0.4 s put off the roster that honest receipts had made due."""
+    swarm = Flooded()
+    swarm.lie([key(999).peer_id], 0.4, 4)
+    swarm.run(swarm.now + 2)
+    swarm.lie([key(999).peer_id], 1.2, 6)
+    assert swarm.asked == 0
+
+
+def test_who_was_said_to_carry_nothing_is_tried_again() -> None:
+    """A relay that was away for one version was a leaf until its origin started anew."""
+    capacities, peer = Capacities(), key(1).peer_id
+    capacities.note_carried(peer, (0.0, 0.0), is_overloaded=True)
+    believed = []
+    for _ in range(_PROBATION + 1):
+        capacities.note_version()
+        believed.append(capacities.believe([RosterEntry(peer, 1e6)])[0].upload)
+    assert believed == [0.0] * _PROBATION + [1e6]
