@@ -29,6 +29,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import KI, MIB, pack
+from sim.workloads.soak import limit_of, walk
 from tests.unit.shardcast_liars import LiarSwarm, roots_of
 from tests.unit.test_shardcast_core import MBIT, RUN, Node, Policies, Swarm, key
 
@@ -266,7 +267,8 @@ def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None
 
 
 def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:
-    """A soak of three days saw this table grow from 4 to 9 entries, one with each policy."""
+    """A soak of three days saw this table grow from 4 to 9 entries, one with each policy; its
+    type says where that ends."""
     policies = Policies(key(1))
     statements = Statements(RUN, lambda _: True, verify)
     for version in range(1, MAX_MANIFESTS + 9):
@@ -274,6 +276,11 @@ def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:
         assert statements.record(manifest) is None
     versions = [manifest.version for manifest in statements.manifests(key(1).peer_id)]
     assert versions == list(range(9, MAX_MANIFESTS + 9))
+    late, _, _ = policies.make(8, 64, 64)
+    statements.record(late)  # of two version 8: a contradiction, and older than all that stay
+    assert len(statements.manifests(key(1).peer_id)) == MAX_MANIFESTS
+    tables = dict(walk("statements", statements, set()))
+    assert limit_of(tables["statements._by_version[]"]) == MAX_MANIFESTS + 1
 
 
 def test_the_uplink_is_measured_in_bursts_too() -> None:

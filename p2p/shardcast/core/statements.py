@@ -39,7 +39,9 @@ class Statements:
         self._may_publish = may_publish
         self._verify = verify
         self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
-        self._by_version: BoundedDict[PeerId, dict[int, Manifest]] = BoundedDict(MAX_ORIGINS)
+        self._by_version: BoundedDict[PeerId, BoundedDict[int, Manifest]] = BoundedDict(
+            MAX_ORIGINS
+        )
         """Manifests of each trainer: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(MAX_ORIGINS)
@@ -80,9 +82,12 @@ class Statements:
     def record(self, manifest: Manifest) -> Equivocation | None:
         """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
         trainer."""
-        known = self._by_version.get(manifest.trainer, {})
-        self._by_version[manifest.trainer] = known
-        first = known.setdefault(manifest.version, manifest)
+        known = self._by_version.get(manifest.trainer)
+        if known is None:
+            # One more than are remembered: until the lowest version goes, below.
+            known = BoundedDict(MAX_MANIFESTS + 1)
+            self._by_version[manifest.trainer] = known
+        known[manifest.version] = first = known.get(manifest.version, manifest)
         before = known.get(manifest.body.previous_version)
         after = next(
             (m for m in known.values() if m.body.previous_version == manifest.version), None
