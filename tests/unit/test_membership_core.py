@@ -38,6 +38,7 @@ from p2p.membership.messages import (
     Heartbeats,
     Message,
     Neighbor,
+    NeighborReply,
     Newcomers,
     Suspect,
     decode_message_untrusted,
@@ -291,6 +292,30 @@ def test_a_lonely_node_comes_back_by_its_bootstrap() -> None:
     swarm.start(0, bootstrap=None)
     swarm.run(90)
     assert [member.peer for member in survivor.core.members()] == [peer_named(0)]
+
+
+def test_a_node_without_neighbours_asks_who_asks_whether_it_lives() -> None:
+    """Both bootstrap peers refused one that had lied; all members asked whether it lives, and
+    it knew none of them to the end (`storm`, seed 96)."""
+    core = make_core(1000)
+    about_us = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
+    core.handle(Bootstrap((addr_of(2),)), 0.0)
+    core.handle(Tick(), 0.0)
+    asked = sent(core.handle(Received(peer_named(5), about_us), 1.0))
+    assert [(peer, type(said)) for peer, said in asked] == [
+        (peer_named(5), Neighbor),
+        (peer_named(5), Heartbeats),
+    ]
+    # One at a time, however many ask.
+    assert [type(said) for _, said in sent(core.handle(Received(ENEMY, about_us), 1.1))] == [
+        Heartbeats
+    ]
+    agreed = encode_message(NeighborReply(True, heartbeat_of(peer_named(5), 1)))
+    core.handle(Received(peer_named(5), agreed), 1.2)
+    assert core.neighbours == (peer_named(5),)
+    assert [type(said) for _, said in sent(core.handle(Received(ENEMY, about_us), 1.3))] == [
+        Heartbeats
+    ]
 
 
 def test_clocks_ten_minutes_off_are_normal() -> None:

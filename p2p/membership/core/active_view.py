@@ -280,6 +280,18 @@ class ActiveView:
         """A peer asks us to be its neighbour; return what we answer, None for nothing."""
         return self._reply(peer, urgent, now) if peer in self._members else None
 
+    def on_suspected(self, peer: PeerId, now: float) -> None:
+        """A peer asks whether we live, so it lists us: without a neighbour we ask it to be one.
+
+        The bootstrap peers may be down or refuse us, and who lists us need not send us anything
+        else. A bootstrap peer that had lied, and was started again, was refused by both of the
+        others; all 49 members listed it and asked whether it lives, a dozen every ten seconds,
+        and it knew none of them to the end (`storm`, seed 96). A stranger gains nothing by it:
+        a node without neighbours takes in any that asks.
+        """
+        if self._bootstraps and not self.neighbours and not self._pending:
+            self._ask(peer, True, now)
+
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
         """A peer answered our request to be neighbours."""
         was_picked = peer in self._chosen_pending or peer in self._bootstraps

@@ -312,6 +312,7 @@ class FailureDetector:
 
     def _refute(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """We are suspected: show our newest heartbeat, or make a newer one."""
+        self._active_view.on_suspected(source, now)
         newest = self._local.newest()
         if signed.seqno < newest.seqno:
             self._effects.send(source, Heartbeats((newest,)))
