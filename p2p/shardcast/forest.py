@@ -17,7 +17,6 @@ peer's fair share times k.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -326,7 +325,15 @@ def _star(count: int, root: int) -> Stripe:
 
 def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
     """Deal peers into k interior groups of enough child slots each: place -> slots, big
-    first."""
+    first.
+
+    A fair share is rounded to the nearest number of slots, and what a group is short of then is
+    added to a few. Rounded up, a share a little over a whole number would give nearly every
+    peer a child more, and leave the last peers none. Example: of 40 equal peers two relay
+    nothing, so a fair share is 4.1. With 5 slots each, 32 relays have all the children, at a
+    fifth of an uplink each, and six are idle: 8 MB take 3.00 s. Rounded to the nearest, six of
+    the 38 have 5 children and the others at most 4: 2.81 s.
+    """
     need = len(roster.peers) - 1
     fair = _fair_slots(roster, order, k * need, need)
     groups: list[dict[int, int]] = [{} for _ in range(k)]
@@ -334,7 +341,7 @@ def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
         if fair[place] < 1 and turn >= k:
             break  # too weak to carry even one child; ordered, so are all that follow
         group = min(groups, key=lambda group: sum(group.values()))
-        group[place] = max(2, math.ceil(fair[place]))
+        group[place] = max(2, round(fair[place]))
     for group in groups:
         _stretch(group, need)
     return groups

@@ -71,6 +71,17 @@ def test_stripes_and_fan_out_of_equals(count: int, stripes: int) -> None:
         assert depth <= 2 + math.ceil(math.log(count, stripes))
 
 
+@pytest.mark.parametrize(("idle", "fives"), [(1, 3), (2, 6), (3, 9)])
+def test_a_share_over_a_whole_number_does_not_give_every_relay_a_child_more(
+    idle: int, fives: int
+) -> None:
+    forest = build_forest(roster_of([0.0] * idle + [1e6] * (40 - idle)), PolicyVersion(1))
+    fan_outs = [len(below) for s in forest.stripes for below in s.children.values()]
+    assert len(fan_outs) == 40 - idle
+    assert max(fan_outs) <= 5
+    assert fan_outs.count(5) == fives
+
+
 def test_the_forest_turns_with_the_version_and_nothing_else() -> None:
     roster = roster_of([1e6] * 40)
     again = roster_of([1e6] * 40)
