@@ -5,12 +5,13 @@ from __future__ import annotations
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.capacity import _PROBATION, Capacities
-from p2p.shardcast.forest import RosterEntry, build_forest
+from p2p.shardcast.core.receipts import ReceiptBook
+from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import Manifest, PolicyVersion
 from p2p.shardcast.messages import Receipt
 from p2p.wire import KI, MIB
 from tests.unit.shardcast_liars import LiarSwarm
-from tests.unit.test_shardcast_core import key
+from tests.unit.test_shardcast_core import RUN, key
 
 
 class Flooded(LiarSwarm):
@@ -79,9 +80,37 @@ def test_a_stranger_does_not_time_the_origins_rosters() -> None:
 def test_who_was_said_to_carry_nothing_is_tried_again() -> None:
     """A relay that was away for one version was a leaf until its origin started anew."""
     capacities, peer = Capacities(), key(1).peer_id
-    capacities.note_carried(peer, (0.0, 0.0), is_overloaded=True)
+    capacities.note_carried(peer, (0.0, 0.0), 0.0)
     believed = []
     for _ in range(_PROBATION + 1):
         capacities.note_version()
         believed.append(capacities.believe([RosterEntry(peer, 1e6)])[0].upload)
     assert believed == [0.0] * _PROBATION + [1e6]
+
+
+def test_the_last_child_to_report_does_not_speak_for_the_others() -> None:
+    """A relay whose children got a quarter is taken for one that carries a quarter; one child
+    that reported after the others, and had got nothing, made it one that carries nothing."""
+    entries = [RosterEntry(key(number).peer_id, 1e6) for number in range(1, 41)]
+    forest = build_forest(Roster.sign(key(0), RUN, 1, entries), PolicyVersion(1))
+    peers, stripe = forest.roster.peers, forest.stripes[0]
+    relay = next(
+        place
+        for place, children in stripe.children.items()
+        if place != stripe.root and len(children) >= 4
+    )
+    book, digest = ReceiptBook(1000.0), bytes(32)
+    *honest, liar = stripe.children[relay]
+    others = [place for place in range(40) if place not in (*honest, liar)]
+    for places, chunks in ((others, 100), (honest, 25)):
+        for place in places:
+            book.note(peers[place], Receipt(digest, 1000, ((1, 0, chunks),)))
+
+    def limit() -> float | None:
+        judged = book.judge({1: forest}, {(1, 0): 100})
+        return next(carried.limit for carried in judged if carried.peer == peers[relay])
+
+    quarter = 25 * 1000.0 * len(stripe.children[relay])
+    assert limit() == quarter
+    book.note(peers[liar], Receipt(digest, 1000, ((1, 0, 0),)))
+    assert limit() == quarter

@@ -183,9 +183,9 @@ def test_claims_count_for_four_times_the_median_at_most() -> None:
     entries = [RosterEntry(peer, 1e6) for peer in peers[:4]] + [RosterEntry(peers[4], 1e12)]
     capacities = Capacities()
     assert [entry.upload for entry in capacities.believe(entries)] == [1e6] * 4 + [4e6]
-    capacities.note_carried(peers[4], [1.5e6, 1.4e6, 9e9], is_overloaded=True)
+    capacities.note_carried(peers[4], [1.5e6, 1.4e6, 9e9], 1.5e6)
     assert capacities.believe(entries)[4].upload == 1.5e6
-    capacities.note_carried(peers[4], [1.5e6], is_overloaded=False)
+    capacities.note_carried(peers[4], [1.5e6], None)
     assert capacities.believe(entries)[4].upload == 1.25 * 1.5e6
     capacities.note_fallen(peers[0])
     assert capacities.believe(entries)[0].upload == 0
@@ -207,7 +207,7 @@ def test_receipts_tell_who_is_overloaded_and_its_children_are_not_blamed() -> No
         book.note(peer, Receipt(b"", 1000, ((1, 0, got),)))
         book.note(peer, Receipt(b"", 1, ((1, 0, 20),)))  # its first one counts
     verdicts = {c.peer: c for c in book.judge({1: forest}, {(1, 0): 20})}
-    overloaded = {peer for peer, carried in verdicts.items() if carried.is_overloaded}
+    overloaded = {peer for peer, carried in verdicts.items() if carried.limit is not None}
     assert overloaded == {roster.peers[lazy]}
     slots = len(stripe.children[lazy])
     assert set(verdicts[roster.peers[lazy]].rates) == {5 * 64 * KI * slots}

@@ -66,12 +66,12 @@ class _Standing:
         """Bytes per second that it has carried, in the median; 0 if nothing is known."""
         return median(self._carried) if self._carried else 0.0
 
-    def note_carried(self, rates: Sequence[float], *, is_overloaded: bool) -> None:
-        """Its children say what it carried in one version; ``is_overloaded`` if they got too
-        little of it."""
+    def note_carried(self, rates: Sequence[float], limit: float | None) -> None:
+        """Its children say what it carried in one version, and of how much it is capable if
+        they got too little of it."""
         self._unheard = 0
         self._carried.extend(rates)
-        self._ceiling = median(rates) if is_overloaded else _RECOVERY * self._ceiling
+        self._ceiling = _RECOVERY * self._ceiling if limit is None else limit
 
     def note_version(self) -> None:
         """A new version is handed out."""
@@ -107,11 +107,9 @@ class Capacities:
         for standing in self._standings.values():
             standing.note_version()
 
-    def note_carried(
-        self, peer: PeerId, rates: Sequence[float], *, is_overloaded: bool
-    ) -> None:
-        """Children of ``peer`` say what it carried, each as it saw it."""
-        self._standing(peer).note_carried(rates, is_overloaded=is_overloaded)
+    def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
+        """Children of ``peer`` say what it carried, each as it saw it; see `Carried`."""
+        self._standing(peer).note_carried(rates, limit)
 
     def _standing(self, peer: PeerId) -> _Standing:
         standing = self._standings.get(peer)

@@ -130,9 +130,7 @@ class Origin:
         """Take what receipts say about the hand-outs that are over."""
         for handout in self._handouts.values():
             for carried in handout.take_receipts() if handout.exhausted else ():
-                self._capacities.note_carried(
-                    carried.peer, carried.rates, is_overloaded=carried.is_overloaded
-                )
+                self._capacities.note_carried(carried.peer, carried.rates, carried.limit)
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
         """The same peers, with what this origin believes of their claims. A peer that is gone

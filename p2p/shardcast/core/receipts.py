@@ -90,7 +90,9 @@ class Carried:
     peer: PeerId
     rates: tuple[float, ...]
     """Bytes per second that it carried, as each child saw it that has reported lately."""
-    is_overloaded: bool
+    limit: float | None
+    """What it can carry, if its children got too little of it: the median over all that have
+    reported, so that the last of them does not speak for the others."""
 
 
 class ReceiptBook:
@@ -151,11 +153,13 @@ class ReceiptBook:
             above = stripe.parent[place]
             supply = given if above < 0 else brought.get(above, given)
             slots = len(stripe.children[place])
-            rates = tuple(
+            rates = [
                 got[child][0] * got[child][1] * self._chunk_bytes * slots for child in children
-            )
+            ]
             believed = forest.roster.upload(peers[place])
-            is_braggart = believed > typical and median(rates) < _SHARE * believed
+            carried = median(rates)
+            is_braggart = believed > typical and carried < _SHARE * believed
             is_late = median_chunks < _SHARE * supply
             is_overloaded = len(children) >= _FEWEST_CHILDREN and (is_braggart or is_late)
-            yield Carried(peers[place], tuple(itertools.compress(rates, new)), is_overloaded)
+            limit = carried if is_overloaded else None
+            yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
