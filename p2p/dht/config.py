@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from p2p.dht.messages import MAX_CONTACTS
 from p2p.dht.stamp import DIFFICULTY, MAX_DIFFICULTY
+
+MAX_ADDR_LIFETIME: Final = 2 * 3600.0
+"""Seconds. The longest that holders take an address record for (`core.validation.ADDRESSES`):
+of a peer that is gone, or has moved, none finds the old address after that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,8 @@ class DhtConfig:
 
     addr_lifetime: float = 3600.0
     """Seconds for which our own address record is good: it is renewed six times in that
-    (`republish_interval`), and outlives us by an hour at most."""
+    (`republish_interval`), and outlives us by an hour at most. Over `MAX_ADDR_LIFETIME`
+    every other node would refuse it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.difficulty <= MAX_DIFFICULTY:
@@ -65,3 +71,9 @@ class DhtConfig:
         intervals = (self.refresh_interval, self.republish_interval, self.replicate_interval)
         if min(*intervals, self.timeout, self.addr_lifetime) <= 0:
             raise ValueError("intervals, the timeout and lifetimes are positive")
+        if self.addr_lifetime > MAX_ADDR_LIFETIME:
+            raise ValueError(
+                f"addr_lifetime is at most {MAX_ADDR_LIFETIME:.0f} s, not"
+                f" {self.addr_lifetime:.0f}: all other nodes refuse an address record that is"
+                " good for longer"
+            )
