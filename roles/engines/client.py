@@ -124,8 +124,18 @@ class WorkerEngine:
         """Of what is under way."""
 
     async def configure(self) -> None:
-        """Build the engine; once, before anything else."""
-        await self._call("configure", config_to_wire(self._config))
+        """Build the engine; once, before anything else. Raises `EngineLost`.
+
+        Most of what an engine takes, it takes now, beside those of other roles that start: a
+        process that dies here is replaced as later ones are.
+        """
+        while True:
+            try:
+                await self._call("configure", config_to_wire(self._config))
+            except WorkerDied as error:
+                logger.warning("%s while it started; it is started again", error)
+            else:
+                return
 
     @property
     def writes_waiting(self) -> int:

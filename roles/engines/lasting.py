@@ -98,6 +98,8 @@ class LastingWorker:
             await self._world.sleep(pause)
             await self.start()
             assert self._worker is not None
+            if not self._first:  # the first died before it was configured
+                return self._worker
             reply = codec.decode_reply(await self._worker.call(self._first))
             if isinstance(reply, codec.Failure):
                 raise WorkerDied(

@@ -15,7 +15,7 @@ import pytest
 import trio
 
 from p2p.errors import StorageError, WorkerDied
-from p2p.machine import open_world
+from p2p.machine import ProcessWorker, open_world
 from p2p.world import World
 from roles.engines import client, codec, lasting
 from roles.engines.base import EngineError, GroupTask, Sampling
@@ -57,6 +57,37 @@ async def test_a_process_that_was_killed_is_replaced(
             assert (await engine.step([LESSON])).step == 1, "a new one, which holds nothing"
         assert (await engine.step([LESSON])).step == 2
         assert await world.disk.list("engine/engine") == []
+
+
+@pytest.mark.usefixtures("counting")
+@pytest.mark.parametrize("deaths", [1, lasting.MOST_DEATHS])
+async def test_a_process_that_dies_while_it_starts_is_replaced(
+    deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WorkerDied came out of `open_engine`, and ended the node: of one that dies later, four
+    more are tried.
+    """
+    start, started = lasting.LastingWorker.start, 0
+
+    async def start_and_die(self: lasting.LastingWorker) -> None:
+        nonlocal started
+        await start(self)
+        started += 1
+        if started <= deaths:
+            assert isinstance(self._worker, ProcessWorker)
+            os.kill(self._worker.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(lasting.LastingWorker, "start", start_and_die)
+    async with open_world(tmp_path) as world:
+        if deaths < lasting.MOST_DEATHS:
+            async with open_engine(world, CONFIG) as engine:
+                assert (await engine.step([LESSON])).step == 1
+        else:
+            with pytest.raises(
+                EngineLost, match=r"5 times in a row at configure: .* the memory"
+            ):
+                async with open_engine(world, CONFIG):
+                    pytest.fail("no engine was configured")
 
 
 @pytest.mark.usefixtures("counting")
