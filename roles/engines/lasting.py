@@ -5,9 +5,10 @@ Theory of operation
 A process ends in the middle of a call for reasons that are no peer's doing and no bug: the
 kernel takes the memory back from the largest process, a driver aborts, a person kills it. The
 call raises `WorkerDied`, and the next one finds a new process, configured as the first was. It
-holds nothing: no weights, no optimiser. So each role says what it does then: an inference node
-loads its policy again, a validator judges what it was at inconclusive and loads again, a
-trainer goes on from its checkpoint as after a restart.
+holds nothing: no weights, no optimiser. One that ends while it is configured for the first time
+is replaced before its role hears of it. Each role says what it does about later ones: an
+inference node loads its policy again, a validator judges what it was at inconclusive and loads
+again, a trainer goes on from its checkpoint as after a restart.
 
 Bounded: a pause before each new process, twice as long each time, and `EngineLost`, which ends
 the node, when the same method has ended `MOST_DEATHS` processes with no answer in between. That
