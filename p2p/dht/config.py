@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2p.dht.messages import MAX_CONTACTS
+from p2p.dht.record import MAX_ADDR_LIFETIME
 from p2p.dht.stamp import DIFFICULTY, MAX_DIFFICULTY
 
 
@@ -65,3 +66,9 @@ class DhtConfig:
         intervals = (self.refresh_interval, self.republish_interval, self.replicate_interval)
         if min(*intervals, self.timeout, self.addr_lifetime) <= 0:
             raise ValueError("intervals, the timeout and lifetimes are positive")
+        if self.addr_lifetime > MAX_ADDR_LIFETIME:
+            # No other node would hold the record, and it would be put again all the time.
+            raise ValueError(
+                f"addr_lifetime is at most {MAX_ADDR_LIFETIME:g} s, not {self.addr_lifetime:g}:"
+                " other nodes refuse address records that are good for longer"
+            )

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from p2p.dht import Dht, DhtConfig, Namespace, open_dht
+from p2p.dht.core.validation import ADDRESSES
 from p2p.dht.record import MAX_VALUE
 from p2p.dht.service import SEQNO_PATH, SEQNO_RESERVE, STAMP_PATH
 from p2p.dht.stamp import check_stamp, make_stamp
@@ -313,3 +314,10 @@ async def test_it_runs_over_the_real_host(tmp_path: Path) -> None:
             assert await dhts[1].put("run", b"name", b"value", 600) >= 4
             assert [record.value for record in await dhts[4].get("run", b"name")] == [b"value"]
             assert await dhts[3].find_peer(hosts[2].peer_id) == hosts[2].addrs
+
+
+def test_an_address_record_that_others_would_refuse_is_refused_in_the_configuration() -> None:
+    """With 18 hours each node put its record again every half minute, since none held it."""
+    assert DhtConfig(addr_lifetime=ADDRESSES.max_lifetime).addr_lifetime == 7200
+    with pytest.raises(ValueError, match="addr_lifetime is at most 7200 s, not 64800"):
+        DhtConfig(addr_lifetime=18 * 3600.0)

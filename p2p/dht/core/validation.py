@@ -15,6 +15,7 @@ from typing import Final
 from p2p.dht.core.diversity import prefixes
 from p2p.dht.record import (
     ADDR_NAMESPACE,
+    MAX_ADDR_LIFETIME,
     PROTOCOL_ID,
     Record,
     decode_addrs_untrusted,
@@ -113,7 +114,9 @@ def _is_own_address(record: Record) -> bool:
     return True
 
 
-ADDRESSES: Final = Namespace(ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=2 * 3600.0)
+ADDRESSES: Final = Namespace(
+    ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=MAX_ADDR_LIFETIME
+)
 """Salted once only: an attacker that hides it hides one peer, whose address heartbeats and
 contacts have as well."""
 
