@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from p2p.dht.messages import MAX_CONTACTS
+from p2p.dht.record import MAX_ADDR_LIFETIME
 from p2p.dht.stamp import DIFFICULTY, MAX_DIFFICULTY
-
-MAX_ADDR_LIFETIME: Final = 2 * 3600.0
-"""Seconds. The longest that holders take an address record for (`core.validation.ADDRESSES`):
-of a peer that is gone, or has moved, none finds the old address after that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +54,7 @@ class DhtConfig:
 
     addr_lifetime: float = 3600.0
     """Seconds for which our own address record is good: it is renewed six times in that
-    (`republish_interval`), and outlives us by an hour at most. Over `MAX_ADDR_LIFETIME`
-    every other node would refuse it."""
+    (`republish_interval`), and outlives us by an hour at most."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.difficulty <= MAX_DIFFICULTY:
@@ -72,8 +67,8 @@ class DhtConfig:
         if min(*intervals, self.timeout, self.addr_lifetime) <= 0:
             raise ValueError("intervals, the timeout and lifetimes are positive")
         if self.addr_lifetime > MAX_ADDR_LIFETIME:
+            # No other node would hold the record, and it would be put again all the time.
             raise ValueError(
-                f"addr_lifetime is at most {MAX_ADDR_LIFETIME:.0f} s, not"
-                f" {self.addr_lifetime:.0f}: all other nodes refuse an address record that is"
-                " good for longer"
+                f"addr_lifetime is at most {MAX_ADDR_LIFETIME:g} s, not {self.addr_lifetime:g}:"
+                " other nodes refuse address records that are good for longer"
             )

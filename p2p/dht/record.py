@@ -43,6 +43,9 @@ MAX_ADDRS: Final = 4
 """Addresses of one peer: IPv4 and IPv6, inside and outside."""
 ADDR_NAMESPACE: Final = "addr"
 """Where a peer can be dialled. Name and publisher are the peer itself."""
+MAX_ADDR_LIFETIME: Final = 2 * 3600.0
+"""Seconds for which such a record is good at most: twice what a node asks for by default. A
+machine that has moved is not dialled where it was for longer."""
 
 
 @dataclass(frozen=True, slots=True)

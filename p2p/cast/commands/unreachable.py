@@ -24,9 +24,7 @@ TIMEOUT: Final = 10.0
 async def tell_unreachable(node: CastNode, addrs: Sequence[Multiaddr], teller: Teller) -> None:
     """Until this node has a neighbour, say of each address why nothing comes from there.
 
-    Of each a person reads one line, and another only when what is wrong has changed. All are
-    looked at together, eight at most (`p2p.cast.ticket`): one after the other, the last of
-    eight that swallow packets was named after 80 s.
+    Of each a person reads one line, and another only when what is wrong has changed.
     """
     said = dict.fromkeys(addrs, "")
 
@@ -40,8 +38,9 @@ async def tell_unreachable(node: CastNode, addrs: Sequence[Multiaddr], teller: T
             )  # fmt: skip
 
     while not node.membership.neighbours:
+        # All at the same time: the last of eight silent ones was named after 80 seconds.
         async with trio.open_nursery() as nursery:
-            for addr in said:
+            for addr in addrs:
                 nursery.start_soon(look, addr)
         with trio.move_on_after(ROUND):
             await node.membership.wait_neighbour()

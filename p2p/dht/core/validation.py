@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from p2p.dht.config import MAX_ADDR_LIFETIME
 from p2p.dht.core.diversity import prefixes
 from p2p.dht.record import (
     ADDR_NAMESPACE,
+    MAX_ADDR_LIFETIME,
     PROTOCOL_ID,
     Record,
     decode_addrs_untrusted,
