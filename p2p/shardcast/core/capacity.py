@@ -46,9 +46,9 @@ carry. A line that was busy with something else has twice its share after four v
 that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
 _PROBATION: Final = 8
 """Versions for which a peer that was replaced as a root, or of which no child says anything
-more, is a leaf. Two liars can replace one
-honest root a version, so they keep at most eight of a swarm's relays idle; a root that passes
-nothing on costs one version in nine a replacement, about a second."""
+more, is a leaf. Two liars can replace one honest root a version, so they keep at most eight of
+a swarm's relays idle; a root that passes nothing on costs one version in nine a replacement,
+about a second."""
 
 
 class _Standing:
@@ -57,9 +57,10 @@ class _Standing:
     __slots__ = ("_carried", "_ceiling", "_unheard")
 
     def __init__(self) -> None:
-        self._unheard = 0  # versions
         self._carried: deque[float] = deque(maxlen=_RECEIPTS)
         self._ceiling = math.inf
+        self._unheard = 0
+        """Versions since a child spoke of it."""
 
     @property
     def measured(self) -> float:
@@ -67,7 +68,7 @@ class _Standing:
         return median(self._carried) if self._carried else 0.0
 
     def note_carried(self, rates: Sequence[float], limit: float | None) -> None:
-        """Its children say what it carried in one version, and of how much it is capable if
+        """Its children say what it carried in one version; ``limit`` is what it can carry, if
         they got too little of it."""
         self._unheard = 0
         self._carried.extend(rates)
