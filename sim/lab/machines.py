@@ -79,7 +79,12 @@ class EmulationConfig:
     queue: float = QUEUE
     """Seconds that a full queue in front of a line takes to empty."""
 
+    delay: float = 0.0
+    """Seconds that every frame takes from one line to the other; half of a round trip."""
+
     def __post_init__(self) -> None:
+        if not 0 <= self.delay <= 1:
+            raise ConfigError(f"a delay is 0 to 1 second, not {self.delay}")
         if not 0.01 <= self.queue <= 10:
             raise ConfigError(f"a queue holds 0.01 to 10 seconds, not {self.queue}")
         if self.congestion and not self.congestion.isidentifier():
@@ -171,6 +176,12 @@ class LabMachine:
     def address(self) -> str:
         """Its IP address."""
         return address_of(self.number)
+
+    @property
+    def entered(self) -> tuple[str, ...]:
+        """What begins a command line that is to run here, for a process that the emulation does
+        not own."""
+        return "nsenter", "--target", str(self._keeper.pid), "--net"
 
     @property
     def alive(self) -> bool:
@@ -308,7 +319,7 @@ async def open_emulation(
         folder = stack.enter_context(_own_folder())
         world = await stack.enter_async_context(open_world(folder / "owner"))
         nursery = await stack.enter_async_context(trio.open_nursery())
-        hub = await stack.enter_async_context(open_hub(config.queue))
+        hub = await stack.enter_async_context(open_hub(config.queue, config.delay))
         emulation = Emulation(config, world, progress, hub, folder)
         emulation.nursery, emulation.stack = nursery, stack
         try:

@@ -10,8 +10,10 @@ both ends of each veth pair: the machine's end is its uplink, the bridge's end i
 a namespace and its links live as long as some process is in it, and every process here ends
 with its standard input. So nothing is left over however the caller ends, kill -9 included.
 
-This validates bandwidth. There is no added delay and no loss (that would need netem, which many
-kernels lack), so latency and loss of the model are not checked here.
+A bridge validates bandwidth: it adds no delay and no loss (that would need netem, which many
+kernels lack). With a delay, `sim.lab.switch` takes the bridge's place and shapes the downlinks.
+That costs CPU, 8 seconds a GB: the lab stays on the bridge, and the benchmark that compares
+programs over distance uses the switch.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from typing import IO, Final
 import trio
 
 from sim.errors import SimulationError
-from sim.net.link import LinkSpec
+from sim.lab import switch
+from sim.net.link import MBIT, LinkSpec
 
 BURST: Final = "32kb"
 QUEUE: Final = 0.1
@@ -113,7 +116,7 @@ def environment() -> dict[str, str]:
 
 
 class Hub:
-    """The bridge on which all lines end. Open it with `open_hub`."""
+    """What all lines end on. Open it with `open_hub`."""
 
     def __init__(self, process: trio.Process, queue: float) -> None:
         self._process = process
@@ -136,12 +139,7 @@ class Hub:
             raise LabError(
                 f"machine {number} has an infinite line, and `tc` shapes no such thing"
             )
-        await within(
-            self._process.pid,
-            f"ip link add m{number} type veth peer name eth0 netns {pid}",
-            f"ip link set m{number} master hub up",
-            self._shape("add", f"m{number}", link.down),
-        )
+        await self._lay(pid, number, link.down)
         await within(
             pid,
             "ip link set lo up",
@@ -154,8 +152,20 @@ class Hub:
 
     async def reshape(self, pid: int, number: int, link: LinkSpec) -> None:
         """Give machine ``number`` another line from now on. Raises `LabError`."""
-        await within(self._process.pid, self._shape("change", f"m{number}", link.down))
+        await self._reshape_down(number, link.down)
         await within(pid, self._shape("change", "eth0", link.up))
+
+    async def _lay(self, pid: int, number: int, down: float) -> None:
+        """Give machine ``number`` its eth0, and let the other end carry ``down`` Mbit/s."""
+        await within(
+            self._process.pid,
+            f"ip link add m{number} type veth peer name eth0 netns {pid}",
+            f"ip link set m{number} master hub up",
+            self._shape("add", f"m{number}", down),
+        )
+
+    async def _reshape_down(self, number: int, down: float) -> None:
+        await within(self._process.pid, self._shape("change", f"m{number}", down))
 
     async def sent_bytes(self) -> dict[int, int]:
         """Bytes that each machine's line has carried up so far, headers included. Raises
@@ -164,12 +174,55 @@ class Hub:
         return {int(link["ifname"][1:]): link["stats64"]["rx"]["bytes"] for link in links}
 
 
+class DelayingHub(Hub):
+    """`sim.lab.switch` in a bridge's place."""
+
+    async def _ask(self, order: str) -> str:
+        """Its answer to one order. Orders come one after the other: machines are added, and
+        counted, by one task."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            await self._process.stdin.send_all(f"{order}\n".encode())
+        except trio.BrokenResourceError:
+            raise LabError(f"the switch has ended (at: {order})") from None
+        answer = b""
+        while not answer.endswith(b"\n"):
+            heard = await self._process.stdout.receive_some(MAX_LINE)
+            if not heard:
+                raise LabError(f"the switch has ended (at: {order})")
+            answer += heard
+        return answer.decode()
+
+    async def _lay(self, pid: int, number: int, down: float) -> None:
+        await self._reshape_down(number, down)
+        await within(self._process.pid, f"ip link set m{number} netns {pid} name eth0")
+        await within(pid, f"ip link set eth0 address {switch.mac_of(number)}")
+
+    async def _reshape_down(self, number: int, down: float) -> None:
+        await self._ask(f"{number} {down * MBIT / 8}")
+
+    async def sent_bytes(self) -> dict[int, int]:
+        """Bytes that each machine has sent so far, headers included. Raises `LabError`."""
+        sent = json.loads(await self._ask("sent"))
+        return {int(number): size for number, size in sent.items()}
+
+
 @asynccontextmanager
-async def open_hub(queue: float = QUEUE) -> AsyncIterator[Hub]:
-    """A bridge in a namespace of its own, for the length of the block. Raises `LabError`.
+async def open_hub(queue: float = QUEUE, delay: float = 0.0) -> AsyncIterator[Hub]:
+    """A bridge in a namespace of its own, or a switch on which every frame takes ``delay``
+    seconds, for the length of the block. Raises `LabError`.
 
     ``queue`` is how many seconds a full queue in front of any line takes to empty.
     """
+    if delay:
+        program = [sys.executable, "-I", str(switch.__file__), str(delay), str(queue)]
+        async with open_process(program) as process:
+            assert process.stdout is not None
+            if await process.stdout.receive_some(MAX_LINE) != b"up\n":
+                raise LabError("the switch did not start: has the kernel TAP devices?")
+            yield DelayingHub(process, queue)
+        return
     async with open_process(["cat"]) as process:
         await wait_ready(process)
         await within(process.pid, "ip link add hub type bridge", "ip link set hub up")

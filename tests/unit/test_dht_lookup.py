@@ -119,11 +119,27 @@ def test_the_late_give_their_slot_away_and_the_lost_do_not_hold_up_the_end() -> 
 
 
 def test_values_from_a_quorum_on_each_path_end_it() -> None:
-    lookup = Lookup(TARGET, contacts(20), shape(quorum=1))
+    lookup = Lookup(TARGET, contacts(20), shape(quorum=1, holders=8))
     one, two, *_ = lookup.ask()
     lookup.answered(one, [], found=True)
     assert not lookup.done
     lookup.answered(two, [], found=True)
+    assert lookup.done
+    assert lookup.found_everywhere
+
+
+def test_values_from_beyond_the_holders_end_nothing() -> None:
+    everybody = contacts(40)
+    far, near = everybody[8:20], everybody[:8]
+    lookup = Lookup(TARGET, far, shape(quorum=1, holders=8, alpha=6))
+    for each in lookup.ask():
+        lookup.answered(each, near, found=True)
+    assert not lookup.done
+    assert not lookup.found_everywhere
+    asked = lookup.ask()
+    assert set(asked) <= set(near)
+    for each in asked:
+        lookup.answered(each, [], found=True)
     assert lookup.done
     assert lookup.found_everywhere
 

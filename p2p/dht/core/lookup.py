@@ -9,9 +9,11 @@ once in the whole lookup, by the path that claims it, and its reply feeds that p
 can thus lead one path astray, not all of them.
 
 A path looks at the ``width`` nearest contacts that are not known to be dead. It is done when
-all of them have been asked and have answered, or, looking for values, when enough of those it
-asked had some. A contact that is late gives its slot away at once; later still it no longer
-holds up the end. Its reply counts whenever it comes.
+all of them have been asked and have answered, or, looking for values, when enough of the
+``holders`` nearest had some. Values from farther away are taken but end nothing: a peer that
+stores its own records on every node would otherwise end the lookups of others before they come
+to the nodes that hold everything. A contact that is late gives its slot away at once; later
+still it no longer holds up the end. Its reply counts whenever it comes.
 
 Dialling on a third party's word
 ---------------------------------
@@ -80,19 +82,21 @@ class LookupShape:
     """How many of the nearest contacts must have answered at the end."""
     quorum: int = 0
     """Replies with values that end a path early; 0 if none does."""
+    holders: int = 0
+    """How many of the nearest contacts such replies must come from."""
 
 
 class _Path:
     """One path. Contacts are named by their distance to the target, which is unique."""
 
-    __slots__ = ("_listed", "found", "in_flight", "shortlist")
+    __slots__ = ("_found", "_listed", "in_flight", "shortlist")
 
     def __init__(self) -> None:
         self.shortlist: list[int] = []
         """Nearest first."""
         self.in_flight = 0
         """Requests open."""
-        self.found = 0
+        self._found: set[int] = set()
         """Contacts that had values."""
         self._listed: dict[int, None] = {}
 
@@ -110,9 +114,13 @@ class _Path:
         """A request is settled, or late."""
         self.in_flight -= 1
 
-    def count_found(self, found: bool) -> None:
-        """A contact has answered, with values if ``found``."""
-        self.found += found
+    def note_found(self, distance: int) -> None:
+        """A contact had values."""
+        self._found.add(distance)
+
+    def found_among(self, distances: Iterable[int]) -> int:
+        """How many of these contacts had values when this path asked them."""
+        return len(self._found.intersection(distances))
 
 
 class Lookup:
@@ -212,15 +220,24 @@ class Lookup:
         """Enough holders on this path; or one, if other paths, which claimed the rest first,
         have found enough."""
         quorum = self._shape.quorum
-        if not quorum or not path.found:
+        if not quorum or not (found := self._holders_found(path)):
             return False
-        found = sum(each.found for each in self._paths)
-        return path.found >= quorum or found >= quorum * len(self._paths)
+        everywhere = sum(self._holders_found(each) for each in self._paths)
+        return found >= quorum or everywhere >= quorum * len(self._paths)
+
+    def _holders_found(self, path: _Path) -> int:
+        """How many of the contacts that should hold the key had values on this path."""
+        return path.found_among(islice(self._nearest(path, _GONE), self._shape.holders))
+
+    @property
+    def found_by(self) -> int:
+        """Paths that have found values where they should be."""
+        return sum(1 for path in self._paths if self._holders_found(path))
 
     @property
     def found_everywhere(self) -> bool:
-        """Whether every path has found values somewhere."""
-        return all(path.found for path in self._paths)
+        """Whether every path has."""
+        return self.found_by == len(self._paths)
 
     @property
     def done(self) -> bool:
@@ -279,7 +296,8 @@ class Lookup:
         """``contact`` named ``closer``; ``found`` if it had values, too."""
         path = self._settle(contact, ContactState.ANSWERED)
         if path is not None:
-            path.count_found(found)
+            if found:
+                path.note_found(contact.number ^ self._number)
             backer = self._asked_for.pop(contact.number ^ self._number, None)
             if backer is not None:
                 self._credit[backer] += 2  # what it had cost, and one more

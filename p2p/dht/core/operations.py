@@ -40,7 +40,8 @@ class GetOperation:
     records: dict[PeerId, Record] = field(default_factory=dict)
     """The newest valid record of each publisher."""
     found: dict[bytes, bool] = field(default_factory=dict)
-    """Keys under which records were found; True if that was so on every path."""
+    """Keys under which records were found at nodes that should hold them; True if that was so
+    on every path."""
     validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
     """(key, blob) of what was found valid, so that the eighth copy costs no signature."""
 
@@ -58,6 +59,14 @@ class GetOperation:
         first = not self.settled
         self.settled = True
         return first
+
+    def note_found(self, search: Search) -> None:
+        """A lookup has found values somewhere. Where nearer nodes became known since, what
+        farther ones had is no longer enough."""
+        if search.lookup.found_by:
+            self.found[search.key] = search.lookup.found_everywhere
+        else:
+            self.found.pop(search.key, None)
 
     def take(self, record: Record) -> None:
         """Keep a valid record if it is this publisher's newest."""

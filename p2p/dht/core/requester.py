@@ -115,6 +115,7 @@ class Requester:
             paths=paths,
             width=2 * replicas,
             quorum=config.quorum,
+            holders=replicas,
         )
         self._put_shape = LookupShape(alpha=alpha, paths=paths, width=replicas + alpha)
         self._join_shape = LookupShape(alpha=alpha, paths=paths, width=config.bucket_size)
@@ -414,13 +415,13 @@ class Requester:
     def _note_found(self, operation: GetOperation, search: Search, now: float) -> None:
         """A key has yielded records; maybe that is enough.
 
-        Once most keys have, and one of them on every path, the rest get the time of one more
-        reply: keys whose holders are dead or lying do not hold up the get, and a newer record
-        there still has its chance. Of three keys, two must have yielded. If round trips take 80
-        ms and vary little, the third gets the least timeout of 0.2 s, where three attempts at a
-        dead holder would take seven times that.
+        Once most keys have, at nodes that should hold them, and one of them on every path, the
+        rest get the time of one more reply: keys whose holders are dead or lying do not hold up
+        the get, and a newer record there still has its chance. Of three keys, two must have
+        yielded. If round trips take 80 ms and vary little, the third gets the least timeout of
+        0.2 s, where three attempts at a dead holder would take seven times that.
         """
-        operation.found[search.key] = search.lookup.found_everywhere
+        operation.note_found(search)
         most = 2 * len(operation.found) > self._validator.salts(operation.namespace)
         if most and any(operation.found.values()) and operation.settle():
             patience = self._calls.round_trips.timeout(connected=True)
