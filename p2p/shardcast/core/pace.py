@@ -43,11 +43,11 @@ the usual ``stall``): the origin was down, or had nothing to give. Without the c
 a minute would be remembered as 15 s a chunk, and nothing would be pulled for minutes."""
 _HELD: Final = 1.6
 """Shortest waits for which others may hold a chunk before it is pulled, however quickly chunks
-come: 0.8 s at the usual ``stall``. On real lines a root's stripe is now and then half a second
-behind the others, and what is pulled then is under way already. Eight even lines of 20 Mbit/s
-(``lab_even_20``, level 3): with 1.0, 4.6 % of the chunks came twice, and it took 1.14 times the
-bound; with 1.6, 1.4 % and 1.09; with 2.0 the same, but where a relay is slow 1.60 times the
-bound and not 1.54. Level 1 does not show it: the streams of its lines share evenly."""
+come, unless all that is left would come sooner: 0.8 s at the usual ``stall``. On real lines a
+root's stripe is now and then half a second behind the others, and what is pulled then is under
+way already. Eight even lines of 20 Mbit/s (``lab_even_20``, level 3): with 1.0, 4.6 % of the
+chunks came twice, and it took 1.14 times the bound; with 1.6, 1.8 % and 1.10; with 2.0 the
+same. Level 1 does not show it: the streams of its lines share evenly."""
 _LAGS: Final = 2
 """Times the usual lag behind others after which a chunk is late. Neighbours stand at different
 depths of different stripes, and roots differ in strength, so a node may be behind by a constant
@@ -100,4 +100,5 @@ class ChunkPace:
         silence = self.silence(left)
         if left <= _LAST:
             return silence
-        return max(silence, _HELD * self._stall, _LAGS * self._lag.value)
+        held = min(_HELD * self._stall, left * self._lately.value)
+        return max(silence, held, _LAGS * self._lag.value)
