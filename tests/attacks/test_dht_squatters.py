@@ -9,11 +9,11 @@ from typing import cast
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
-from p2p.dht.core.events import Join, Put
+from p2p.dht.core.events import Effect, Found, Get, Join, Put, Tick
 from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PUBLISHERS
 from p2p.dht.core.validation import Namespace, PublisherKind
-from p2p.dht.messages import Store, Stored
-from p2p.dht.record import Record
+from p2p.dht.messages import Contact, FindValue, Store, Stored, Values
+from p2p.dht.record import Record, record_key
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunBook
@@ -110,6 +110,65 @@ def test_a_squatter_on_every_node_ends_no_lookup_before_the_holders() -> None:
         swarm.run(swarm.now + 5)
         missed += nodes[3].peer not in found(swarm, newcomer)
     assert missed == 0
+
+
+class Reading:
+    """A get of one node, answered by hand."""
+
+    def __init__(self, reader: Node) -> None:
+        self.reader = reader
+        self.ends: list[Found] = []
+        self._asked: dict[tuple[PeerId, bytes], int] = {}
+        self.note(reader.core.handle(Get(1, "test", b"name"), 0.0))
+
+    def note(self, effects: list[Effect]) -> None:
+        for effect, envelope in sent(effects):
+            if isinstance(envelope.body, FindValue):
+                self._asked[effect.peer, envelope.body.key] = envelope.request_id
+        self.ends.extend(effect for effect in effects if isinstance(effect, Found))
+
+    def wait(self, now: float) -> None:
+        self.note(self.reader.core.handle(Tick(WALL + now), now))
+
+    def answer(self, peers: list[Contact], key: bytes, values: Values, now: float) -> None:
+        """Those of ``peers`` that were asked for ``key`` answer."""
+        for peer in peers:
+            request_id = self._asked.get((peer.peer, key))
+            if request_id is not None:
+                self.note(tell(self.reader, peer, values, now, request_id))
+
+
+def test_a_get_goes_on_when_nearer_nodes_become_known_after_liars_have_settled_it() -> None:
+    """Three quick answers of liars settle a get: it has half a second left. Then the nodes that
+    hold the keys become known. Before: it ended while they were being asked, and read nothing
+    of the member.
+    """
+    swarm = Swarm(1, 1, config=DhtConfig(difficulty=DIFFICULTY))
+    (reader,) = swarm.nodes.values()
+    known = [contact(key_pair(number), f"10.{number}.0.1") for number in range(4)]
+    crowd = [contact(key_pair(number, 7), f"10.{number}.0.2") for number in range(100)]
+    for each in known:
+        reader.core._neighbours.table.add(each)
+    squat, member = (signed(key_pair(number, 66), b"name").encode() for number in range(2))
+    reading = Reading(reader)
+    keys = [int.from_bytes(record_key("test", b"name", salt), "big") for salt in range(3)]
+    ordered = {
+        key.to_bytes(20, "big"): (
+            near := sorted(known, key=lambda each: each.number ^ key),
+            [each for each in crowd if each.number ^ key < near[0].number ^ key],
+        )
+        for key in keys
+    }
+    for liars, (key, (near, _)) in zip((2, 1, 0), ordered.items(), strict=True):
+        reading.answer(near[:liars], key, Values((squat,), ()), 0.1)
+    for key, (near, nearer) in ordered.items():
+        reading.answer(near[2:], key, Values((), tuple(nearer[:20])), 0.2)
+    reading.wait(0.7)
+    assert not reading.ends
+    for key, (_, nearer) in ordered.items():
+        reading.answer(nearer, key, Values((squat, member), ()), 0.8)
+    reading.wait(2.0)
+    assert [len(end.records) for end in reading.ends] == [2]
 
 
 def test_squatters_of_one_network_get_a_quarter_of_the_places() -> None:

@@ -7,6 +7,7 @@ All of these are state without decisions; `p2p.dht.core.requester` makes those.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -32,11 +33,13 @@ class GetOperation:
     token: int
     namespace: str
     name: bytes
+    times_out: float = math.inf
+    """When it ends, whatever it has found."""
+    settles: float = math.inf
+    """When it ends if by then it is still found well enough (`Requester._note_found`); infinite
+    while it is not."""
     searches: int = 0
     """Lookups not yet finished."""
-    settled: bool = False
-    """Found well enough: the lookups that are left get little more time
-    (`Requester._note_found`)."""
     records: dict[PeerId, Record] = field(default_factory=dict)
     """The newest valid record of each publisher."""
     found: dict[bytes, bool] = field(default_factory=dict)
@@ -54,18 +57,21 @@ class GetOperation:
         self.searches -= 1
         return not self.searches
 
-    def settle(self) -> bool:
-        """Whether this is the first time that it is found well enough."""
-        first = not self.settled
-        self.settled = True
-        return first
+    @property
+    def ends_at(self) -> float:
+        """When it ends though lookups are left."""
+        return min(self.settles, self.times_out)
+
+    def settle(self, at: float) -> None:
+        """It is found well enough, or with infinity no longer."""
+        self.settles = at
 
     def note_found(self, search: Search) -> None:
-        """A lookup has found values somewhere. Where nearer nodes became known since, what
+        """A lookup has found values somewhere, or has been told of nearer nodes, so that what
         farther ones had is no longer enough."""
         if search.lookup.found_by:
             self.found[search.key] = search.lookup.found_everywhere
-        else:
+        elif not search.finished:
             self.found.pop(search.key, None)
 
     def take(self, record: Record) -> None:

@@ -130,7 +130,7 @@ class Requester:
 
     def get(self, token: int, namespace: str, name: bytes, now: float) -> None:
         """Read all records of a name, beginning with those that we hold ourselves."""
-        operation = GetOperation(token, namespace, name)
+        operation = GetOperation(token, namespace, name, now + self._config.timeout)
         keys = self._validator.keys(namespace, name)
         for key in keys:
             for record in filter(self._validator.is_admitted, self._store.get(key)):
@@ -335,7 +335,7 @@ class Requester:
         operation = search.operation
         found = operation.take_untrusted(search.key, blobs, self._validator, wall)
         search.lookup.answered(contact, self._neighbours.eligible(near, now), found=found)
-        if found:
+        if found or search.key in operation.found:
             self._note_found(operation, search, now)
         self._pump(search, now)
 
@@ -365,8 +365,10 @@ class Requester:
                 note(contact)
                 self._pump(search, now)
         while self._deadlines and self._deadlines[0][0] <= now:
-            operation = self._waiting.get(heappop(self._deadlines)[1])
-            if operation is not None:
+            due, token = heappop(self._deadlines)
+            operation = self._waiting.get(token)
+            unsettled = isinstance(operation, GetOperation) and due < operation.ends_at
+            if operation is not None and not unsettled:
                 self._end(operation)
 
     def unreachable(self, peer: PeerId, now: float) -> None:
@@ -413,7 +415,8 @@ class Requester:
                 pass
 
     def _note_found(self, operation: GetOperation, search: Search, now: float) -> None:
-        """A key has yielded records; maybe that is enough.
+        """A key has yielded records, or nodes nearer to it became known; maybe what was found
+        is enough, or enough no more.
 
         Once most keys have, at nodes that should hold them, and one of them on every path, the
         rest get the time of one more reply: keys whose holders are dead or lying do not hold up
@@ -423,9 +426,11 @@ class Requester:
         """
         operation.note_found(search)
         most = 2 * len(operation.found) > self._validator.salts(operation.namespace)
-        if most and any(operation.found.values()) and operation.settle():
-            patience = self._calls.round_trips.timeout(connected=True)
-            heappush(self._deadlines, (now + patience, operation.token))
+        if not (most and any(operation.found.values())):
+            operation.settle(math.inf)
+        elif operation.settles == math.inf:
+            operation.settle(now + self._calls.round_trips.timeout(connected=True))
+            heappush(self._deadlines, (operation.settles, operation.token))
 
     def _look_up_ourselves(
         self,
