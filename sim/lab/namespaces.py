@@ -177,9 +177,16 @@ class Hub:
 class DelayingHub(Hub):
     """`sim.lab.switch` in a bridge's place."""
 
+    def __init__(self, process: trio.Process, queue: float) -> None:
+        super().__init__(process, queue)
+        self._turn = trio.Lock()
+
     async def _ask(self, order: str) -> str:
-        """Its answer to one order. Orders come one after the other: machines are added, and
-        counted, by one task."""
+        """Its answer to one order; a fault may reshape a line while bytes are counted."""
+        async with self._turn:
+            return await self._ask_alone(order)
+
+    async def _ask_alone(self, order: str) -> str:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
