@@ -306,16 +306,43 @@ def test_a_node_without_neighbours_asks_who_asks_whether_it_lives() -> None:
         (peer_named(5), Neighbor),
         (peer_named(5), Heartbeats),
     ]
-    # One at a time, however many ask.
-    assert [type(said) for _, said in sent(core.handle(Received(ENEMY, about_us), 1.1))] == [
-        Heartbeats
+    # Three at once, then one a second, however many ask; and none twice while it is asked.
+    asked = [
+        peer
+        for number in (5, 6, 5, 7, 8, 9)
+        for peer, said in sent(core.handle(Received(peer_named(number), about_us), 1.1))
+        if isinstance(said, Neighbor)
     ]
+    assert asked == [peer_named(6), peer_named(7)]
     agreed = encode_message(NeighborReply(True, heartbeat_of(peer_named(5), 1)))
     core.handle(Received(peer_named(5), agreed), 1.2)
     assert core.neighbours == (peer_named(5),)
     assert [type(said) for _, said in sent(core.handle(Received(ENEMY, about_us), 1.3))] == [
         Heartbeats
     ]
+
+
+@pytest.mark.parametrize("seed", range(1, 8))
+def test_silent_accusers_do_not_keep_a_lonely_node_from_honest_ones(seed: int) -> None:
+    """Its one request was an enemy's for ten seconds at a time: an honest neighbour came after
+    3 to 34 s."""
+    rng, core = Random(seed), make_core(1000)
+    core.handle(Bootstrap((addr_of(2),)), 0.0)
+    honest = [peer_named(10 + number) for number in range(12)]
+    enemies = [peer_named(10_000 + number) for number in range(5)]
+    suspicions = [(rng.uniform(0, 10), peer) for peer in honest]
+    suspicions += [(rng.uniform(0, 0.2) + 0.2 * n, peer) for n in range(50) for peer in enemies]
+    about_us = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
+    asked = [
+        (now, peer)
+        for now, accuser in sorted(suspicions, key=lambda one: one[0])
+        for peer, said in sent(core.handle(Received(accuser, about_us), now))
+        if isinstance(said, Neighbor)
+    ]
+    first = next(now for now, peer in asked if peer in honest)
+    assert first < 5
+    assert len(asked) <= 3 + 10
+    assert sum(peer in honest for _, peer in asked) >= 4
 
 
 def test_clocks_ten_minutes_off_are_normal() -> None:

@@ -107,6 +107,13 @@ tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
 """Intervals until a request for a link counts as refused: an answer is a dial and two ways,
 half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
+ASK_BACK_RATE: Final = 1.0
+ASK_BACK_BURST: Final = 3.0
+"""Accusers that a node without neighbours asks to be its neighbours: one a second after three
+at once, and none again before its answer is overdue. With one request at a time, a stranger
+that suspected the node five times a second and never answered held it for ten seconds, and took
+the next turn as well: the dozen honest members that suspected it every ten seconds were asked
+after 3 to 34 s. Now each silent name costs the node one turn of a second in ten."""
 AVOID: Final = 6.0
 """Intervals before a peer that refused a link, or could not be reached, is asked again."""
 
@@ -115,6 +122,7 @@ class ActiveView:
     """The active view, and everything that keeps it filled."""
 
     __slots__ = (
+        "_ask_backs",
         "_bootstraps",
         "_choose_at",
         "_chosen",
@@ -173,6 +181,7 @@ class ActiveView:
         self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and no message made us ask."""
         self._grants = RateLimit(1 / (GRANT_INTERVALS * config.interval), GRANTS)
+        self._ask_backs = RateLimit(ASK_BACK_RATE, ASK_BACK_BURST)
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
         """When a peer or a network pushed a neighbour out, longest ago first."""
@@ -289,7 +298,8 @@ class ActiveView:
         and it knew none of them to the end (`storm`, seed 96). A stranger gains nothing by it:
         a node without neighbours takes in any that asks.
         """
-        if self._bootstraps and not self.neighbours and not self._pending:
+        is_lonely = self._bootstraps and not self.neighbours
+        if is_lonely and peer not in self._pending and self._ask_backs.allows(1, now):
             self._ask(peer, True, now)
 
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from itertools import filterfalse
 from typing import Final, TypeVar
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat, key_of
 from p2p.membership.messages import MAX_HEARTBEATS, Digest
@@ -266,7 +267,7 @@ class _FloodHistory:
         self._turned_at = -math.inf
         self.unrefuted: dict[PeerId, None] = {}
         """Those of `_suspected` of whom no sign of life came since."""
-        self._suspected: dict[PeerId, float] = {}
+        self._suspected: BoundedDict[PeerId, float] = BoundedDict(MAX_FLOODS)
         """When a flood ran that asked for a peer, or said good-bye for it, longest ago
         first."""
 
@@ -298,8 +299,7 @@ class _FloodHistory:
             del suspected[oldest]
             self.unrefuted.pop(oldest, None)
         if rank & 1:
-            suspected.pop(peer, None)
-            suspected[peer] = now
+            suspected.renew(peer, now)
             self.unrefuted[peer] = None
         else:
             self.unrefuted.pop(peer, None)
