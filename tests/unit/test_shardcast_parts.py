@@ -123,6 +123,54 @@ def test_a_root_is_late_by_its_own_confirmations_within_a_bound() -> None:
     assert given_again_after(3.0) < 3.0, "one that takes for ever is not waited for"
 
 
+def seven_homes(upload: float) -> HandOut:
+    keys = [KeyPair(digest_of(b"%d" % number)) for number in range(8)]
+    entries = [RosterEntry(pair.peer_id, upload) for pair in keys[1:]]
+    forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
+    anchored = Encoding.anchor(index_of([b"%d" % n for n in range(200)]), 200 * 64 * KI)
+    return HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=Lines(), shortest=0.5)
+
+
+def give_all(handout: HandOut, now: float) -> None:
+    while (step := handout.give(lambda _: True, now)) is not None:
+        handout.note_left(step[0], now)
+
+
+def test_a_root_is_waited_for_while_its_own_uplink_holds_up_what_it_says() -> None:
+    """Seven ADSL lines, 1.5 s to pass a chunk on by their class: after 0.5 s each root was
+    given two chunks again."""
+    handout = seven_homes(500e3)
+    give_all(handout, 0.0)
+    assert 1.2 < handout.next_deadline <= 1.5
+    crawling, quick = seven_homes(1.0), seven_homes(5e6)
+    give_all(crawling, 0.0)
+    give_all(quick, 0.0)
+    assert crawling.next_deadline == 2.0, "one that says that it crawls is not waited for"
+    assert quick.next_deadline == 0.5
+
+
+def test_an_origin_sends_to_all_only_while_most_roots_have_all_that_they_asked_for() -> None:
+    """Issue 12.3: it did while nothing left it, which on real lines was hardly ever so."""
+    handout = seven_homes(500e3)
+    give_all(handout, 0.0)
+    roots = handout.forest.roots
+    assert handout.spread(0, 5.0, 99.0) is None, "their words may be on the way"
+    for root in roots[:5]:
+        handout.confirm(root, 2, 2, 5.0)
+    assert handout.spread(0, 5.0, 99.0) is None, "five of seven are no three quarters"
+    handout.confirm(roots[5], 2, 2, 5.0)
+    assert handout.spread(0, 5.0, 99.0) is None, "it has just begun"
+    assert handout.spread(0, 7.4, 99.0) is None
+    assert handout.spread(3, 7.6, 99.0) is None, "three lines of seven are busy"
+    assert handout.spread(2, 7.6, 99.0) == 14
+    assert handout.spread(2, 7.6, 0.1) is None, "as many copies as may leave"
+    # Once it is known, any moment will do in which no root has credit.
+    handout.confirm(roots[0], 2, 66, 7.7)
+    give_all(handout, 7.7)
+    assert handout.spread(1, 7.8, 99.0) is not None
+    assert handout.spread(1, 12.0, 99.0) is None, "and it is not for ever"
+
+
 def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None:
     pace = ChunkPace(0.05, 0.0, 0.5)
     assert pace.silence(100) == pytest.approx(16 * 0.05)
@@ -144,6 +192,17 @@ def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
         pace.note_lag(1.5)
     assert pace.patience(100) == pytest.approx(3.0, rel=0.01)
     assert pace.patience(8) == 0.5
+
+
+def test_what_a_pull_takes_is_waited_for_and_one_long_pull_teaches_little() -> None:
+    pace = ChunkPace(0.01, 0.0, 0.5)
+    usual = pace.patience(100)
+    for _ in range(50):
+        pace.note_pull(1.5)
+    assert pace.patience(100) == pytest.approx(usual + 3.0, rel=0.01)
+    assert pace.patience(8) == 0.5
+    pace.note_pull(3600.0)
+    assert pace.patience(100) < usual + 3.5
 
 
 def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:

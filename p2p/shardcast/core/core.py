@@ -822,9 +822,8 @@ class ShardcastCore:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):
                 self._upload.hand_out(peer, header, self._now)
-            if not self._upload.lanes:
-                for peer, header in self._origin.spread(self._now):
-                    self._upload.push(peer, header)
+            for peer, header in self._origin.spread(self._upload.lanes, self._now):
+                self._upload.push(peer, header)
         self._out += self._upload.start(self._now)
         self._out += self._upload.confirm()
 

@@ -373,6 +373,8 @@ class Download:
         if pushed:
             self._lateness.note_pushed(arrival.chunk, self.missing, now)
             self._pace.note_lag(now - seen.when if seen is not None else 0.0)
+        if arrival.is_answer and arrival.request is not None:
+            self._pace.note_pull(now - arrival.request.asked)
         self._pace.note_arrival(now)
         self._inquiries = 0
         self.inquire_at = now + self._silence

@@ -21,9 +21,11 @@ while, and nothing more. (A signed frame as proof of a wrong chunk would convict
 sign their lies: one that signs the right digest in front of wrong bytes looks to all others
 like an honest relay.)
 
-Where all peers' uplinks together carry less than the origin could give away, it sends further
-chunks to every peer directly, each time that no root has credit: Mutualcast's third way. A
-chunk sent so is in no stripe, and no peer passes it on.
+Where all peers' uplinks together carry less than the origin could give away, most roots are
+*full* for most of the time: they have all that they asked for, since their children lag. Then
+the origin sends further chunks to every peer directly, each time that no root has credit and
+little is under way: Mutualcast's third way. A chunk sent so is in no stripe, and no peer passes
+it on.
 
 New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks
 that are on their way stay on the forest under which they left.
@@ -73,14 +75,26 @@ came twice to all. Eight uneven links, twelve seeds, times the bound: 1.144 in t
 1.119, and a root whose uplink is a fifth of the others' is waited for: `lab_slow_relay` takes
 1.59 times the bound instead of 1.14."""
 
-
-_IDLE: Final = 0.25
-"""Share of a hand-out for which its origin must have been idle, for want of a root with credit,
-before it sends chunks to all peers itself. Then the peers' uplinks are what is scarce, and each
-byte of the origin's saves them one. Even links leave it idle for a few hundredths; seven ADSL
-lines of 4 Mbit/s under an origin of 16 for seven tenths: 4 MiB take 6.6 s instead of 8.1 (bound
-5.3). Only up to `MESH` peers: with 24, a chunk is so long on its way to the last of them that a
-sixth of all came twice, pulled and pushed, and no time was won."""
+_FULL: Final = 0.75
+"""Share of the roots that must be full for the peers' uplinks to count as scarce. Seven ADSL
+lines of 4 Mbit/s under an origin of 16, on real lines: for nine tenths of the hand-out. Eight
+of 10 to 40 under 40: for a third; even lines: for a fiftieth, also on a machine so slow that
+the origin's own line carries little. That the origin had nothing under way was the sign before,
+and on real lines it had nothing for a fifth of the time only: a single stream of a line whose
+acks wait behind what the peer sends itself brings a chunk in 0.4 s, not in the 33 ms of
+level 1."""
+_SCARCE: Final = 1 / 3
+"""Share of a hand-out for which that must have been so before the origin sends chunks to all
+peers itself: each byte of its own saves them one. The ADSL lines take 1.25 times the bound
+instead of 1.5 to 1.6 (level 3), with 2.4 copies out of the origin instead of 1.2. With a half,
+they would have to wait for long (level 1: 15.6 s instead of 12.8); with a quarter, uneven lines
+come to it at the end of a hand-out, and win nothing by it. Only up to `MESH` peers: with 24, a
+chunk is so long on its way to the last of them that a sixth of all came twice, pulled and
+pushed, and no time was won."""
+_FEW_LANES: Final = 1 / 3
+"""Peers to which something may be under way, as a share of the roots, when the next chunk goes
+to all of them: two of seven. A stream that waits for acks does not fill the line. From a tenth
+to a half makes no difference at level 1."""
 
 
 class _Root:
@@ -119,6 +133,12 @@ class _Root:
         return self._confirm_time.late
 
     @property
+    def pass_time(self) -> float:
+        """Seconds that it needs to pass one chunk on to all its children; 0 if that is not
+        known."""
+        return 1 / self._rate if self._rate else 0.0
+
+    @property
     def given(self) -> int:
         """Chunks that it was given in all."""
         return len(self._given)
@@ -136,6 +156,11 @@ class _Root:
             and self.given < self._granted
             and self.pending < self._line.credit(self._rate)
         )
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it was given all that it asked for: its children lag."""
+        return self.given >= self._granted
 
     @property
     def oldest(self) -> _Given:
@@ -259,8 +284,10 @@ class HandOut:
         self._voices: dict[PeerId, None] = {}
         """Peers whose complaint was counted."""
         self._began = now
-        self._idle_since: float | None = None
-        self._idled = 0.0
+        self._full_since: float | None = None
+        """Since when most roots are full; None if they are not."""
+        self._full = 0.0
+        """Seconds for which they were before."""
         self._direct: dict[int, None] = {}
         """Chunks that were sent to every peer."""
         self._forests = {self.epoch: forest}
@@ -311,7 +338,6 @@ class HandOut:
         else:
             chunk = self._doubtful.popleft()
             self._given_again[chunk] = now
-        self._note_work(now)
         root = self._roots[peer]
         root.give(chunk, now)
         self._carriers[chunk] = _Carrier(peer, self.forest.roster, now)
@@ -320,29 +346,34 @@ class HandOut:
         self.progress = now
         return peer, root.stripe, chunk
 
-    def spread(self, now: float, most: float) -> int | None:
-        """The next chunk, to be sent to every peer: the origin has nothing else to do, and
-        often had not. At most ``most`` copies of the version leave in all. None if not now."""
-        if self._idle_since is None:
-            self._idle_since = now
-        idled = self._idled + now - self._idle_since
-        copies = (self._next + len(self._direct) * (len(self.forest.roster.peers) - 1)) / (
-            self._count
-        )
+    def spread(self, lanes: int, now: float, most: float) -> int | None:
+        """The next chunk, to be sent to every peer; None if not now.
+
+        Asked when no root has credit. ``lanes`` are the peers to which something is under way.
+        At most ``most`` copies of the version leave in all.
+        """
+        self._note_full(now)
         peers = len(self.forest.roster.peers)
+        copies = (self._next + len(self._direct) * (peers - 1)) / self._count
         is_over = self._next >= self._count or not 1 < peers <= MESH or copies >= most
-        if is_over or self._resumed or idled <= _IDLE * (now - self._began):
+        is_busy = lanes > _FEW_LANES * len(self._roots)
+        if is_over or is_busy or self._resumed or not self._are_uplinks_scarce(now):
             return None
-        self._note_work(now)
         chunk, self._next = self._next, self._next + 1
         self._direct[chunk] = None
         self.progress = now
         return chunk
 
-    def _note_work(self, now: float) -> None:
-        if self._idle_since is not None:
-            self._idled += now - self._idle_since
-            self._idle_since = None
+    def _note_full(self, now: float) -> None:
+        full = sum(root.is_full for root in self._roots.values())
+        if full > _FULL * len(self._roots):
+            self._full_since = now if self._full_since is None else self._full_since
+        elif self._full_since is not None:
+            self._full, self._full_since = self._full + now - self._full_since, None
+
+    def _are_uplinks_scarce(self, now: float) -> bool:
+        full = self._full + (now - self._full_since if self._full_since is not None else 0.0)
+        return full > _SCARCE * (now - self._began)
 
     def _drop_settled_doubts(self) -> None:
         while self._doubtful and not self._is_lost(self._doubtful[0]):
@@ -488,7 +519,15 @@ class HandOut:
                 self._again.extend(root.distrust())
 
     def _due(self, root: _Root) -> float:
-        patience = max(self._stall, self._confirm_time.late)
+        """When what the first chunk that it owes is late.
+
+        A root's word waits on its uplink behind what it passes on. Example: at 4 Mbit/s a chunk
+        of 64 KiB reaches six children after 0.8 s, or 1.5 s by the line's class. The seven
+        roots of such lines, waited for for 0.5 s, were each given two chunks again, which came
+        twice to all: 9 % of everything, and 2 % with this wait.
+        """
+        passing = min(root.pass_time, _LATE * self._stall)
+        patience = max(self._stall, self._confirm_time.late, passing)
         patience = max(patience, min(root.late, _OWN_PACE * patience))
         oldest = root.oldest
         return oldest.since + (patience if oldest.has_left else _LATE * patience)

@@ -178,10 +178,13 @@ class Origin:
                 peer, stripe, chunk = given
                 yield peer, ChunkHeader(name, chunk, handout.epoch, stripe)
 
-    def spread(self, now: float) -> Iterator[tuple[PeerId, ChunkHeader]]:
-        """What to send to every peer directly, since nothing leaves this node now."""
+    def spread(self, lanes: int, now: float) -> Iterator[tuple[PeerId, ChunkHeader]]:
+        """What to send to every peer directly: no root has credit, and something is under way
+        to ``lanes`` peers."""
         for name, handout in self._handouts.items():
-            chunk = handout.spread(now, self._most_copies) if not handout.exhausted else None
+            chunk = (
+                handout.spread(lanes, now, self._most_copies) if not handout.exhausted else None
+            )
             if chunk is not None:
                 for peer in handout.forest.roster.peers:
                     if not self._is_gone(peer):
