@@ -142,7 +142,7 @@ def test_a_root_is_waited_for_while_its_own_uplink_holds_up_what_it_says() -> No
     handout = seven_homes(500e3)
     give_all(handout, 0.0)
     assert 1.2 < handout.next_deadline <= 1.5
-    crawling, quick = seven_homes(1.0), seven_homes(5e6)
+    crawling, quick = seven_homes(50e3), seven_homes(5e6)
     give_all(crawling, 0.0)
     give_all(quick, 0.0)
     assert crawling.next_deadline == 2.0, "one that says that it crawls is not waited for"
