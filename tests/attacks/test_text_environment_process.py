@@ -252,7 +252,8 @@ async def test_a_hostile_template_fails_its_tasks(
     folder: Path, template: str, said: str
 ) -> None:
     with_template(folder, template)
-    async with opened(folder) as environment:
+    # On a slow machine `MAX_TURNS` take more than half a second.
+    async with opened(folder, replace(RATION, cpu=30.0)) as environment:
         with pytest.raises(EnvironmentFailed, match=said):
             await environment.tasks([bytes(32)])
         with_template(folder, TEMPLATE)

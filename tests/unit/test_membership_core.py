@@ -249,6 +249,26 @@ def test_a_restart_with_the_same_key_is_seen_as_alive(pause: float) -> None:
     assert len(swarm.nodes[peer_named(8)].core.members()) == 29
 
 
+def test_deaths_are_known_in_time_while_a_zone_comes_back() -> None:
+    """A suspicion of a machine that was started again was true. 24 of them used up the trust in
+    suspicions, and of the next deaths every fifth was unknown after 35 s (`churn`, 500
+    nodes)."""
+    swarm = MembershipSwarm(72)
+    swarm.run(12 * INTERVAL)
+    zone, victims = range(1, 25), range(30, 54)
+    for number in zone:
+        swarm.kill(peer_named(number))
+    swarm.run(2.5 * INTERVAL)
+    for number in zone:
+        swarm.start(number, bootstrap=70, at=swarm.rng.uniform(0, 1))
+    swarm.run(2 * INTERVAL)
+    for number in victims:
+        swarm.kill(peer_named(number), silent=True)
+    swarm.run(3.2 * INTERVAL)
+    late = {number: len(swarm.knowing(peer_named(number))) for number in victims}
+    assert sum(late.values()) == 0, late
+
+
 def test_a_node_that_lost_its_disk_and_its_clock_is_told_its_number() -> None:
     swarm = MembershipSwarm(20)
     swarm.run(6 * INTERVAL)

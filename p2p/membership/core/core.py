@@ -405,7 +405,8 @@ class MembershipCore:
             return self._on_farewell(signed, source, held, now)
         refutes = bool(dissemination.unrefuted) and self._refutes(signed, now)
         if refutes:
-            self._quotas.count_refutation(now)
+            ahead = seqno - dissemination.suspected_seqno(peer)
+            self._quotas.count_refutation(peer, ahead, now)
         self._detector.on_sign_of_life(signed, now)
         if member is not None:
             self._update_member(member, signed, source, now)

@@ -213,7 +213,8 @@ class FailureDetector:
         reporters = self._reporters.pop(signed.peer, {})
         check = self._checks.pop(signed.peer, None)
         if check is not None:
-            self._quotas.count_refutation(now)
+            ahead = signed.seqno - check.signed.seqno
+            self._quotas.count_refutation(signed.peer, ahead, now)
             reporters = {**reporters, check.source: None}
         others = [peer for peer in reporters if peer != self._local.peer]
         self._effects.send_all(others, Heartbeats((signed,)))
