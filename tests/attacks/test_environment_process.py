@@ -53,7 +53,7 @@ class Game(SortEnvironment):
                 return len(str(7 ** 10**8))
         return super().reward(task, tokens)
 """
-RATION = Ration(memory=2 << 30, cpu=0.2, patience=60.0)
+RATION = Ration(memory=2 << 30, cpu=1.0, patience=60.0)
 BRIEF = 0.3
 """Seconds of patience with what waits."""
 TASK = Task((1,), (40,), environment="dire")
@@ -91,7 +91,7 @@ async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
     """
     async with opened() as environment:
         for number, said in {
-            1: "its process ended: it may use 0.2 s of CPU",
+            1: "its process ended: it may use 1 s of CPU",
             3: "MemoryError",
             4: "its process ended",
             5: "its process ended",

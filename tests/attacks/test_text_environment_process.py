@@ -87,7 +87,7 @@ class Game:
     def evaluation(self):
         return [self.task(b"")]
 """
-RATION = Ration(memory=2 << 30, cpu=0.5, patience=60.0)
+RATION = Ration(memory=2 << 30, cpu=1.0, patience=60.0)
 BRIEF = 0.3
 """Seconds of patience with what waits."""
 
@@ -130,7 +130,7 @@ async def test_what_a_reward_does_costs_its_submission_and_no_other(folder: Path
         assert await earns(environment, "word") == [1.0, 0.0]
         for text, said in {
             "raise": "LookupError: no such word",
-            "spin": "its process ended: it may use 0.5 s of CPU",
+            "spin": "its process ended: it may use 1 s of CPU",
             "eat": "MemoryError",
             "exit": "its process ended",
             "group": "ExceptionGroup",
@@ -252,7 +252,7 @@ async def test_a_hostile_template_fails_its_tasks(
     folder: Path, template: str, said: str
 ) -> None:
     with_template(folder, template)
-    # On a slow machine `MAX_TURNS` take more than half a second.
+    # On a slow machine `MAX_TURNS` take more than a second.
     async with opened(folder, replace(RATION, cpu=30.0)) as environment:
         with pytest.raises(EnvironmentFailed, match=said):
             await environment.tasks([bytes(32)])
