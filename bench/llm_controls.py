@@ -5,9 +5,12 @@
 SmolLM2-135M-Instruct learns to add two-digit numbers, in one process, from the bf16 base, with
 right advantages and with advantages permuted over the completions of each step (the same
 budget, the same statistics, no information). 16 groups with spread of 8 answers a step; greedy
-reward on held-out questions must rise by `RISE` with the first, and by less than `CONTROL_RISE`
-with the second. About 60 to 100 CPU seconds and 4 GiB for each, where the CPU multiplies
-bfloat16.
+reward on held-out questions must rise by `RISE` with the first on every seed, and on the mean
+of the seeds by less than `CONTROL_RISE` with the second. About 60 to 200 CPU seconds and 4 GiB
+for each, where the CPU multiplies bfloat16.
+
+Advantages without information move the weights as far as right ones, to anywhere: one such run
+says where that walk led, and only the mean of several says whether something teaches.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ RISE: Final = 0.20
 """Greedy, in ten steps: 0.36 to 0.43 over two seeds when it was measured first. From 128
 questions a share is known to 0.04."""
 CONTROL_RISE: Final = 0.10
+"""Greedy, of the mean over seeds: of six, from -0.24 to +0.18, it is -0.12."""
 HELD_OUT_BYTE: Final = 32
 """A question is held out if its SHA-256 begins with less: one in eight."""
 DRAWN: Final = 40
@@ -115,9 +119,12 @@ class Course:
     def rise(self) -> float:
         return self.greedy[-1] - self.greedy[0]
 
-    @property
-    def as_expected(self) -> bool:
-        return self.rise >= RISE if self.subject == RIGHT else self.rise < CONTROL_RISE
+
+def is_as_expected(subject: str, rises: Sequence[float]) -> bool:
+    """Whether it learnt on every seed; of the control, whether it did not on their mean."""
+    if subject == PERMUTED:
+        return math.fsum(rises) / len(rises) < CONTROL_RISE
+    return min(rises) >= RISE
 
 
 class OneProcess:
@@ -225,14 +232,23 @@ def run(args: list[str]) -> int:
     courses = [
         follow(subject, seed, options) for seed in options.seeds for subject in options.subjects
     ]
-    report = Report("llm-controls")
+    report, console = Report("llm-controls"), Console(highlight=False)
+    verdicts = []
     for subject in options.subjects:
         mine = [course for course in courses if course.subject == subject]
-        report.add("addition", subject, "greedy rise", "share", [one.rise for one in mine])
+        rises = [one.rise for one in mine]
+        mean = math.fsum(rises) / len(rises)
+        verdicts.append(is_as_expected(subject, rises))
+        console.print(
+            f"{subject}: greedy {mean:+.3f} on the mean of {len(rises)}"
+            f" [{'ok' if verdicts[-1] else 'NOT AS EXPECTED'}]",
+            markup=False,
+        )
+        report.add("addition", subject, "greedy rise", "share", rises)
         cost = [sum(one.cpu.values()) for one in mine]
         report.add("addition", subject, "cost", "CPU seconds", cost)
     report.write(options.json)
-    return 0 if all(course.as_expected for course in courses) else 1
+    return 0 if all(verdicts) else 1
 
 
 def follow(subject: str, seed: int, options: argparse.Namespace) -> Course:
@@ -257,8 +273,7 @@ def follow(subject: str, seed: int, options: argparse.Namespace) -> Course:
     console.print(
         f"seed {seed}, {subject}: greedy {course.greedy[0]:.3f} to {course.greedy[-1]:.3f}"
         f" ({course.rise:+.3f}), sampled {course.sampled[0]:.3f} to {course.sampled[-1]:.3f};"
-        f" CPU seconds: {spent}; {peak:.1f} GiB"
-        f" [{'ok' if course.as_expected else 'NOT AS EXPECTED'}]",
+        f" CPU seconds: {spent}; {peak:.1f} GiB",
         markup=False,
         soft_wrap=True,
     )
