@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.shardcast.messages import ChunkHeader, Have
+from p2p.shardcast.messages import ChunkHeader, Credit, Have
 from tests.unit.test_shardcast_core import MBIT, RUN, Node, Swarm
 
 
@@ -23,6 +23,7 @@ class LiarSwarm(Swarm):
         claim: Callable[[int], float] | None = None,
         holes: Sequence[int] = (),
         silent: bool = False,
+        mute: bool = False,
         late: Sequence[int] = (),
         latency: float = 0.01,
     ) -> None:
@@ -33,7 +34,7 @@ class LiarSwarm(Swarm):
         }
         peers = [pair.peer_id for pair in self.keys]
         self.holes = {peers[number] for number in holes}
-        self.silent = silent
+        self.silent, self.mute = silent, mute
         self.late = {peers[number] for number in late}
         for peer in self.late:
             self.nodes[peer].alive = False
@@ -70,6 +71,8 @@ class LiarSwarm(Swarm):
                     self.at(self.now, lambda: self.give(node, ev.ChunkSent(peer, size)))
                     return
                 case ev.Send(_, Have()) if self.silent:
+                    return
+                case ev.Send(_, Credit()) if self.mute:
                     return
         if isinstance(effect, ev.Regroup):
             self.at(self.now, self._regroup)

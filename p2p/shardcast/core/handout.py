@@ -159,8 +159,9 @@ class _Root:
 
     @property
     def is_full(self) -> bool:
-        """Whether it was given all that it asked for: its children lag."""
-        return self.given >= self._granted
+        """Whether it takes no more: it was given all that it asked for, since its children
+        lag, or it is late."""
+        return not self.trusted or self.given >= self._granted
 
     @property
     def oldest(self) -> _Given:
