@@ -247,6 +247,34 @@ def test_silent_accusers_take_no_seat_of_a_lonely_node(accusers: int) -> None:
     assert answers == [True] * 5
 
 
+@pytest.mark.parametrize("seed", [1, 3, 5])
+def test_a_node_that_restarts_without_its_bootstrap_finds_neighbours_among_silent_accusers(
+    seed: int,
+) -> None:
+    """Ten strangers suspect it and say nothing. Without them it has an honest neighbour after 6
+    to 10 s, when members ask whether it lives; while accusers kept seats, after 20 s."""
+    swarm = HostileSwarm(SIZE, seed)
+    honest = list(swarm.nodes)
+    swarm.run(60)
+    swarm.kill(honest[0])
+    swarm.run(30)
+    swarm.kill(honest[7], silent=True)
+    swarm.hang_up(honest[7])
+    swarm.run(2)
+    enemies, turn = swarm.enlist(10), itertools.count()
+    victim = swarm.start(7, bootstrap=0)
+
+    def accuse() -> None:
+        enemy = enemies[next(turn) % len(enemies)]
+        swarm.tell(enemy, victim.peer, Suspect((swarm.words(victim.peer, 1),)))
+
+    swarm.every(0.2, accuse)
+    swarm.run(12)
+    assert sum(peer in honest for peer in victim.core.neighbours) >= 1
+    swarm.run(8)
+    assert sum(peer in honest for peer in victim.core.neighbours) >= 3
+
+
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_an_accuser_that_refuses_does_not_take_every_turn(seed: int) -> None:
     """One that refused at once, and suspected the node a hundred times a second, was asked each
