@@ -16,13 +16,15 @@ import pytest
 
 from p2p.effects import Send
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.events import Bootstrap, Received
+from p2p.membership.core.events import Bootstrap, Received, Tick
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.heartbeat import key_of
 from p2p.membership.messages import (
     Beat,
     Join,
     Neighbor,
+    NeighborReply,
+    Suspect,
     decode_message_untrusted,
     encode_message,
 )
@@ -30,6 +32,7 @@ from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
 from tests.unit.core_swarm import Node, peer_named
 from tests.unit.membership_swarm import addr_of
+from tests.unit.test_membership_core import heartbeat_of, make_core, sent
 
 SIZE = 40
 SECONDS = 60.0
@@ -222,3 +225,87 @@ def test_after_a_restart_the_anchors_are_asked_first() -> None:
         each.peer for each in newcomer.core.handle(event, swarm.now) if isinstance(each, Send)
     ]
     assert asked == [peer_named(3), peer_named(4)]
+
+
+@pytest.mark.parametrize("accusers", [0, 5, 8])
+def test_silent_accusers_take_no_seat_of_a_lonely_node(accusers: int) -> None:
+    """A node without neighbours asks those that suspect it. While each kept a seat for ten
+    seconds, five made it refuse every honest peer that asked."""
+    core = make_core(1000)
+    core.handle(Bootstrap((addr_of(2),)), 0.0)
+    about_it = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
+    for step in range(50):
+        now = 0.2 * step
+        core.handle(Tick(), now)
+        for number in range(accusers):
+            core.handle(Received(peer_named(10_000 + number), about_it), now)
+    answers = []
+    for number in range(10, 15):
+        ask = encode_message(Neighbor(number % 2 == 0, heartbeat_of(peer_named(number), 1)))
+        said = sent(core.handle(Received(peer_named(number), ask), 10.0))
+        answers += [one.accepted for _, one in said if isinstance(one, NeighborReply)]
+    assert answers == [True] * 5
+
+
+@pytest.mark.parametrize("seed", [1, 3, 5])
+def test_a_node_that_restarts_without_its_bootstrap_finds_neighbours_among_silent_accusers(
+    seed: int,
+) -> None:
+    """Ten strangers suspect it and say nothing. Without them it has an honest neighbour after 6
+    to 10 s, when members ask whether it lives; while accusers kept seats, after 20 s."""
+    swarm = HostileSwarm(SIZE, seed)
+    honest = list(swarm.nodes)
+    swarm.run(60)
+    swarm.kill(honest[0])
+    swarm.run(30)
+    swarm.kill(honest[7], silent=True)
+    swarm.hang_up(honest[7])
+    swarm.run(2)
+    enemies, turn = swarm.enlist(10), itertools.count()
+    victim = swarm.start(7, bootstrap=0)
+
+    def accuse() -> None:
+        enemy = enemies[next(turn) % len(enemies)]
+        swarm.tell(enemy, victim.peer, Suspect((swarm.words(victim.peer, 1),)))
+
+    swarm.every(0.2, accuse)
+    swarm.run(12)
+    assert sum(peer in honest for peer in victim.core.neighbours) >= 1
+    swarm.run(8)
+    assert sum(peer in honest for peer in victim.core.neighbours) >= 3
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_an_accuser_that_refuses_does_not_take_every_turn(seed: int) -> None:
+    """One that refused at once, and suspected the node a hundred times a second, was asked each
+    second: twelve honest members, which suspect it every ten seconds, not within two minutes.
+    """
+    rng, core, enemy = Random(seed), make_core(1000), peer_named(10_000)
+    core.handle(Bootstrap((addr_of(2),)), 0.0)
+    honest = [peer_named(10 + number) for number in range(12)]
+    suspicions = [(rng.uniform(0, 10), peer) for peer in honest]
+    suspicions += [(0.01 * number, enemy) for number in range(1000)]
+    about_it = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
+    asked = []
+    for now, accuser in sorted(suspicions, key=lambda one: one[0]):
+        for peer, said in sent(core.handle(Received(accuser, about_it), now)):
+            if isinstance(said, Neighbor):
+                asked.append(peer)
+            if isinstance(said, Neighbor) and peer == enemy:
+                refusal = NeighborReply(False, heartbeat_of(enemy, round(1000 * now) + 1))
+                core.handle(Received(enemy, encode_message(refusal)), now)
+    assert asked.count(enemy) == 1
+    assert sum(peer in honest for peer in asked) >= 7
+
+
+def test_of_accusers_that_agree_a_lonely_node_takes_as_many_as_have_a_seat() -> None:
+    core = make_core(1000)
+    core.handle(Bootstrap((addr_of(2),)), 0.0)
+    about_it = encode_message(Suspect((heartbeat_of(core.peer, 1),)))
+    enemies = [peer_named(10_000 + number) for number in range(13)]
+    for number, enemy in enumerate(enemies):
+        core.handle(Received(enemy, about_it), 0.1 + 0.7 * number)
+    for enemy in enemies:
+        agreed = NeighborReply(True, heartbeat_of(enemy, 1))
+        core.handle(Received(enemy, encode_message(agreed)), 9.5)
+    assert 1 <= len(core.neighbours) <= 5

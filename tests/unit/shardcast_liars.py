@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.shardcast.messages import ChunkHeader, Have
+from p2p.shardcast.messages import NO_STRIPE, ChunkHeader, Credit, Have
 from tests.unit.test_shardcast_core import MBIT, RUN, Node, Swarm
 
 
 class LiarSwarm(Swarm):
-    """Some nodes pass nothing on, and claims need not be true. Peers in ``late`` come later."""
+    """Some nodes pass nothing on, and claims need not be true. Peers in ``late`` come later.
+
+    Of those in ``holes``, all are ``silent`` about what they hold, or ``mute`` about what came
+    from the origin, or answer each pull after ``drip`` seconds; without it never.
+    """
 
     def __init__(
         self,
@@ -23,6 +28,8 @@ class LiarSwarm(Swarm):
         claim: Callable[[int], float] | None = None,
         holes: Sequence[int] = (),
         silent: bool = False,
+        mute: bool = False,
+        drip: float = 0.0,
         late: Sequence[int] = (),
         latency: float = 0.01,
     ) -> None:
@@ -33,7 +40,7 @@ class LiarSwarm(Swarm):
         }
         peers = [pair.peer_id for pair in self.keys]
         self.holes = {peers[number] for number in holes}
-        self.silent = silent
+        self.silent, self.mute, self.drip = silent, mute, drip
         self.late = {peers[number] for number in late}
         for peer in self.late:
             self.nodes[peer].alive = False
@@ -68,13 +75,22 @@ class LiarSwarm(Swarm):
                 case ev.Push(peer, ChunkHeader() as header):
                     size = len(node.chunks[header.policy, header.index])
                     self.at(self.now, lambda: self.give(node, ev.ChunkSent(peer, size)))
+                    if self.drip and header.stripe == NO_STRIPE:
+                        self._answer_late(node, peer, header)
                     return
                 case ev.Send(_, Have()) if self.silent:
+                    return
+                case ev.Send(_, Credit()) if self.mute:
                     return
         if isinstance(effect, ev.Regroup):
             self.at(self.now, self._regroup)
             return
         super()._apply(node, effect)
+
+    def _answer_late(self, node: Node, peer: PeerId, header: ChunkHeader) -> None:
+        data = node.chunks[header.policy, header.index]
+        came = ev.ChunkCame(node.peer, header, data, is_right=True)
+        self._bulk(node, peer, self.now + self.drip, len(data), came)
 
     def _regroup(self) -> None:
         roster = self.sign(self.epoch + 1)

@@ -252,6 +252,31 @@ def test_an_idle_origin_spares_weak_uplinks_up_to_its_cap() -> None:
     assert capped.origin.sent <= swarm.origin.sent - MIB, "what peers ask for comes on top"
 
 
+@pytest.mark.parametrize("holes", [(1, 2), (3, 6), (1, 2, 3, 4)])
+def test_roots_that_confirm_nothing_do_not_keep_an_idle_origin_from_helping(
+    holes: tuple[int, ...],
+) -> None:
+    """Two of eight made it 8.2 s instead of 5.7 in the median, four 12 instead of 7."""
+    swarm = LiarSwarm(8, up=lambda n: (20 if n else 100) * MBIT, holes=holes, mute=True)
+    swarm.publish(1, 16 * MIB, 128 * KI)
+    swarm.run(60)
+    took = sorted(node.whole[1] for node in swarm.honest)
+    assert took[len(took) // 2] <= (6.2 if len(holes) == 2 else 8)
+    assert swarm.origin.sent >= 2.5 * 16 * MIB
+
+
+def test_pulls_that_are_answered_slowly_do_not_teach_patience_with_black_holes() -> None:
+    """A pull that took 1.5 s made each chunk that was held elsewhere wait for 3 s more: two of
+    seven such made it 12.5 s instead of 8.8."""
+    took = []
+    for holes in ((1, 2), (3, 5), (2, 7), (4, 6)):
+        swarm = LiarSwarm(7, up=lambda n: (4 if n else 16) * MBIT, holes=holes, drip=1.5)
+        swarm.publish(1, 4 * MIB, 64 * KI)
+        swarm.run(60)
+        took.append(sorted(node.whole[1] for node in swarm.honest)[2])
+    assert sum(took) / len(took) <= 10.5
+
+
 def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None:
     one, two = (Policies(key(number)) for number in (1, 2))
     statements = Statements(RUN, lambda _: True, verify)

@@ -36,7 +36,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Final
 
-from p2p.bounded import RateLimit
+from p2p.bounded import BoundedDict, RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.flood_quotas import FloodQuotas
@@ -113,7 +113,12 @@ ASK_BACK_BURST: Final = 3.0
 at once, and none again before its answer is overdue. With one request at a time, a stranger
 that suspected the node five times a second and never answered held it for ten seconds, and took
 the next turn as well: the dozen honest members that suspected it every ten seconds were asked
-after 3 to 34 s. Now each silent name costs the node one turn of a second in ten."""
+after 3 to 34 s. Now each name, silent or refusing, costs the node one turn of a second in ten.
+An accuser that was asked is no request under way to `ActiveView.fill`, and no seat is kept for
+it: while each had one, five silent strangers made a lonely node refuse every peer that asked
+it. One that agrees gets a seat if there still is one."""
+MAX_ASKED_BACK: Final = 16
+"""Accusers remembered as asked: 13 may be in ten seconds."""
 AVOID: Final = 6.0
 """Intervals before a peer that refused a link, or could not be reached, is asked again."""
 
@@ -123,6 +128,7 @@ class ActiveView:
 
     __slots__ = (
         "_ask_backs",
+        "_asked_back",
         "_bootstraps",
         "_choose_at",
         "_chosen",
@@ -182,6 +188,9 @@ class ActiveView:
         """Those of `_pending` whom we chose ourselves, and no message made us ask."""
         self._grants = RateLimit(1 / (GRANT_INTERVALS * config.interval), GRANTS)
         self._ask_backs = RateLimit(ASK_BACK_RATE, ASK_BACK_BURST)
+        self._asked_back: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED_BACK)
+        """Accusers that were asked, and until when they are not asked again, whatever they
+        answer."""
         self._choose_at = -math.inf
         self._granted: dict[bytes, float] = {}
         """When a peer or a network pushed a neighbour out, longest ago first."""
@@ -298,15 +307,19 @@ class ActiveView:
         and it knew none of them to the end (`storm`, seed 96). A stranger gains nothing by it:
         a node without neighbours takes in any that asks.
         """
-        is_lonely = self._bootstraps and not self.neighbours
-        if is_lonely and peer not in self._pending and self._ask_backs.allows(1, now):
-            self._ask(peer, True, now)
+        if not self._bootstraps or self.neighbours or peer in self._pending:
+            return
+        if self._asked_back.get(peer, -math.inf) <= now and self._ask_backs.allows(1, now):
+            self._asked_back.renew(peer, now + PENDING * self._config.interval)
+            self._send(peer, Neighbor(True, self._own()))
 
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
         """A peer answered our request to be neighbours."""
         was_picked = peer in self._chosen_pending or peer in self._bootstraps
         was_asked = self._pending.pop(peer, None) is not None or was_picked
         self._chosen_pending.pop(peer, None)
+        if self._asked_back.get(peer, -math.inf) > now:
+            was_asked = was_asked or self._accepts(peer, False, now)
         if accepted and was_asked and peer in self._members:
             self.add(peer, now, chosen=was_picked)
         elif accepted and peer not in self.neighbours:
