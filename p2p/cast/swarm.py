@@ -8,25 +8,37 @@ stamp in open runs. The addresses in the ticket are where membership begins.
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+from typing import Final
 
 import trio
 
 from p2p.cast.ticket import admission_of, run_of
+from p2p.concurrency import Notifier
 from p2p.gossip import open_gossip
-from p2p.host import Host
+from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership import Membership, open_membership
 from p2p.multiaddr import Multiaddr
+from p2p.node.trouble import PEER_TROUBLE
 from p2p.node.wiring import judge_announcement, policy_topic, roster
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.selection import Selection
 from p2p.world import World
+
+_FIRST_DIAL: Final = 1.0
+"""Seconds after which a puller that has lost the pusher dials it again, then twice as many each
+time..."""
+_DOUBLINGS: Final = 4
+"""...up to so many times, which is every 16 s: a thousand pullers dial a pusher that is gone 60
+times a second, and one that comes back has them all again within 16 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +108,7 @@ async def open_cast(
         nursery.start_soon(_tell_version, node)
         if bootstrap:
             nursery.start_soon(membership.join, bootstrap)
+            nursery.start_soon(_stay_with, node, pusher)
         yield node
         nursery.cancel_scope.cancel()
 
@@ -106,6 +119,45 @@ def _is_admitted(secret: bytes, peer: PeerId, shown: bytes) -> bool:
 
 def _heard_enough(_: PeerId, __: bytes) -> None:
     """SHARDCAST took the announcement when it judged it."""
+
+
+async def _stay_with(node: CastNode, pusher: PeerId) -> None:
+    """Send the pusher our heartbeats, and dial it while there is no connection.
+
+    One that was killed and started again knows no puller. Pullers have one another for
+    neighbours: those of its last life did not look for it for 35 s, and if they were whole by
+    then, it never learnt that.
+    """
+
+    lost = Notifier()
+
+    def send_it_heartbeats() -> None:
+        node.membership.interest([pusher], has_audience=False)
+
+    def on_peer(event: PeerEvent) -> None:
+        if event.peer != pusher:
+            return
+        if event.state is PeerState.CONNECTED:
+            send_it_heartbeats()  # anew: it was taken for unreachable, and spared for 30 s
+        else:
+            lost.notify_all()
+
+    send_it_heartbeats()
+    with node.host.watching(on_peer):
+        while True:
+            await _dial(node, pusher)
+            while pusher in node.host.connected:
+                await lost.wait()
+
+
+async def _dial(node: CastNode, pusher: PeerId) -> None:
+    """Return when there is a connection to ``pusher``, ours or its."""
+    for attempt in count():
+        await node.world.sleep(_FIRST_DIAL * 2 ** min(attempt, _DOUBLINGS))
+        with contextlib.suppress(*PEER_TROUBLE):
+            if pusher not in node.host.connected:
+                await node.host.connect(pusher)
+            return
 
 
 async def _tell_version(node: CastNode) -> None:

@@ -9,7 +9,8 @@ import sys
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -167,6 +168,30 @@ def test_a_killed_pull_goes_on_and_equal_files_are_not_fetched_again(tmp_path: P
             assert once_more.end() == 0
             whole = once_more.said("whole")
         assert whole["from_origin"] + whole["from_peers"] == 0
+
+
+def test_a_killed_push_is_found_again_by_those_who_pull(tmp_path: Path) -> None:
+    """It came back at another port: who pulled looked for it where it had been, for ever."""
+    source = tmp_path / "weights.bin"
+    source.write_bytes(Random(0).randbytes(96_000_000))
+    outs = [tmp_path / "one", tmp_path / "two"]
+    with ExitStack() as stack:
+        push = partial(cast, "push", source, "--data", tmp_path / "p", *LOCAL)
+        killed = stack.enter_context(push())
+        ticket = killed.said("ticket")["ticket"]
+        pulls = [
+            stack.enter_context(cast("pull", ticket, "--out", out, "--seed", 0, *LOCAL))
+            for out in outs
+        ]
+        for out in outs:
+            part = out / ".shoal-weights.bin"
+            wait_until(lambda part=part: bool(list(part.glob("policies/*/*.part"))))
+        killed.process.kill()
+        killed.process.wait()
+        again = stack.enter_context(push())
+        assert again.said("ticket")["ticket"] == ticket
+        assert [one.end() for one in pulls] == [0, 0]
+        assert all((out / "weights.bin").read_bytes() == source.read_bytes() for out in outs)
 
 
 def test_a_part_of_a_folder_costs_only_its_bytes_and_the_rest_comes_later(

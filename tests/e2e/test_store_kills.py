@@ -53,6 +53,7 @@ class Nodes:
         self.addrs[number] = node.line_with("listens")["listens"]
         lost = self.came.get(number, set()) - resumed
         assert len(lost) <= STREAMS, f"node {number} lost {len(lost)} chunks"
+        self.came[number] = resumed  # what this life has not yet fetched again was counted
         node.order(dial=[self.addrs[n] for n in self.running if n != number])
         node.line_with("dialled")
         return node

@@ -196,8 +196,8 @@ def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None
 def test_a_long_pause_teaches_little() -> None:
     pace = ChunkPace(0.1, 0.0, 0.5)
     for number in range(20):
-        pace.note_arrival(0.1 * (number + 1))
-    pace.note_arrival(62.0)  # the origin was gone for a minute
+        pace.note_arrival(0.1 * (number + 1), pushed=True)
+    pace.note_arrival(62.0, pushed=True)  # the origin was gone for a minute
     assert pace.chunk_time < 0.6
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from p2p.cast.commands.line import LISTEN, Meter, add_common, run_command
+from p2p.cast.commands.listening import listen_again
 from p2p.cast.commands.source import (
     SOURCE,
     existing,
@@ -23,6 +24,7 @@ from p2p.cast.ticket import MAX_ADDRS, Ticket
 from p2p.cast.view import CastState, Teller
 from p2p.identity import PeerId
 from p2p.limits import LOOPBACK, reach_of
+from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import whole_number
 from p2p.policy import PolicyVersion
@@ -68,7 +70,8 @@ async def _push(options: argparse.Namespace) -> None:
             await enter(until_told_to_end(with_parent=False))
             world, source = await enter(mounted(state, path))
             secret = await join_secret(world)
-            host = await enter(open_host(world=world, listen=options.listen or [LISTEN]))
+            host = await enter(open_host(world=world, listen=[]))
+            await listen_again(world, host, options.listen or [Multiaddr.parse(LISTEN)])
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )

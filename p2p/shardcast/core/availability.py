@@ -75,6 +75,14 @@ class Availability:
             peer, EMPTY
         )
 
+    def is_rare(self, chunk: int) -> bool:
+        """Whether at most half of the known holders hold it.
+
+        Half, so that one that boasts of all chunks does not keep an origin from giving them
+        once more, and those given last before its death, which few hold, are given, too.
+        """
+        return 2 * sum(chunk in held for held in self._holders.values()) <= len(self._holders)
+
     def lose(self, peer: PeerId) -> None:
         """Forget ``peer``."""
         self._holders.pop(peer, None)

@@ -740,7 +740,10 @@ class ShardcastCore:
         if download is None:  # an earlier life made the patch, and it is gone
             download = self._downloads[manifest.digest]
         self._origin.publish(download, resumed=resumed)
-        if not resumed:
+        if resumed:
+            question = Ask(download.name, False)
+            self._out += [ev.Send(peer, question) for peer in self._peers.connected]
+        else:
             self._out += self._upload.foresee(download)
 
     def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:
@@ -790,6 +793,8 @@ class ShardcastCore:
             if download.manifest.trainer == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
                 download.inquire_now(self._now)
+            if self._origin.is_resumed(download.name):
+                self._out.append(ev.Send(peer, Ask(download.name, False)))
         best = self._best_held()
         newest, name = NO_POLICY, b""
         if best is not None:

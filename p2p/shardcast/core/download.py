@@ -268,7 +268,7 @@ class Download:
 
     def late(self, now: float) -> ChunkSet:
         """The missing chunks to pull now."""
-        if self.pull_only or now >= self._pace.progress + self._silence:
+        if self.pull_only or now >= self._pace.pushed_at + self._silence:
             return self.missing
         return self._lateness.urgent & self.missing
 
@@ -289,6 +289,10 @@ class Download:
     def holders(self) -> Mapping[PeerId, ChunkSet]:
         """What each peer is known to hold."""
         return self._availability.holders
+
+    def is_rare(self, chunk: int) -> bool:
+        """Whether at most half of the peers that said what they hold, hold it."""
+        return self._availability.is_rare(chunk)
 
     def exist(self, chunks: ChunkSet) -> bool:
         """Whether there are such chunks."""
@@ -375,7 +379,7 @@ class Download:
             self._pace.note_lag(now - seen.when if seen is not None else 0.0)
         if arrival.is_answer and arrival.request is not None:
             self._pace.note_pull(now - arrival.request.asked)
-        self._pace.note_arrival(now)
+        self._pace.note_arrival(now, pushed=pushed)
         self._inquiries = 0
         self.inquire_at = now + self._silence
         self._availability.note_held(arrival.peer, ChunkSet(1 << arrival.chunk))

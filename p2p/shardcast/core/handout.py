@@ -30,8 +30,9 @@ it on.
 New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks
 that are on their way stay on the forest under which they left.
 
-An origin that restarts does not know what its earlier life gave away: it takes
-everything for given, and gives again what a peer finds nowhere else.
+An origin that restarts does not know what its earlier life gave away: it takes everything for
+given, and asks the peers that connect what they hold. As soon as one of the roster asks it for
+a chunk, it gives that again, and after it all that at most half of those that answered hold.
 """
 
 from __future__ import annotations
@@ -248,23 +249,25 @@ class HandOut:
         *,
         lines: Lines,
         shortest: float,
-        resumed: bool = False,
+        is_rare: Callable[[int], bool] | None = None,
     ) -> None:
         """``encoding`` is what is handed out of ``version``: a patch on the one before, or the
         anchor. ``stall`` is how long to wait for a first confirmation, ``shortest`` the
-        shortest of all waits."""
+        shortest of all waits. ``is_rare``, whether most peers lack a chunk, is given if an
+        earlier life began the hand-out."""
         self.version = version
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
         self._count = count = encoding.chunks
-        self._resumed = resumed
-        self._next = count if resumed else 0
+        self._is_rare = is_rare
+        self._next = count if self.is_resumed else 0
         """The first chunk that was never given."""
         self._again: deque[int] = deque()
         """Chunks to give once more, before any new one."""
         self._doubtful: deque[int] = deque()
-        """What roots had that fell, to be given once more when all else has left."""
+        """What roots had that fell, and after a restart what most peers lack, to be given once
+        more when all else has left."""
         self._lines = lines
         self._chunk_bytes = encoding.wire / count
         self._roots = {
@@ -273,6 +276,8 @@ class HandOut:
         self._stall = stall
         self._shortest = shortest
         self._confirm_time = UsualTime()
+        self._was_asked = False
+        """Whether a peer of the roster asked this life of the origin for a chunk."""
         self._missed: dict[int, PeerId] = {}
         """Chunks that one peer has asked the origin itself for, and which."""
         self._given_again: dict[int, float] = {}
@@ -294,6 +299,11 @@ class HandOut:
         self._given: dict[tuple[int, int], int] = {}
         """Chunks given, by roster epoch and stripe."""
         self._receipts = ReceiptBook(self._chunk_bytes)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether an earlier life of the origin began it."""
+        return self._is_rare is not None
 
     @property
     def epoch(self) -> int:
@@ -357,7 +367,7 @@ class HandOut:
         copies = (self._next + len(self._direct) * (peers - 1)) / self._count
         is_over = self._next >= self._count or not 1 < peers <= MESH or copies >= most
         is_busy = lanes > _FEW_LANES * len(self._roots)
-        if is_over or is_busy or self._resumed or not self._are_uplinks_scarce(now):
+        if is_over or is_busy or self.is_resumed or not self._are_uplinks_scarce(now):
             return None
         chunk, self._next = self._next, self._next + 1
         self._direct[chunk] = None
@@ -378,8 +388,13 @@ class HandOut:
         return full > _SCARCE * (now - self._began)
 
     def _drop_settled_doubts(self) -> None:
-        while self._doubtful and not self._is_lost(self._doubtful[0]):
+        while self._doubtful and not self._is_doubtful(self._doubtful[0]):
             self._doubtful.popleft()
+
+    def _is_doubtful(self, chunk: int) -> bool:
+        if self._is_rare is None or chunk in self._carriers:
+            return self._is_lost(chunk)
+        return self._is_rare(chunk)
 
     def _new_root(self, stripe: int, peer: PeerId) -> _Root:
         return _Root(stripe, self._lines.to(peer), self._rate(stripe))
@@ -421,7 +436,7 @@ class HandOut:
         if root is None:
             return True
         if received > root.given:
-            return self._resumed  # it counts what our earlier life gave it
+            return self.is_resumed  # it counts what our earlier life gave it
         took = root.confirm(received, granted, now)
         if took is not None:
             self._confirm_time.observe(took)
@@ -499,11 +514,15 @@ class HandOut:
         roster = carrier.roster if carrier is not None else self.forest.roster
         if by not in roster.positions or chunk in self._direct:
             return False  # it came later, or is sent the chunk anyway: no stripe failed it
+        if self.is_resumed and not self._was_asked:
+            self._was_asked = True
+            self._doubtful.extend(range(self._count))
         is_lost = self._is_lost(chunk)
         was_given_again = chunk in self._given_again and not is_lost
-        if chunk < self._next and not was_given_again and len(self._roots) > (not is_lost):
+        has_bearer = carrier is not None and not is_lost  # which need not be asked twice
+        if chunk < self._next and not was_given_again and len(self._roots) > has_bearer:
             first = self._missed.setdefault(chunk, by)
-            if first == by and not self._resumed and not is_lost:
+            if first == by and not self.is_resumed and not is_lost:
                 return False
             self._given_again[chunk] = now
             if chunk not in self._again:

@@ -114,12 +114,17 @@ class Origin:
             download.patience,
             lines=self._lines,
             shortest=self._stall,
-            resumed=self._resumed,
+            is_rare=download.is_rare if self._resumed else None,
         )
         for peer in forest.roots:
             if self._is_gone(peer):
                 handout.lose(peer)
         self._handouts[download.name] = handout
+
+    def is_resumed(self, policy: bytes) -> bool:
+        """Whether an earlier life of this node began to hand out ``policy``."""
+        handout = self._handouts.get(policy)
+        return handout is not None and handout.is_resumed
 
     def _delays(self, handout: HandOut, now: float) -> bool:
         return not handout.exhausted and now < handout.progress + _OVERTIME * self._stall
