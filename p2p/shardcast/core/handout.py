@@ -86,8 +86,8 @@ stream of a line whose acks wait behind what the peer sends itself brings a chun
 in the 33 ms of level 1."""
 _SCARCE: Final = 1 / 3
 """Share of a hand-out for which that must have been so before the origin sends chunks to all
-peers itself: each byte of its own saves them one. The ADSL lines take 1.25 times the bound
-instead of 1.5 to 1.6 (level 3), with 2.4 copies out of the origin instead of 1.2. With a half,
+peers itself: each byte of its own saves them one. The ADSL lines take 1.26 times the bound
+instead of 1.5 to 1.6 (level 3), with 2.3 copies out of the origin instead of 1.2. With a half,
 they would have to wait for long (level 1: 15.6 s instead of 12.8); with a quarter, uneven lines
 come to it at the end of a hand-out, and win nothing by it. Only up to `MESH` peers: with 24, a
 chunk is so long on its way to the last of them that a sixth of all came twice, pulled and
