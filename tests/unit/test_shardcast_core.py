@@ -417,10 +417,11 @@ def restart_origin(swarm: Swarm, roster: Roster, manifest: Manifest) -> None:
     swarm.give(origin, ev.Resumed(manifest, index, ChunkSet.below(len(index)), True))
 
 
-@pytest.mark.parametrize(("count", "copies"), [(1, 1.02), (2, 1.05), (8, 1.1), (24, 1.4)])
-@pytest.mark.parametrize("back", [10.0, 60.0])
+@pytest.mark.parametrize(
+    ("count", "back", "copies"), [(1, 60, 1.02), (2, 60, 1.05), (8, 10, 1.1), (24, 10, 1.4)]
+)
 def test_an_origin_that_comes_back_hands_out_what_most_lack(
-    count: int, copies: float, back: float
+    count: int, back: float, copies: float
 ) -> None:
     """It gave a chunk when it was asked for, and its peers, which waited for pushes again after
     each, asked for four every half second: one took 232 s, where the line takes 4.8, two 30.
