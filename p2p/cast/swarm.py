@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Final
 
 import trio
@@ -35,9 +34,9 @@ from p2p.world import World
 
 _FIRST_DIAL: Final = 1.0
 """Seconds after which a puller that has lost the pusher dials it again, then twice as many each
-time..."""
-_DOUBLINGS: Final = 4
-"""...up to so many times, which is every 16 s: a thousand pullers dial a pusher that is gone 60
+time, until a connection has lasted longer than that..."""
+_LONGEST_DIAL: Final = 16.0
+"""...up to this: a thousand pullers dial a pusher that is gone, or has no room for them, 60
 times a second, and one that comes back has them all again within 16 s."""
 
 
@@ -128,7 +127,6 @@ async def _stay_with(node: CastNode, pusher: PeerId) -> None:
     neighbours: those of its last life did not look for it for 35 s, and if they were whole by
     then, it never learnt that.
     """
-
     lost = Notifier()
 
     def send_it_heartbeats() -> None:
@@ -143,21 +141,23 @@ async def _stay_with(node: CastNode, pusher: PeerId) -> None:
             lost.notify_all()
 
     send_it_heartbeats()
+    wait = _FIRST_DIAL
     with node.host.watching(on_peer):
         while True:
-            await _dial(node, pusher)
+            await _dial(node, pusher, wait)
+            began = node.world.now()
             while pusher in node.host.connected:
                 await lost.wait()
+            lasted = node.world.now() - began
+            wait = _FIRST_DIAL if lasted > wait else min(2 * wait, _LONGEST_DIAL)
 
 
-async def _dial(node: CastNode, pusher: PeerId) -> None:
-    """Return when there is a connection to ``pusher``, ours or its."""
-    for attempt in count():
-        await node.world.sleep(_FIRST_DIAL * 2 ** min(attempt, _DOUBLINGS))
+async def _dial(node: CastNode, pusher: PeerId, wait: float) -> None:
+    """Wait, and connect to ``pusher`` unless there is a connection by then, ours or its."""
+    await node.world.sleep(wait)
+    if pusher not in node.host.connected:
         with contextlib.suppress(*PEER_TROUBLE):
-            if pusher not in node.host.connected:
-                await node.host.connect(pusher)
-            return
+            await node.host.connect(pusher)
 
 
 async def _tell_version(node: CastNode) -> None:

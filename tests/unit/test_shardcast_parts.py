@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, strategies as st
 
 from p2p.identity import KeyPair
 from p2p.shardcast.chunkset import ChunkSet
@@ -259,6 +260,17 @@ def test_a_holder_that_did_not_deliver_is_none_until_it_says_so_again() -> None:
     assert not others.needs(ANN, 2)
     others.note_wanted(ANN, 2)
     assert others.needs(ANN, 2)
+
+
+@given(st.lists(st.integers(0, 255), max_size=9))
+def test_rare_is_what_at_most_half_of_the_holders_hold(masks: list[int]) -> None:
+    others = Availability()
+    for number, mask in enumerate(masks):
+        others.note_held(KeyPair(digest_of(b"%d" % number)).peer_id, ChunkSet(mask))
+    rare = others.rare(8)
+    for chunk in range(8):
+        assert (chunk in rare) == others.is_rare(chunk)
+        assert (chunk in rare) == (2 * sum(mask >> chunk & 1 for mask in masks) <= len(masks))
 
 
 def test_beyond_enough_holders_a_have_list_only_spares_a_push() -> None:

@@ -286,13 +286,14 @@ class Download:
     # What other peers hold
 
     @property
+    def availability(self) -> Availability:
+        """What each peer said that it holds, and that it needs no more."""
+        return self._availability
+
+    @property
     def holders(self) -> Mapping[PeerId, ChunkSet]:
         """What each peer is known to hold."""
         return self._availability.holders
-
-    def is_rare(self, chunk: int) -> bool:
-        """Whether at most half of the peers that said what they hold, hold it."""
-        return self._availability.is_rare(chunk)
 
     def exist(self, chunks: ChunkSet) -> bool:
         """Whether there are such chunks."""

@@ -44,6 +44,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
+from p2p.shardcast.core.availability import Availability
 from p2p.shardcast.core.average import UsualTime
 from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
 from p2p.shardcast.core.receipts import Carried, ReceiptBook
@@ -249,18 +250,18 @@ class HandOut:
         *,
         lines: Lines,
         shortest: float,
-        is_rare: Callable[[int], bool] | None = None,
+        resumed: Availability | None = None,
     ) -> None:
         """``encoding`` is what is handed out of ``version``: a patch on the one before, or the
         anchor. ``stall`` is how long to wait for a first confirmation, ``shortest`` the
-        shortest of all waits. ``is_rare``, whether most peers lack a chunk, is given if an
-        earlier life began the hand-out."""
+        shortest of all waits. ``resumed`` is given if an earlier life began the hand-out: what
+        the peers say that they hold."""
         self.version = version
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
         self._count = count = encoding.chunks
-        self._is_rare = is_rare
+        self._resumed = resumed
         self._next = count if self.is_resumed else 0
         """The first chunk that was never given."""
         self._again: deque[int] = deque()
@@ -303,7 +304,7 @@ class HandOut:
     @property
     def is_resumed(self) -> bool:
         """Whether an earlier life of the origin began it."""
-        return self._is_rare is not None
+        return self._resumed is not None
 
     @property
     def epoch(self) -> int:
@@ -388,13 +389,20 @@ class HandOut:
         return full > _SCARCE * (now - self._began)
 
     def _drop_settled_doubts(self) -> None:
-        while self._doubtful and not self._is_doubtful(self._doubtful[0]):
-            self._doubtful.popleft()
+        if not self._doubtful or self._is_doubtful(self._doubtful[0]):
+            return
+        # of the others most are settled, too, and to ask about each takes seconds
+        rare = set(self._resumed.rare(self._count)) if self._resumed is not None else set()
+        self._doubtful = deque(
+            chunk
+            for chunk in self._doubtful
+            if (self._is_lost(chunk) if chunk in self._carriers else chunk in rare)
+        )
 
     def _is_doubtful(self, chunk: int) -> bool:
-        if self._is_rare is None or chunk in self._carriers:
+        if self._resumed is None or chunk in self._carriers:
             return self._is_lost(chunk)
-        return self._is_rare(chunk)
+        return self._resumed.is_rare(chunk)
 
     def _new_root(self, stripe: int, peer: PeerId) -> _Root:
         return _Root(stripe, self._lines.to(peer), self._rate(stripe))
@@ -514,9 +522,9 @@ class HandOut:
         roster = carrier.roster if carrier is not None else self.forest.roster
         if by not in roster.positions or chunk in self._direct:
             return False  # it came later, or is sent the chunk anyway: no stripe failed it
-        if self.is_resumed and not self._was_asked:
+        if self._resumed is not None and not self._was_asked:
             self._was_asked = True
-            self._doubtful.extend(range(self._count))
+            self._doubtful.extend(self._resumed.rare(self._count))
         is_lost = self._is_lost(chunk)
         was_given_again = chunk in self._given_again and not is_lost
         has_bearer = carrier is not None and not is_lost  # which need not be asked twice

@@ -114,7 +114,7 @@ class Origin:
             download.patience,
             lines=self._lines,
             shortest=self._stall,
-            is_rare=download.is_rare if self._resumed else None,
+            resumed=download.availability if self._resumed else None,
         )
         for peer in forest.roots:
             if self._is_gone(peer):
