@@ -17,6 +17,7 @@ import logging
 import os
 import signal
 import statistics
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
@@ -38,6 +39,10 @@ from sim.run.scenario import Scenario
 FIELDS: Final = ("nodes", "duration", "latency", "level")
 """What ``--set`` changes of a scenario itself; every other key is one of its
 ``[parameters]``."""
+
+_FAREWELL: Final = 2.0
+"""Seconds given to the pool's thread to end once its processes are terminated; it needs a few
+milliseconds, but one that was killed while it wrote a result leaves it waiting for the rest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +144,7 @@ def sweep(
     executor: Executor,
 ) -> Iterator[SweepRun]:
     """Run every seed with every combination of settings; runs come as they end."""
-    strangers = active_children()
+    strangers, threads = active_children(), threading.enumerate()
     try:
         with _interrupts_held():
             runs = {
@@ -154,6 +159,12 @@ def sweep(
         for child in active_children():
             if child not in strangers:
                 child.terminate()
+        if isinstance(executor, ProcessPoolExecutor):
+            # At exit Python 3.11 writes to the pipe that its thread may be closing: a traceback
+            # after everything was said.
+            for thread in threading.enumerate():
+                if thread not in threads:
+                    thread.join(_FAREWELL)
         raise
     executor.shutdown()
 
