@@ -406,10 +406,11 @@ class PolicyStore:
         return wire
 
     async def _read(self, entry: StoredPolicy, span: int) -> bytes:
-        place = entry.index.place(span)
-        return await self._disk.read(
-            entry.file(place.file), place.offset, entry.index.spans[span].size
-        )
+        place, size = entry.index.place(span), entry.index.spans[span].size
+        try:
+            return await self._disk.read(entry.file(place.file), place.offset, size)
+        except FileNotFoundError:  # `finish` has renamed it, and waits until that is durable
+            return await self._disk.read(entry.final_file(place.file), place.offset, size)
 
     async def _compute(
         self, function: Callable[..., _T], *args: object, size: int, rate: float

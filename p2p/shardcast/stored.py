@@ -100,8 +100,15 @@ class StoredPolicy:
 
     def file(self, number: int) -> str:
         """Where one of its files is."""
+        return self._inside(self.weights, number)
+
+    def final_file(self, number: int) -> str:
+        """Where one of its files will be once nothing is missing."""
+        return self._inside(self.final, number)
+
+    def _inside(self, weights: str, number: int) -> str:
         path = self.index.files[number].path
-        return f"{self.weights}/{path}" if path else self.weights
+        return f"{weights}/{path}" if path else weights
 
     @property
     def files(self) -> list[str]:

@@ -326,11 +326,13 @@ class DiskHandle:
         self._disk.replace_now(path, data)
 
     async def rename(self, old: str, new: str) -> None:
-        """Move a file over another, atomically and durably."""
+        """Move a file over another, atomically and durably: others see it under its new name
+        before this returns, as on a real disk."""
         self._check(old)
         self._check(new)
-        await self._take(0, syncs=1)
+        await self._take(0)
         self._disk.rename_now(old, new)
+        await self._take(0, syncs=1)
 
     async def remove(self, path: str) -> None:
         """Remove a file or a whole folder; nothing happens if it is not there."""

@@ -23,6 +23,7 @@ from p2p.membership.core.events import (
     Tick,
     UpdateProfile,
 )
+from p2p.membership.core.flood_quotas import RESTART, TRUST
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT
 from p2p.membership.heartbeat import (
@@ -598,6 +599,28 @@ def test_a_suspicion_that_its_refutation_has_crossed_is_not_answered() -> None:
     core.handle(Tick(), 2.0 + SECOND_WAVE)
     again = sent(core.handle(Received(told[0], suspicion), 2.5))
     assert again == [(told[0], Heartbeats((heartbeat_of(ENEMY, 6),)))]
+
+
+def test_a_restart_costs_no_trust_though_two_suspicions_waited_for_it() -> None:
+    """One was passed on, a later one of the same peer is being checked: counted for both, the
+    restart was the second of its minutes, and 16 of them ended all trust.
+    """
+    core = linked_core(6)  # each may have us check four at once
+    brings, hears, *others = core.neighbours
+    restarted = [peer_named(100 + number) for number in range(int(TRUST))]
+    for peer in [*restarted, ENEMY]:
+        who_is_told(core, brings, Heartbeats((heartbeat_of(peer, 1),)), 0.5)
+    for number, peer in enumerate(restarted):
+        now, checks = 1.0 + number / 10, others[number % 4]
+        who_is_told(core, hears, Suspect((heartbeat_of(peer, 1),)), now)
+        checked = core.handle(
+            Received(checks, encode_message(Suspect((heartbeat_of(peer, 2),)))), now
+        )
+        assert peer in [target for target, _ in sent(checked)]
+        who_is_told(core, brings, Heartbeats((heartbeat_of(peer, 3 + RESTART),)), now)
+    told = who_is_told(core, hears, Suspect((heartbeat_of(ENEMY, 1),)), 3.0)
+    assert told
+    assert ENEMY not in told  # it is not asked first
 
 
 def test_an_accusation_of_a_stranger_is_passed_on_once() -> None:

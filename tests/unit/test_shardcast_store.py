@@ -140,6 +140,33 @@ async def test_what_decays_meanwhile_is_not_served_and_not_loaded(world: RealWor
         await store.check_weights(entry)
 
 
+async def test_a_chunk_is_served_while_its_policy_gets_its_final_name(
+    world: RealWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rename is seen before it is durable. Whoever asked in between found no file, and the
+    chunk was taken for damaged for the rest of the node's life.
+    """
+    store, (manifest, _, wires, _) = open_store(world, cache_bytes=0), policy(1)
+    renamed, asked, rename = trio.Event(), trio.Event(), world.disk.rename
+
+    async def rename_slowly(old: str, new: str) -> None:
+        await rename(old, new)
+        renamed.set()
+        await asked.wait()
+
+    await keep(store, 1)
+    monkeypatch.setattr(world.disk, "rename", rename_slowly)
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.finish, manifest.digest)
+            await renamed.wait()
+            assert await store.chunk(manifest.digest, 3) == wires[3]
+            asked.set()
+    entry = store.stored(PolicyVersion(1))
+    assert entry is not None
+    assert entry.is_whole
+
+
 async def test_a_torn_head_is_removed(world: RealWorld) -> None:
     entry = await fetch(open_store(world), 1)
     await world.disk.write(entry.head, bytes(50), 0)

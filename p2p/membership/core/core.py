@@ -407,7 +407,7 @@ class MembershipCore:
         if refutes:
             ahead = seqno - dissemination.suspected_seqno(peer)
             self._quotas.count_refutation(peer, ahead, now)
-        self._detector.on_sign_of_life(signed, now)
+        self._detector.on_sign_of_life(signed, now, counted=refutes)
         if member is not None:
             self._update_member(member, signed, source, now)
         elif hold or self._members.has_room():

@@ -205,16 +205,19 @@ class FailureDetector:
         self.checks_end = min(self.checks_end, until)
         self._effects.send(member.peer, Suspect((member.signed,)))
 
-    def on_sign_of_life(self, signed: SignedHeartbeat, now: float) -> None:
+    def on_sign_of_life(
+        self, signed: SignedHeartbeat, now: float, *, counted: bool = False
+    ) -> None:
         """A peer that was suspected, perhaps, has said something newer: tell those that asked
-        us for it."""
+        us for it. ``counted`` says that a refutation was counted for it."""
         if not self._reporters and not self._checks:
             return  # nearly always
         reporters = self._reporters.pop(signed.peer, {})
         check = self._checks.pop(signed.peer, None)
         if check is not None:
-            ahead = signed.seqno - check.signed.seqno
-            self._quotas.count_refutation(signed.peer, ahead, now)
+            if not counted:
+                ahead = signed.seqno - check.signed.seqno
+                self._quotas.count_refutation(signed.peer, ahead, now)
             reporters = {**reporters, check.source: None}
         others = [peer for peer in reporters if peer != self._local.peer]
         self._effects.send_all(others, Heartbeats((signed,)))
