@@ -271,9 +271,9 @@ def _length(plane: bytes, *, stored: bool = False) -> bytes:
     return (len(plane) | stored << 31).to_bytes(4, "big")
 
 
-def test_spans_aim_at_a_quarter_thousand_chunks() -> None:
+def test_spans_aim_at_half_a_thousand_chunks() -> None:
     assert span_for(420_000) == 32 * KI
-    assert span_for(32 * 1024 * KI) == 128 * KI
+    assert span_for(32 * 1024 * KI) == 64 * KI
     assert span_for(10**12) == 4096 * KI
 
 

@@ -44,6 +44,8 @@ class Deployment:
             )
         self.policy_bytes = int(scenario.parameter("policy_bytes", 4_000_000))
         self.versions = int(scenario.parameter("versions", 1))
+        self.chunk_bytes = int(scenario.parameter("chunk_bytes", 0))
+        """Of its run file: 0 has the origin choose."""
         self._scenario = scenario
         self._seed = seed
         self._keys = keys
@@ -107,6 +109,6 @@ class Deployment:
             environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
             trainers=(origin,),
             validators=(origin,),
-            delivery=Delivery(chunk_bytes=int(self._scenario.parameter("chunk_bytes", 65_536))),
+            delivery=Delivery(chunk_bytes=self.chunk_bytes),
         )
         return sign_run(terms, self._keys.signer("owner"))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from p2p.errors import ConfigError
 from p2p.shardcast import PolicyVersion, RosterEntry
 from p2p.shardcast.forest import Forest, Roster, build_forest
+from p2p.shardcast.layout import span_for
 from sim.kernel.simulation import Simulation
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
@@ -35,7 +36,7 @@ class PolicyFlow(Broadcast):
             raise ConfigError(
                 f"scenario {scenario.name}: at level 0 nothing goes wrong and no node is late"
             )
-        chunk_bytes = int(scenario.parameter("chunk_bytes", 65_536))
+        chunk_bytes = deployment.chunk_bytes or span_for(deployment.policy_bytes)
         parameters = {
             "chunks": -(-deployment.policy_bytes // chunk_bytes),
             "chunk_bytes": chunk_bytes,
