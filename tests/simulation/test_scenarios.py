@@ -35,12 +35,19 @@ COSTLY = (
 """
 
 
+FEWER_VERSIONS = {"dripper": 2, "overclaim": 3, "slander": 2, "warm_far": 2}
+"""Of scenarios that publish more, and take 10 to 20 CPU seconds for that."""
+
+
 @pytest.mark.parametrize("name", [name for name in scenario_names() if name not in COSTLY])
 def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
     """Issue 10.14: ``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
     them.
     """
-    result = run_scenario(load_scenario(name), 1)
+    scenario = load_scenario(name)
+    if name in FEWER_VERSIONS:
+        scenario = changed(scenario, {"versions": FEWER_VERSIONS[name]})
+    result = run_scenario(scenario, 1)
     assert result.ok, [entry for entry in result.expectations if not entry["ok"]]
 
 

@@ -167,12 +167,12 @@ def test_who_stays_away_longer_returns_later(now: float, away: float, more: floa
 
 @pytest.mark.parametrize("swing", [0.0, 0.8])
 def test_arrivals_follow_the_curve_of_the_day(swing: float) -> None:
-    """Whoever is away comes back with the chance 1 + swing * cos: 3,000 machines, two days,
+    """Whoever is away comes back with the chance 1 + swing * cos: 1,000 machines, two days,
     hour by hour.
     """
     arrivals: list[float] = []
     mean = 1.5 * DAY
-    nodes = 3000
+    nodes = 1000
 
     async def main(simulation: Simulation) -> None:
         async with open_swarm(simulation) as swarm:

@@ -149,8 +149,10 @@ class Sources:
         late = download.late(now)
         if not (late or download.overdue) or download.index is None:
             return {}
-        plan: dict[PeerId, list[int]] = {}
         room = self._room(download)
+        if room <= 0:
+            return {}  # a third of all calls while a node is busy
+        plan: dict[PeerId, list[int]] = {}
         origin = download.manifest.trainer
         holders = download.holders
         claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
@@ -160,7 +162,7 @@ class Sources:
         boasted = EMPTY
         for peer in (*claims, *silent):
             boasted |= holders[peer]
-        for peer, chunk in islice(self._deal(download, claims, late), max(0, room)):
+        for peer, chunk in islice(self._deal(download, claims, late), room):
             plan.setdefault(peer, []).append(chunk)
             self._ask(download, peer, chunk, now)
         orphans = (download.missing & late) - held
