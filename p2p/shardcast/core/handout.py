@@ -366,14 +366,17 @@ class HandOut:
         """Roots that would not keep all others waiting with a chunk that they were given now.
 
         A slow one gets one at a time, and none at the end, when its word takes longer than all
-        that is left. A slow root that had been late and had confirmed all of it counted as the
-        freest of all, and got four or five at once: where one relay has a fifth of its upload
-        (`lab_slow_relay`, level 1, five seeds) the last of them came to all after 1.09 to 1.52
-        times the bound, now 1.09, once 1.21.
+        that is left and others ask for more. A slow root that had been late and had confirmed
+        all of it counted as the freest of all, and got four or five at once: where one relay
+        has a fifth of its upload (`lab_slow_relay`, level 1, five seeds) the last of them came
+        to all after 1.09 to 1.52 times the bound, now 1.09, once 1.21.
         """
         usual = self._confirm_time.value
         left = (self._count - self._next) * (now - self._began) / max(1, self._next)
-        others = any(root.trusted and not self._is_slow(root) for root in self._roots.values())
+        others = any(
+            root.trusted and not root.is_full and not self._is_slow(root)
+            for root in self._roots.values()
+        )
         for peer, root in self._roots.items():
             would_be_last = others and self._is_slow(root) and root.usual > left + usual
             if not would_be_last and not self._is_kept_waiting(root):
