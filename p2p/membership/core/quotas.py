@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 
 QUOTA_UNIT: Final = 256
@@ -39,7 +40,7 @@ class KeyedQuotas:
     def __init__(self, rate: float, burst: float) -> None:
         self._rate = rate
         self._burst = burst
-        self._emptied: dict[PeerId | bytes, float] = {}
+        self._emptied: BoundedDict[PeerId | bytes, float] = BoundedDict(MAX_QUOTAS)
         self._sweep_at = MIN_QUOTAS
 
     def __len__(self) -> int:
@@ -73,11 +74,7 @@ class KeyedQuotas:
             self._emptied[peer] = now - max(owed, -self._burst) / self._rate
 
     def _sweep(self, now: float) -> None:
-        """Drop buckets that are full, as new ones are; and the oldest, if there are too many
-        still."""
-        full_since, emptied = now - self._burst / self._rate, self._emptied
-        for peer in [peer for peer, when in emptied.items() if when <= full_since]:
-            del emptied[peer]
-        if len(emptied) >= MAX_QUOTAS:
-            del emptied[next(iter(emptied))]
-        self._sweep_at = min(MAX_QUOTAS, max(MIN_QUOTAS, 2 * len(emptied)))
+        """Drop buckets that are full, as new ones are."""
+        full_since = now - self._burst / self._rate
+        self._emptied.keep(lambda when: when > full_since)
+        self._sweep_at = max(MIN_QUOTAS, 2 * len(self._emptied))
