@@ -34,10 +34,10 @@ from p2p.world import World
 
 _FIRST_DIAL: Final = 1.0
 """Seconds after which a puller that has lost the pusher dials it again, then twice as many each
-time, until a connection has lasted longer than that..."""
+time, until a connection has lasted longer than the wait before it."""
 _LONGEST_DIAL: Final = 16.0
-"""...up to this: a thousand pullers dial a pusher that is gone, or has no room for them, 60
-times a second, and one that comes back has them all again within 16 s."""
+"""The longest of those waits: a thousand pullers dial a pusher that is gone, or has no room for
+them, 60 times a second, and one that comes back has them all again within 16 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ async def open_cast(
         nursery.start_soon(_tell_version, node)
         if bootstrap:
             nursery.start_soon(membership.join, bootstrap)
-            nursery.start_soon(_stay_with, node, pusher)
+            nursery.start_soon(_stay_with, node, pusher, bootstrap)
         yield node
         nursery.cancel_scope.cancel()
 
@@ -120,10 +120,10 @@ def _heard_enough(_: PeerId, __: bytes) -> None:
     """SHARDCAST took the announcement when it judged it."""
 
 
-async def _stay_with(node: CastNode, pusher: PeerId) -> None:
+async def _stay_with(node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr]) -> None:
     """Send the pusher our heartbeats, and dial it while there is no connection.
 
-    One that was killed and started again knows no puller. Pullers have one another for
+    A pusher that was killed and started again knows no puller. Pullers have one another for
     neighbours: those of its last life did not look for it for 35 s, and if they were whole by
     then, it never learnt that.
     """
@@ -144,7 +144,7 @@ async def _stay_with(node: CastNode, pusher: PeerId) -> None:
     wait = _FIRST_DIAL
     with node.host.watching(on_peer):
         while True:
-            await _dial(node, pusher, wait)
+            await _dial(node, pusher, addrs, wait)
             began = node.world.now()
             while pusher in node.host.connected:
                 await lost.wait()
@@ -152,10 +152,13 @@ async def _stay_with(node: CastNode, pusher: PeerId) -> None:
             wait = _FIRST_DIAL if lasted > wait else min(2 * wait, _LONGEST_DIAL)
 
 
-async def _dial(node: CastNode, pusher: PeerId, wait: float) -> None:
+async def _dial(
+    node: CastNode, pusher: PeerId, addrs: Sequence[Multiaddr], wait: float
+) -> None:
     """Wait, and connect to ``pusher`` unless there is a connection by then, ours or its."""
     await node.world.sleep(wait)
     if pusher not in node.host.connected:
+        node.host.add_addrs(pusher, addrs)  # forgotten if another node has answered there
         with contextlib.suppress(*PEER_TROUBLE):
             await node.host.connect(pusher)
 

@@ -403,18 +403,27 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     assert [e.peer for e in lie if isinstance(e, ev.Penalise)] == [parent]
 
 
-def restart_origin(swarm: Swarm, roster: Roster, manifest: Manifest) -> None:
-    """It knows what was on its disk, and is connected to all."""
-    origin = swarm.origin
+def fresh_origin(swarm: Swarm, roster: Roster) -> ShardcastCore:
+    """What the origin is before it has read its disk, but for the roster."""
     statements = Statements(RUN, swarm.trainer.peer_id.__eq__, verify)
     statements.add_roster(roster)
-    origin.core = ShardcastCore(origin.peer, ShardcastConfig(), statements, Random(0))
+    return ShardcastCore(swarm.origin.peer, ShardcastConfig(), statements, Random(0))
+
+
+def resumed(swarm: Swarm, manifest: Manifest) -> ev.Resumed:
+    index = swarm.indexes[manifest.digest]
+    return ev.Resumed(manifest, index, ChunkSet.below(len(index)), True)
+
+
+def restart_origin(swarm: Swarm, roster: Roster, manifest: Manifest) -> None:
+    """It knows what was on its disk, and is then connected to all."""
+    origin = swarm.origin
+    origin.core = fresh_origin(swarm, roster)
     origin.alive, origin.tick_at = True, math.inf
+    swarm.give(origin, resumed(swarm, manifest))
     for node in swarm.peers:
         swarm.give(node, ev.PeerUp(origin.peer))
         swarm.give(origin, ev.PeerUp(node.peer))
-    index = swarm.indexes[manifest.digest]
-    swarm.give(origin, ev.Resumed(manifest, index, ChunkSet.below(len(index)), True))
 
 
 @pytest.mark.parametrize(
@@ -441,6 +450,59 @@ def test_an_origin_that_comes_back_hands_out_what_most_lack(
     assert swarm.time_to_all(1) - back < 1.1 * rest + (0.3 if count <= MESH else 2.5)
     assert origin.sent <= copies * 32 * MIB
     assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
+
+
+def test_roots_that_find_their_origin_later_than_others_are_roots_again() -> None:
+    """What was pushed to them failed, they were lost, and no stripe was left for good."""
+    swarm = Swarm(24)
+    roster, origin = swarm.roster, swarm.origin
+    assert roster is not None
+    manifest = swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.run(2.0)
+    swarm.kill(origin)
+    swarm.run(10)
+    restart_origin(swarm, roster, manifest)
+    roots = build_forest(roster, PolicyVersion(1)).roots
+    late = [node for node in swarm.peers if node.peer in roots]
+    for node in late:
+        swarm.give(origin, ev.PeerLost(node.peer))
+        swarm.give(node, ev.PeerLost(origin.peer))
+    swarm.run(12.0)
+    for node in late:
+        swarm.give(node, ev.PeerUp(origin.peer))
+        swarm.give(origin, ev.PeerUp(node.peer))
+    handout = origin.core._origin._handouts[manifest.digest]
+    assert set(handout._roots) == set(roots)
+    swarm.run(60)
+    assert swarm.time_to_all(1) - 12 < 12
+    assert origin.sent <= 2 * 32 * MIB
+    assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
+
+
+def test_a_liar_that_finds_a_restarted_origin_first_does_not_decide_what_is_given() -> None:
+    """What most lack was looked at once: when the first peer that had answered asked."""
+    swarm = Swarm(8)
+    roster, origin = swarm.roster, swarm.origin
+    assert roster is not None
+    manifest = swarm.publish(1, 32 * MIB, 128 * KI)
+    swarm.run(2.0)
+    swarm.kill(origin)
+    swarm.run(10.0)
+    liar, *honest = swarm.peers
+    core = fresh_origin(swarm, roster)
+    core.handle(resumed(swarm, manifest), 10.0)
+    core.handle(ev.PeerUp(liar.peer), 10.0)
+    core.handle(ev.Heard(liar.peer, Have(manifest.digest, ((0, 256),))), 10.0)
+    core.handle(ev.Heard(liar.peer, Want(manifest.digest, (255,))), 10.0)
+    handout = core._origin._handouts[manifest.digest]
+    assert not handout._doubtful
+    for node in honest:
+        core.handle(ev.PeerUp(node.peer), 10.1)
+        held = Have(manifest.digest, ((0, 100),))
+        core.handle(ev.Heard(node.peer, held), 10.1)
+    core.handle(ev.Heard(honest[0].peer, Want(manifest.digest, (200,))), 10.2)
+    due = set(handout._doubtful) | set(handout._carriers) | set(handout._again)
+    assert due >= set(range(100, 255))
 
 
 def test_a_peer_that_boasts_of_all_does_not_keep_a_restarted_origin_from_giving() -> None:

@@ -188,6 +188,25 @@ def test_roots_that_confirm_nothing_do_not_keep_an_origin_from_sending_to_all() 
     assert handout.spread(0, 16.0, 99.0) is None
 
 
+def test_a_root_that_was_lost_is_fed_again_when_it_is_back_but_once() -> None:
+    """One that came and went would leave behind what its children complain of."""
+    handout = seven_homes(500e3)
+    root = handout.forest.roots[3]
+
+    def is_fed() -> bool:
+        return handout.give(lambda peer: peer == root, 0.0) is not None
+
+    assert is_fed()
+    handout.lose(root)
+    assert not is_fed()
+    handout.admit(root)
+    assert is_fed()
+    assert handout.confirm(root, 9, 9, 1.0), "it may count what it got before"
+    handout.lose(root)
+    handout.admit(root)
+    assert not is_fed()
+
+
 def given_to_a_slow_root(handout: HandOut, granted: int) -> list[tuple[float, int]]:
     """Play a hand-out in which one root's word takes a second and that of all others a tenth,
     until nothing is given any more; returns how much the slow one owed, and when, whenever it

@@ -145,9 +145,12 @@ class Origin:
         return self._capacities.believe(present)
 
     def meet(self, peer: PeerId, now: float) -> None:
-        """``peer`` is here. If the roster does not name it, a new one soon should."""
+        """``peer`` is here, and is fed if it is a root. If the roster does not name it, a new
+        one soon should."""
         if not self._handouts and self._unfed is None:
             return
+        for handout in self._handouts.values():
+            handout.admit(peer)
         roster = self._statements.roster(self._local)
         if roster is None or peer not in roster.positions:
             due = max(now + _SETTLE * self._stall, self._regrouped_at + self._roster_interval)

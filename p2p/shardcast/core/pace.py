@@ -86,10 +86,10 @@ class ChunkPace:
         self.progress = now
         """When the last chunk came."""
         self.pushed_at = now
-        """When the last one came that was pushed. While answers to what was asked for postponed
-        the end of waiting, too, a node whose origin had been restarted, and pushed nothing any
-        more, pulled four chunks, waited as for a push, and took the wait for its line: 85 kB/s
-        on a loopback."""
+        """When one last came along a stripe. Answers do not count: a node to which nothing is
+        pushed must go on pulling. When they did, one whose origin had been restarted pulled
+        four chunks, waited as for a push, and took the wait for its line: 85 kB/s on a
+        loopback."""
         self._stall = stall
         self._lately = SmoothedAverage(guess)
         self._lag = SmoothedAverage()
@@ -120,7 +120,8 @@ class ChunkPace:
         self._pull.observe(min(took, _LONGEST * self._stall))
 
     def silence(self, left: int) -> float:
-        """Seconds without any chunk, of ``left`` to come, after which all of them are pulled.
+        """Seconds without a chunk along a stripe, of ``left`` to come, after which all of them
+        are pulled.
 
         The smaller of the two chunk times counts: a long pause at the end stretches the recent
         one, and must not teach patience.
