@@ -428,6 +428,7 @@ class Slow:
     async def run(self, swarm, scenario):
         seed = swarm.simulation.seed
         if seed > 2:
+            time.sleep(1)  # by then the second's result has come to the process that sweeps
             Path(__file__).with_name("busy").open("wb").close()
             time.sleep(60)
         return {"seed": seed}

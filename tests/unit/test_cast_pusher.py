@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 
@@ -13,8 +13,10 @@ from p2p.cast.swarm import _stay_with
 from p2p.errors import PeerUnreachable
 from p2p.host import PeerEvent, PeerState
 from p2p.identity import KeyPair, PeerId
+from p2p.multiaddr import Multiaddr
 
 PUSHER = KeyPair(bytes(32)).peer_id
+TICKET = Multiaddr.parse("/ip4/203.0.113.7/tcp/4001")
 
 
 async def sleep(seconds: float) -> None:
@@ -29,6 +31,7 @@ class Host:
     def __init__(self, lasts: float, nursery: trio.Nursery, now: Callable[[], float]) -> None:
         self.lasts = lasts
         self.connected: tuple[PeerId, ...] = ()
+        self.known: dict[PeerId, tuple[Multiaddr, ...]] = {}
         self.dials: list[float] = []
         self._nursery = nursery
         self._now = now
@@ -39,7 +42,12 @@ class Host:
         self._watcher = watcher
         yield
 
+    def add_addrs(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> None:
+        self.known[peer] = tuple(addrs)
+
     async def connect(self, peer: PeerId) -> None:
+        assert self.known == {peer: (TICKET,)}, "an address that the host has forgotten"
+        self.known.clear()  # another node has answered there
         self.dials.append(self._now())
         if self.lasts < 0:
             raise PeerUnreachable(f"{peer} does not answer")
@@ -67,7 +75,7 @@ def dials_in(seconds: float, *lasts: float) -> tuple[list[float], int]:
                 world=SimpleNamespace(sleep=sleep, now=clock.current_time),
                 membership=SimpleNamespace(interest=lambda *_, **__: asked.append(1)),
             )
-            nursery.start_soon(_stay_with, node, PUSHER)
+            nursery.start_soon(_stay_with, node, PUSHER, [TICKET])
             for each in lasts:
                 host.lasts = each
                 await sleep(seconds)
