@@ -105,6 +105,8 @@ async def open_cast(
             world=world, host=host, membership=membership, shardcast=shardcast, run=run
         )
         nursery.start_soon(_tell_version, node)
+        if host.peer_id == pusher:
+            membership.interest([])  # its pullers send it their heartbeats: it keeps them all
         if bootstrap:
             nursery.start_soon(membership.join, bootstrap)
             nursery.start_soon(_stay_with, node, pusher, bootstrap)

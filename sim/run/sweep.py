@@ -144,7 +144,8 @@ def sweep(
     executor: Executor,
 ) -> Iterator[SweepRun]:
     """Run every seed with every combination of settings; runs come as they end."""
-    strangers, threads = active_children(), threading.enumerate()
+    strangers, others = active_children(), threading.enumerate()
+    threads: list[threading.Thread] = []
     try:
         with _interrupts_held():
             runs = {
@@ -152,6 +153,7 @@ def sweep(
                 for changes in grid(settings)
                 for seed in seeds
             }
+            threads += [each for each in threading.enumerate() if each not in others]
         for future in as_completed(runs):
             yield _outcome(future, *runs[future])
     except BaseException:
@@ -162,9 +164,8 @@ def sweep(
         if isinstance(executor, ProcessPoolExecutor):
             # At exit Python 3.11 writes to the pipe that its thread may be closing: a traceback
             # after everything was said.
-            for thread in threading.enumerate():
-                if thread not in threads:
-                    thread.join(_FAREWELL)
+            for thread in threads:
+                thread.join(_FAREWELL)
         raise
     executor.shutdown()
 

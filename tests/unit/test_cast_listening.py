@@ -17,12 +17,13 @@ from p2p.swarm import open_host
 ANY = Multiaddr.parse("/ip4/127.0.0.1/tcp/0")
 
 
-async def ports_of_a_life(folder: Path, addrs: Sequence[Multiaddr]) -> list[int]:
+async def ports_of_a_life(folder: Path, addrs: Sequence[Multiaddr], *taken: int) -> list[int]:
+    """Where a push listens whose ports of before are free, but for ``taken``."""
     async with (
         open_world(folder) as world,
         open_host(world=world, listen=[]) as host,
     ):
-        await listen_again(world, host, addrs)
+        assert await listen_again(world, host, addrs) == list(taken)
         return [addr.host_port[1] for addr in host.addrs]
 
 
@@ -33,10 +34,15 @@ async def test_each_address_keeps_its_port(tmp_path: Path) -> None:
     assert await ports_of_a_life(tmp_path, [ANY]) == first[:1]
 
 
+async def test_a_name_keeps_its_port(tmp_path: Path) -> None:
+    named = [Multiaddr.parse("/dns4/localhost/tcp/0")]
+    assert await ports_of_a_life(tmp_path, named) == await ports_of_a_life(tmp_path, named)
+
+
 async def test_a_port_that_another_has_is_replaced(tmp_path: Path) -> None:
     [port] = await ports_of_a_life(tmp_path, [ANY])
     taken = await trio.open_tcp_listeners(port, host="127.0.0.1")
-    [other] = await ports_of_a_life(tmp_path, [ANY])
+    [other] = await ports_of_a_life(tmp_path, [ANY], port)
     await taken[0].aclose()
     assert other != port
     assert await ports_of_a_life(tmp_path, [ANY]) == [other]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Final
 
 from p2p.errors import ConfigError
@@ -17,32 +18,30 @@ _MAX_BYTES: Final = 256
 """Of that file: some forty ports."""
 
 
-async def listen_again(world: World, host: SwarmHost, addrs: Sequence[Multiaddr]) -> None:
+async def listen_again(world: World, host: SwarmHost, addrs: Sequence[Multiaddr]) -> list[int]:
     """Have ``host``, which listens nowhere yet, listen at ``addrs``; where one leaves the port
     to the system, at the last one, if it is free.
 
     Else a push that was killed and run again would print another ticket, and its pullers would
-    look for it at a port where nothing answers. Raises `ConfigError` if one of ``addrs`` cannot
-    be had.
+    look for it at a port where nothing answers. Returns the last ports that another program has
+    now. Raises `ConfigError` if one of ``addrs`` cannot be had.
     """
     last = await _last_ports(world)
-    for number, addr in enumerate(addrs):
-        if number >= len(last) or not await _listen(host, addr, last[number]):
-            await host.listen(addr)
+    taken = []
+    for addr, port in zip_longest(addrs, last[: len(addrs)]):
+        place, (kind, asked) = addr.transport.parts[:-1], addr.transport.parts[-1]
+        if port is not None and kind == "tcp" and int(asked) == 0:
+            try:
+                await host.listen(Multiaddr((*place, (kind, str(port)))))
+            except ConfigError:
+                taken.append(port)
+            else:
+                continue
+        await host.listen(addr)
     ports = [addr.host_port[1] for addr in host.addrs]
     if ports != last:
         await world.disk.replace(_PORTS, " ".join(map(str, ports)).encode())
-
-
-async def _listen(host: SwarmHost, addr: Multiaddr, port: int) -> bool:
-    """Whether ``host`` now listens at ``addr``, which names no port, at ``port``."""
-    try:
-        place, asked = addr.host_port
-        if not asked:
-            await host.listen(Multiaddr.tcp(place, port))
-    except (ConfigError, ValueError):
-        return False  # another program has it now, or ``addr`` is no TCP address
-    return not asked
+    return taken
 
 
 async def _last_ports(world: World) -> list[int]:

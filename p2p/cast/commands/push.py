@@ -71,7 +71,14 @@ async def _push(options: argparse.Namespace) -> None:
             world, source = await enter(mounted(state, path))
             secret = await join_secret(world)
             host = await enter(open_host(world=world, listen=[]))
-            await listen_again(world, host, options.listen or [Multiaddr.parse(LISTEN)])
+            listen = options.listen or [Multiaddr.parse(LISTEN)]
+            for port in await listen_again(world, host, listen):
+                teller.event(
+                    "taken",
+                    f"port     another program has {port}, which tickets until now name:"
+                    " give the one below to whoever pulls",
+                    port=port,
+                )
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )

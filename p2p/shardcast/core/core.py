@@ -740,10 +740,7 @@ class ShardcastCore:
         if download is None:  # an earlier life made the patch, and it is gone
             download = self._downloads[manifest.digest]
         self._origin.publish(download, resumed=resumed)
-        if resumed:
-            question = Ask(download.name, False)
-            self._out += [ev.Send(peer, question) for peer in self._peers.connected]
-        else:
+        if not resumed:  # else peers are asked what they hold, each as it connects
             self._out += self._upload.foresee(download)
 
     def believe(self, entries: Sequence[RosterEntry]) -> list[RosterEntry]:

@@ -290,18 +290,18 @@ class HandOut:
         *,
         lines: Lines,
         shortest: float,
-        resumed: Availability | None = None,
+        told: Availability | None = None,
     ) -> None:
         """``encoding`` is what is handed out of ``version``: a patch on the one before, or the
         anchor. ``stall`` is how long to wait for a first confirmation, ``shortest`` the
-        shortest of all waits. ``resumed`` is given if an earlier life began the hand-out: what
+        shortest of all waits. ``told`` is given if an earlier life began the hand-out: what
         the peers say that they hold."""
         self.version = version
         self.forest = forest
         self.progress = now
         """When a chunk was last given away."""
         self._count = count = encoding.chunks
-        self._resumed = resumed
+        self._told = told
         self._next = count if self.is_resumed else 0
         """The first chunk that was never given."""
         self._again: deque[int] = deque()
@@ -344,7 +344,7 @@ class HandOut:
     @property
     def is_resumed(self) -> bool:
         """Whether an earlier life of the origin began it."""
-        return self._resumed is not None
+        return self._told is not None
 
     @property
     def epoch(self) -> int:
@@ -453,7 +453,7 @@ class HandOut:
         if not self._doubtful or self._is_doubtful(self._doubtful[0]):
             return
         # of the others most are settled, too, and to ask about each takes seconds
-        rare = set(self._resumed.rare(self._count)) if self._resumed is not None else set()
+        rare = set(self._told.rare(self._count)) if self._told is not None else set()
         self._doubtful = deque(
             chunk
             for chunk in self._doubtful
@@ -461,9 +461,9 @@ class HandOut:
         )
 
     def _is_doubtful(self, chunk: int) -> bool:
-        if self._resumed is None or chunk in self._carriers:
+        if self._told is None or chunk in self._carriers:
             return self._is_lost(chunk)
-        return self._resumed.is_rare(chunk)
+        return self._told.is_rare(chunk)
 
     def _new_root(self, stripe: int, peer: PeerId) -> _Root:
         return _Root(stripe, self._lines.to(peer), self._rate(stripe))
@@ -594,8 +594,8 @@ class HandOut:
         roster = carrier.roster if carrier is not None else self.forest.roster
         if by not in roster.positions or chunk in self._direct:
             return False  # it came later, or is sent the chunk anyway: no stripe failed it
-        if self._resumed is not None:
-            self._give_what_is_rare(self._resumed)
+        if self._told is not None:
+            self._give_what_is_rare(self._told)
         is_lost = self._is_lost(chunk)
         was_given_again = chunk in self._given_again and not is_lost
         others = len(self._roots) - (carrier is not None and not is_lost)

@@ -114,7 +114,7 @@ class Origin:
             download.patience,
             lines=self._lines,
             shortest=self._stall,
-            resumed=download.availability if self._resumed else None,
+            told=download.availability if self._resumed else None,
         )
         for peer in forest.roots:
             if self._is_gone(peer):
