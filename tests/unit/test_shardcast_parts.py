@@ -97,7 +97,7 @@ def test_a_root_is_late_by_its_own_confirmations_within_a_bound() -> None:
         keys = [KeyPair(digest_of(b"%d" % number)) for number in range(8)]
         entries = [RosterEntry(pair.peer_id) for pair in keys[1:]]
         forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
-        anchored = Encoding.anchor(index_of([b"%d" % n for n in range(200)]), 200 * KI)
+        anchored = Encoding.anchor(index_of([b"%d" % n for n in range(2000)]), 2000 * KI)
         lines = Lines()
         handout = HandOut(
             PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines, shortest=0.5
@@ -148,6 +148,37 @@ def test_a_root_is_waited_for_while_its_own_uplink_holds_up_what_it_says() -> No
     give_all(quick, 0.0)
     assert crawling.next_deadline == 2.0, "one that says that it crawls is not waited for"
     assert quick.next_deadline == 0.5
+
+
+def test_an_origin_with_a_busy_line_lets_ask_for_what_it_is_about_to_give() -> None:
+    """A hundred peers that came when the hand-out began asked for all of it, and kept the line
+    from the roots for a minute."""
+    handout = seven_homes(500e3)
+    give_all(handout, 0.0)
+    last, by = 199, handout.forest.roster.peers[3]
+    stranger = KeyPair(bytes(32)).peer_id
+    assert handout.give_again(last, by, 0.1, lanes=7)
+    assert not handout.give_again(last, stranger, 0.1, lanes=7), "no stripe brings it that"
+    assert not handout.give_again(last, by, 0.1, lanes=1), "the line has room for it"
+    assert not handout.give_again(last, by, 5.0, lanes=7), "nothing was given for long"
+    assert not handout.give_again(0, by, 0.1, lanes=7), "it was given: a stripe may have failed"
+
+
+def test_a_root_that_confirms_faster_than_its_class_is_given_more_ahead() -> None:
+    handout = seven_homes(1e6, 999)  # what a line counts for until it was measured
+    root = handout.forest.roots[0]
+    now, said, given = 0.0, 0, [0]
+    for _ in range(8):
+        while handout.give(lambda peer: peer == root, now) is not None:
+            handout.note_left(root, now)
+            given[-1] += 1
+        now += 0.05
+        for _ in range(given[-1]):
+            now, said = now + 0.001, said + 1
+            assert handout.confirm(root, said, 999, now)
+        given.append(0)
+    assert given[0] == CREDIT
+    assert given[7] > 2 * CREDIT, given
 
 
 def test_an_origin_sends_to_all_only_while_most_roots_have_all_that_they_asked_for() -> None:
@@ -237,8 +268,8 @@ def given_to_a_slow_root(handout: HandOut, granted: int) -> list[tuple[float, in
 def test_a_slow_root_gets_one_chunk_at_a_time_and_none_at_the_end() -> None:
     """It had confirmed all that it owed, and so came first, and got four or five at once: the
     last that all waited for (`lab_slow_relay`, up to 1.52 times the bound instead of 1.1)."""
-    handout = seven_homes(2.5e6, chunks=2000)
-    owed = given_to_a_slow_root(handout, 999)
+    handout = seven_homes(2.5e6, chunks=9000)
+    owed = given_to_a_slow_root(handout, 99_999)
     assert handout.exhausted
     later = [entry for entry in owed if entry[0] > 2.0]
     assert len(later) > 5
@@ -369,6 +400,23 @@ def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
     assert list(queue.unconfirmed()) == [ChunkHeader(POLICY, 4), pushed, ChunkHeader(POLICY, 3)]
     queue.purge(POLICY)
     assert (queue.owed, queue.backlog) == (0, 1)
+
+
+def test_what_goes_along_a_stripe_can_pass_what_was_asked_for() -> None:
+    """A peer that came during a hand-out waits for what it asked for: the chunks that it was
+    to pass on stood behind that, and its stripe stood still."""
+    queue = SendQueue()
+    asked, pushed = ChunkHeader(POLICY, 1), ChunkHeader(POLICY, 2, 1, 0)
+    queue.push(asked)
+    assert not queue.put_stripes_first()
+    queue.push(pushed)
+    queue.push(ChunkHeader(POLICY, 3, 1, 0))
+    assert (queue.backlog, queue.stripe_backlog) == (3, 2)
+    assert queue.put_stripes_first()
+    assert queue.head == pushed
+    queue.start(0.0)
+    queue.finish(0.5)
+    assert (queue.head, queue.stripe_backlog) == (asked, 1)
 
 
 def test_a_queue_knows_how_long_chunks_take_to_be_told_of() -> None:

@@ -76,7 +76,7 @@ async def _push(options: argparse.Namespace) -> None:
                 teller.event(
                     "taken",
                     f"port     another program has {port}, which tickets until now name:"
-                    " give the one below to whoever pulls",
+                    " give your pullers the one below",
                     port=port,
                 )
             node = await enter(

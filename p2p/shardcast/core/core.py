@@ -540,7 +540,8 @@ class ShardcastCore:
             if chunk >= download.count:
                 self._ban(peer, "wants a chunk that does not exist")
                 return
-            if not self._origin.give_again(download.name, chunk, peer, self._now):
+            lanes = self._upload.lanes
+            if not self._origin.give_again(download.name, chunk, peer, self._now, lanes):
                 self._upload.serve(peer, download, chunk)
 
     # What comes in: chunks

@@ -119,6 +119,8 @@ class _Root:
         "_confirm_time",
         "_given",
         "_granted",
+        "_heard_at",
+        "_interval",
         "_left",
         "_line",
         "_rate",
@@ -140,6 +142,9 @@ class _Root:
         self._left = 0
         self._accusers: dict[PeerId, None] = {}
         self._confirm_time = UsualTime()
+        self._interval = UsualTime()
+        """Seconds between two of its confirmations."""
+        self._heard_at = -math.inf
 
     @property
     def late(self) -> float:
@@ -173,8 +178,19 @@ class _Root:
         return (
             self.trusted
             and self.given < self._granted
-            and self.pending < self._line.credit(self._rate)
+            and self.pending < self._line.credit(max(self._rate, self._pace))
         )
+
+    @property
+    def _pace(self) -> float:
+        """Chunks that it has confirmed a second, lately; 0 if that is not known.
+
+        What its class says is a slow home's line until its uplink was measured, and after a
+        push all peers are new: with two chunks each on the way, the four roots of 40 receivers
+        at 40 Mbit/s passed on 17 Mbit/s, and of those half were whole after 5.5 s instead of
+        4.4 (`after_ticket`, all at once).
+        """
+        return 1 / self._interval.value if self._interval.value else 0.0
 
     @property
     def is_full(self) -> bool:
@@ -202,6 +218,9 @@ class _Root:
         took = None
         if received > self.confirmed:
             took = now - self._given[received - 1].since
+            if now > self._heard_at > -math.inf:
+                self._interval.observe((now - self._heard_at) / (received - self.confirmed))
+            self._heard_at = now
             self.confirmed = received
             self._confirm_time.observe(took)
             self._line.note_round_trip(took)
@@ -582,9 +601,9 @@ class HandOut:
         carrier = self._carriers.get(chunk)
         return carrier is not None and carrier.root in self._fallen
 
-    def give_again(self, chunk: int, by: PeerId, now: float) -> bool:
+    def give_again(self, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
         """A peer of the roster asks the origin itself for a chunk that a root should have
-        brought.
+        brought. To ``lanes`` peers something is under way.
 
         True if the chunk is given again along another stripe, once, which serves every peer
         that misses it. A single request is answered directly: mostly the chunk is on its way.
@@ -594,6 +613,8 @@ class HandOut:
         roster = carrier.roster if carrier is not None else self.forest.roster
         if by not in roster.positions or chunk in self._direct:
             return False  # it came later, or is sent the chunk anyway: no stripe failed it
+        if self._is_soon_given(chunk, now, lanes):
+            return True
         if self._told is not None:
             self._give_what_is_rare(self._told)
         is_lost = self._is_lost(chunk)
@@ -610,6 +631,19 @@ class HandOut:
         if chunk in self._again:
             self._given_again.setdefault(chunk, now)  # no root may be left that can take it
         return now < self._given_again.get(chunk, -math.inf) + self._forwarding
+
+    def _is_soon_given(self, chunk: int, now: float, lanes: int) -> bool:
+        """Whether there is no need to answer who asks for ``chunk``: it is given along a stripe
+        before long, and the line is busy.
+
+        Who joins while the hand-out has just begun asks for what others have, and for all else
+        the origin. Answered at once, a hundred such peers kept its line from its roots for a
+        minute, with chunks that most of them had by then: 40 MB, pushed before they came, took
+        69 s to reach all instead of 20, and the origin sent 8.2 copies instead of 2.1.
+        """
+        is_busy = lanes > _FEW_LANES * len(self._roots)
+        goes_on = bool(self._roots) and now < self.progress + self._forwarding
+        return chunk >= self._next and is_busy and goes_on
 
     def _give_what_is_rare(self, told: Availability) -> None:
         """After a restart: what most of those lack that have said what they hold. Looked at

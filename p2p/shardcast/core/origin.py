@@ -205,16 +205,16 @@ class Origin:
         if handout is not None and header.stripe != NO_STRIPE:
             handout.note_left(peer, now)
 
-    def give_again(self, policy: bytes, chunk: int, by: PeerId, now: float) -> bool:
-        """Whether a chunk that ``by`` asks for is given again along the forest, not to it
-        alone."""
+    def give_again(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
+        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone.
+        Something is under way to ``lanes`` peers."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
         root = handout.accused(chunk, by, now)
         if root is not None:
             self._complain(handout, root, by, now)
-        return handout.give_again(chunk, by, now)
+        return handout.give_again(chunk, by, now, lanes)
 
     def _complain(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
         if handout.complain(root, by):

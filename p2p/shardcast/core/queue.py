@@ -70,10 +70,9 @@ class SendQueue:
         return len(self._waiting) + (self._current is not None)
 
     @property
-    def has_stripe_chunks(self) -> bool:
-        """Whether a chunk that goes along a stripe waits or is under way."""
-        chunks = (*self._waiting, *((self._current,) if self._current is not None else ()))
-        return any(header.stripe != NO_STRIPE for header in chunks)
+    def stripe_backlog(self) -> int:
+        """Of these the chunks that go along a stripe: all that were not asked for."""
+        return self.backlog - self.owed
 
     @property
     def head(self) -> ChunkHeader | None:
@@ -84,6 +83,16 @@ class SendQueue:
         """Queue a chunk."""
         self._waiting.append(header)
         self.owed += header.stripe == NO_STRIPE
+
+    def put_stripes_first(self) -> bool:
+        """Put the first chunk that goes along a stripe in front of the others; False if none
+        waits."""
+        for header in self._waiting:
+            if header.stripe != NO_STRIPE:
+                self._waiting.remove(header)
+                self._waiting.appendleft(header)
+                return True
+        return False
 
     def start(self, now: float) -> None:
         """Put the head under way."""

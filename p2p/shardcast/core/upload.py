@@ -370,13 +370,23 @@ class Upload:
 
     @property
     def lanes(self) -> int:
-        """Peers for which a chunk waits or is under way."""
-        return sum(queue.backlog > 0 for queue in self._queues.values())
+        """Peers for which a chunk waits or is under way, but for latecomers, who wait for the
+        others."""
+        return sum(
+            queue.backlog > 0 and peer not in self._latecomers
+            for peer, queue in self._queues.items()
+        )
 
     def has_room(self, root: PeerId) -> bool:
-        """Whether a root can be given a further chunk of a hand-out."""
+        """Whether a root can be given a further chunk of a hand-out. What a latecomer asked for
+        is no hindrance: it waits."""
         queue = self._queues.get(root)
-        return not self._peers.is_gone(root) and (queue is None or queue.backlog < ROOT_BACKLOG)
+        if self._peers.is_gone(root):
+            return False
+        if queue is None:
+            return True
+        waiting = queue.stripe_backlog if root in self._latecomers else queue.backlog
+        return waiting < ROOT_BACKLOG
 
     @property
     def uplink_rate(self) -> float:
@@ -406,7 +416,8 @@ class Upload:
                 and self._must_wait(peer, queue, now)
             ):
                 self._latecomers[peer] = None
-                continue
+                if not queue.put_stripes_first():
+                    continue
             header = self._next_chunk(peer, queue, now) if queue is not None else None
             if queue is not None and header is not None:
                 yield from self._explain(peer, queue, header)
@@ -454,7 +465,7 @@ class Upload:
     @property
     def _is_free(self) -> bool:
         """Whether no chunk waits or is under way along a stripe."""
-        return not any(queue.has_stripe_chunks for queue in self._queues.values())
+        return not any(queue.stripe_backlog for queue in self._queues.values())
 
     def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
         """Start the first chunk that ``peer`` still needs; drop those before it."""
