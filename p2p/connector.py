@@ -30,7 +30,7 @@ from p2p.errors import (
     WrongPeer,
 )
 from p2p.gater import ConnectionGater
-from p2p.host import PeerEvent, PeerState, PeerWatchers
+from p2p.host import PeerEvent, PeerFinders, PeerState, PeerWatchers
 from p2p.identity import PeerId, ProtocolId
 from p2p.limits import (
     Budget,
@@ -270,6 +270,7 @@ class Connector:
     ) -> None:
         self.gater = ConnectionGater(static.peer_id, lambda peer: peer in self._connections)
         self.watchers = PeerWatchers()
+        self.finders = PeerFinders()
         self.budget = Budget(limits, self.gater.is_protected, world.entropy(16))
         self.turns = Turns()
         self.closing = False
@@ -384,9 +385,16 @@ class Connector:
             raise type(dial.error)(*dial.error.args) from dial.error
 
     async def _dial(self, peer: PeerId, dial: _Dial) -> None:
-        slots = self._dial_slots if dial.trusted else self._hearsay_slots
-        timeout = DIAL_TIMEOUT if dial.trusted else HEARSAY_TIMEOUT
+        timeout = DIAL_TIMEOUT
         try:
+            if not self.gater.book.of(peer):
+                await self.finders.find(peer, lambda: bool(self.gater.book.of(peer)))
+                if self.live(peer) is not None:
+                    dial.error = None  # it has dialled us meanwhile
+                    return
+                dial.trusted = self.gater.is_sure(peer)
+            slots = self._dial_slots if dial.trusted else self._hearsay_slots
+            timeout = DIAL_TIMEOUT if dial.trusted else HEARSAY_TIMEOUT
             if not dial.trusted and slots.statistics().tasks_waiting >= MAX_WAITING_DIALS:
                 raise PeerUnreachable(f"{MAX_WAITING_DIALS} dials on hearsay wait already")
             async with slots:

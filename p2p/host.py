@@ -138,6 +138,42 @@ class PeerWatchers:
                 calls.callback(listener, event)
 
 
+PeerFinder = Callable[[PeerId], Awaitable[object]]
+"""Asks where a peer is, and tells `Host.add_addrs`; gives up by itself, and raises nothing."""
+
+
+class PeerFinders:
+    """Who is asked, one after another, where a peer is of which no address is known.
+
+    What go-libp2p calls a routed host.
+    """
+
+    __slots__ = ("_finders",)
+
+    def __init__(self) -> None:
+        self._finders: tuple[PeerFinder, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._finders)
+
+    @contextmanager
+    def finding(self, find: PeerFinder) -> Iterator[None]:
+        """Ask ``find``, too, for the length of the block."""
+        self._finders = (*self._finders, find)
+        try:
+            yield
+        finally:
+            place = self._finders.index(find)
+            self._finders = self._finders[:place] + self._finders[place + 1 :]
+
+    async def find(self, peer: PeerId, is_known: Callable[[], bool]) -> None:
+        """Ask one after another until an address ``is_known``."""
+        for find in self._finders:
+            if is_known():
+                return
+            await find(peer)
+
+
 def check_unserved(protocol: ProtocolId, served: Container[ProtocolId]) -> None:
     """Raise `ValueError` for what is no protocol id, or is among those ``served`` already."""
     check_protocol(protocol)
@@ -206,6 +242,12 @@ class Host(Protocol):
     def watching(self, listener: Callable[[PeerEvent], None]) -> AbstractContextManager[None]:
         """Call ``listener`` (which must not block) on every change in who is connected, for the
         block.
+        """
+        ...
+
+    def finding(self, find: PeerFinder) -> AbstractContextManager[None]:
+        """Before a peer is dialled of which no address is known, let ``find`` ask others for
+        one, for the length of the block.
         """
         ...
 

@@ -44,6 +44,7 @@ from p2p.host import (
     FrameReceiver,
     MessageHandler,
     PeerEvent,
+    PeerFinder,
     PeerState,
     Stream,
     StreamHandler,
@@ -247,6 +248,14 @@ class SwarmHost:
         block.
         """
         with self._connector.watchers.watching(listener):
+            yield
+
+    @contextmanager
+    def finding(self, find: PeerFinder) -> Iterator[None]:
+        """Before a peer is dialled of which no address is known, let ``find`` ask others for
+        one, for the length of the block.
+        """
+        with self._connector.finders.finding(find):
             yield
 
     @contextmanager

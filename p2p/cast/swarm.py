@@ -110,7 +110,9 @@ async def open_cast(
         if bootstrap:
             nursery.start_soon(membership.join, bootstrap)
             nursery.start_soon(_stay_with, node, pusher, bootstrap)
-        yield node
+        # the pusher's roster names those to each other that do not know one another yet
+        with host.finding(partial(membership.locate, among=(pusher,))):
+            yield node
         nursery.cancel_scope.cancel()
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Final
 
 import trio
@@ -34,6 +35,7 @@ from p2p.membership.core.events import (
     Received,
     ReserveSeqnos,
     SaveAnchors,
+    Seek,
     Tick,
     Unreachable,
     UpdateProfile,
@@ -50,6 +52,12 @@ SEQNO_PATH: Final = "membership/seqno"
 
 ANCHORS_PATH: Final = "membership/anchors"
 """On the node's disk: where its neighbours of longest standing are, an address a line."""
+FIND_TIMEOUT: Final = 2.0
+"""Seconds to wait for word where a peer is: a few round trips, and the queue behind which the
+answer of a busy peer waits. A dial is as much later where no peer that was asked knows it."""
+MAX_ASKED: Final = 2
+"""Peers asked where another is: trainers, as a rule, who know all their workers. One would do;
+two, since one may be gone or lie. Each answer has a heartbeat's 250 bytes."""
 MAX_ANCHORS_FILE: Final = 4 * KI
 """Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room."""
 
@@ -84,8 +92,8 @@ class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
     __slots__ = (
-        "_anchors", "_core", "_driver", "_host", "_joined", "_listeners", "_told_clock",
-        "_world", "_write", "me",
+        "_anchors", "_core", "_driver", "_found", "_host", "_joined", "_listeners",
+        "_told_clock", "_world", "_write", "me",
     )  # fmt: skip
 
     def __init__(
@@ -112,6 +120,8 @@ class Membership:
         self._told_clock = False
         self._listeners: list[Callable[[MemberEvent], None]] = []
         self._joined = Notifier()
+        self._found = Notifier()
+        """There is a new member, or a connection."""
 
     def members(self) -> list[Member]:
         """All members we know to be alive and admitted, without ourselves, longest known
@@ -176,6 +186,24 @@ class Membership:
         if others:
             await self.wait_neighbour()
 
+    async def locate(self, peer: PeerId, among: Iterable[PeerId]) -> None:
+        """Ask up to `MAX_ASKED` connected peers ``among`` others for the heartbeat of ``peer``,
+        unless it is a member; return when it has come, or after `FIND_TIMEOUT`.
+
+        The host knows its addresses then. For `Host.finding`: who makes a roster has a
+        heartbeat of everyone on it, and those on it know few of one another. Of a hundred that
+        pulled 4 MB as soon as it was pushed, relays could dial half of their children after
+        2 s, and a third never.
+        """
+        others = (one for one in among if one != peer and one in self._host.connected)
+        asked = tuple(islice(others, MAX_ASKED))
+        if not asked or peer in self._core:
+            return
+        self._driver.feed(Seek(peer, asked))
+        with trio.move_on_after(FIND_TIMEOUT):
+            while peer not in self._core and peer not in self._host.connected:
+                await self._found.wait()
+
     async def wait_neighbour(self) -> None:
         """Return once there is a neighbour."""
         while not self._core.has_neighbour:
@@ -203,6 +231,8 @@ class Membership:
             self._driver.feed(Disconnected(event.peer))
         elif event.state is PeerState.UNREACHABLE:
             self._driver.feed(Unreachable(event.peer))
+        else:
+            self._found.notify_all()
 
     def _on_deadline(self) -> None:
         addrs = self._host.addrs
@@ -230,6 +260,7 @@ class Membership:
             case NeighboursChanged(neighbours):
                 self._note_neighbours(neighbours)
             case Changed(event):
+                self._found.notify_all()
                 self._world.trace(f"member.{event.change.value}", peer=event.member.peer)
                 for listener in self._listeners:
                     listener(event)

@@ -42,6 +42,7 @@ from p2p.node.rundoc import RunBook
 from p2p.node.services import Node
 from p2p.node.wiring import (
     Wiring,
+    find_peer,
     judge_announcement,
     policy_topic,
     roster,
@@ -123,17 +124,18 @@ async def _open_services(
         ) as shardcast,
     ):
         gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
-        yield Node(
-            world=world,
-            host=host,
-            config=config,
-            book=book,
-            membership=membership,
-            gossip=gossip,
-            dht=dht,
-            shardcast=shardcast,
-            ledger=OwnLedger(world),
-        )
+        with host.finding(partial(find_peer, membership, host, book)):
+            yield Node(
+                world=world,
+                host=host,
+                config=config,
+                book=book,
+                membership=membership,
+                gossip=gossip,
+                dht=dht,
+                shardcast=shardcast,
+                ledger=OwnLedger(world),
+            )
 
 
 def _heard_enough(_: PeerId, __: bytes) -> None:

@@ -21,7 +21,7 @@ from p2p.concurrency import AutoResetEvent
 from p2p.dht import Dht, Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import Validity
-from p2p.host import AddrSource
+from p2p.host import AddrSource, Host
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
@@ -55,6 +55,13 @@ home.
 """
 
 logger = logging.getLogger(__name__)
+
+
+async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:
+    """Ask trainers where ``peer`` is: workers send them their heartbeats, and their rosters
+    name peers to one another of whom each knows few."""
+    trainers = (one for one in host.connected if book.may(one, Capability.PUBLISH))
+    await membership.locate(peer, trainers)
 
 
 def places_untrusted(record: Record) -> tuple[Multiaddr, ...]:

@@ -37,6 +37,8 @@ from p2p.host import (
     AddrSource,
     MessageHandler,
     PeerEvent,
+    PeerFinder,
+    PeerFinders,
     PeerState,
     PeerWatchers,
     StreamHandler,
@@ -71,7 +73,8 @@ class SimHost:
     """One node's `Host` on the simulated network. Open it with `open_sim_host`."""
 
     __slots__ = (
-        "_addrs", "_closed", "_dials", "_endpoint", "_ends", "_gater", "_message_handlers",
+        "_addrs", "_closed", "_dials", "_endpoint", "_ends", "_finders", "_gater",
+        "_message_handlers",
         "_nursery", "_peer_id", "_queue", "_served", "_traffic", "_watchers", "_world",
         "dropped", "fabric", "handlers", "name",
     )  # fmt: skip
@@ -91,6 +94,7 @@ class SimHost:
         self._peer_id = world.signer.peer_id
         self._message_handlers: dict[ProtocolId, tuple[MessageHandler, int]] = {}
         self._watchers = PeerWatchers()
+        self._finders = PeerFinders()
         self._served: dict[SimHostStream, trio.CancelScope] = {}
         self._ends: dict[PeerId, End] = {}
         self._dials: dict[PeerId, _PendingDial] = {}
@@ -169,6 +173,13 @@ class SimHost:
         with self._watchers.watching(listener):
             yield
 
+    @contextmanager
+    def finding(self, find: PeerFinder) -> Iterator[None]:
+        """Before a peer is dialled of which no address is known, let ``find`` ask others for
+        one, for the length of the block."""
+        with self._finders.finding(find):
+            yield
+
     def add_addrs(
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
@@ -213,6 +224,18 @@ class SimHost:
     def _dial(self, peer: PeerId) -> _PendingDial:
         """Begin to connect; what becomes of it is decided when the round trips have passed."""
         dial = self._dials[peer] = _PendingDial()
+        if self._finders and not self._gater.book.of(peer):
+            self._nursery.start_soon(self._find, peer, dial, name=f"{self.name} finds a peer")
+        else:
+            self._dial_known(peer, dial)
+        return dial
+
+    async def _find(self, peer: PeerId, dial: _PendingDial) -> None:
+        await self._finders.find(peer, lambda: bool(self._gater.book.of(peer)))
+        if self._dials.get(peer) is dial:
+            self._dial_known(peer, dial)
+
+    def _dial_known(self, peer: PeerId, dial: _PendingDial) -> None:
         machines = [self._machine(addr) for addr in self._gater.book.of(peer)]
         delays = [self._delay(machine, peer) for machine in machines]
         target = machines[delays.index(min(delays))] if delays else None
@@ -220,7 +243,6 @@ class SimHost:
         self._queue.schedule(
             due, self._endpoint.owner, "dial", self._finish_dial, peer, dial, target
         )
-        return dial
 
     def _machine(self, addr: Multiaddr) -> Endpoint | None:
         number = memory_number(addr)

@@ -205,6 +205,49 @@ def test_addresses_are_remembered_newest_first(hosts) -> None:
     hosts(law)
 
 
+def test_who_is_known_at_no_address_is_looked_for_before_a_dial(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        asked: list[PeerId] = []
+
+        async def find(peer: PeerId) -> None:
+            asked.append(peer)
+            await trio.lowlevel.checkpoint()
+            if peer == h.b.peer_id:
+                h.a.add_addrs(peer, h.b.addrs)
+
+        h.b.set_handler(ECHO, serve_requests(echo))
+        news = Mailbox(h.b)
+        with h.a.finding(find):
+            assert h.a.send(h.b.peer_id, NEWS, b"where are you")
+            assert await request(h.a, h.b.peer_id, ECHO, b"here") == b"here"
+            assert await news.wait(1) == [(h.a.peer_id, b"where are you")]
+            with pytest.raises(PeerUnreachable):
+                await h.a.connect(h.stranger.peer_id)
+            assert asked == [h.b.peer_id, h.stranger.peer_id]
+            await h.a.disconnect(h.b.peer_id)
+            await h.a.connect(h.b.peer_id)
+        with pytest.raises(PeerUnreachable):
+            await h.a.connect(h.stranger.peer_id)
+        assert asked == [h.b.peer_id, h.stranger.peer_id]
+
+    hosts(law)
+
+
+def test_who_dials_us_while_we_look_for_it_is_connected(hosts) -> None:
+    async def law(h: Hosts) -> None:
+        watch = Watch(h.a)
+
+        async def find(peer: PeerId) -> None:
+            await h.b.connect_addr(h.a.addrs[0])
+            await watch.wait(peer, PeerState.CONNECTED)
+
+        with h.a.finding(find):
+            await h.a.connect(h.b.peer_id)
+        assert h.a.connected == (h.b.peer_id,)
+
+    hosts(law)
+
+
 def test_a_protocol_that_nobody_serves_is_refused(hosts) -> None:
     async def law(h: Hosts) -> None:
         introduce(h.a, h.b)

@@ -16,7 +16,7 @@ from p2p.membership.core.dissemination import (
     Dissemination,
 )
 from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.pull import Pull
+from p2p.membership.core.pull import MAX_ASKED, Pull
 from p2p.membership.core.quotas import MIN_QUOTAS, KeyedQuotas
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, key_of, sign_heartbeat
 from p2p.membership.messages import Digest
@@ -94,6 +94,21 @@ def test_one_free_seat_is_offered_to_one_stranger() -> None:
         len(pull.wanted(strangers, peer_named(2), 1.0)) == 2
     )  # one for the seat, one to renew the view at leisure
     assert pull.wanted(strangers, peer_named(2), 1.1) == ()
+
+
+def test_who_is_asked_for_a_peer_that_it_never_named_owes_nothing() -> None:
+    config = MembershipConfig()
+    pull = Pull(MemberList(peer_named(1), config, Random(1)), config)
+    for number in range(100, 300):
+        pull.sought(key_of(peer_named(number)), 0.0)
+    assert pull.was_asked(key_of(peer_named(100)))
+    named = Digest(key_of(peer_named(300)), 1, -1)
+    later = 2 * config.interval
+    assert pull.wanted([named], peer_named(2), later) == (named.key,)
+    assert not pull.was_asked(key_of(peer_named(100)))
+    for number in range(2 * MAX_ASKED):
+        pull.sought(key_of(peer_named(number)), later)
+    assert not pull.was_asked(key_of(peer_named(2 * MAX_ASKED - 1)))
 
 
 def test_news_cross_a_link_once_and_reach_everybody() -> None:

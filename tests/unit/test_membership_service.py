@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.identity import PeerId
+from p2p.identity import KeyPair, PeerId
 from p2p.membership import Change, MemberEvent, Membership, MembershipConfig, open_membership
 from p2p.membership.core.core import ADMISSION_BEATS
-from p2p.membership.service import SEQNO_PATH
+from p2p.membership.service import FIND_TIMEOUT, SEQNO_PATH
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
@@ -189,6 +189,40 @@ def test_interest_is_a_direct_line() -> None:
             if each.addrs == (stage.swarm.nodes["n5"].addr,)
         ]
         assert stage.swarm.simulation.now - member.seen < 1.5
+
+    play(body)
+
+
+def test_a_peer_is_located_by_asking_who_knows_it() -> None:
+    """On the rosters of those that many send their heartbeats to, peers find peers that they do
+    not know: of forty that have just come few know each other."""
+
+    async def body(stage: Stage) -> None:
+        swarm = stage.swarm
+        knows = swarm.nodes["n0"].peer_id
+        stage.services["n0"].interest([])
+        for number in range(1, 41):
+            swarm.add(f"late{number}", stage.live)
+        await swarm.sleep(0.8)
+        asker = stage.services["late1"]
+        known = {member.peer for member in asker.members()}
+        unknown = [
+            member.peer
+            for member in stage.services["n0"].members()
+            if member.peer not in known and member.peer != swarm.nodes["late1"].peer_id
+        ]
+        assert len(unknown) > 5
+        began = swarm.simulation.now
+        await asker.locate(unknown[0], [knows])
+        assert unknown[0] in asker
+        assert swarm.simulation.now - began < 0.5
+        nobody = KeyPair(bytes(32)).peer_id
+        await asker.locate(nobody, [knows])
+        assert swarm.simulation.now - began > FIND_TIMEOUT
+        began = swarm.simulation.now
+        await asker.locate(nobody, [unknown[-1]])  # no connection: there is nobody to ask
+        await asker.locate(unknown[0], [knows])
+        assert swarm.simulation.now == began
 
     play(body)
 

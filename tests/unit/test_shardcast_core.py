@@ -16,7 +16,9 @@ from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
+from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.sources import Sources
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import MESH, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import Index, digest_of
@@ -403,6 +405,61 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     assert [e.peer for e in lie if isinstance(e, ev.Penalise)] == [parent]
 
 
+def test_what_the_origin_holds_is_no_sign_that_the_forest_is_late() -> None:
+    """A hundred that asked their origin for the index took each chunk for late as soon as a
+    neighbour had it, and pulled half of all."""
+    swarm = Swarm(20)
+    roster, node = swarm.roster, Swarm(20).peers[3]
+    assert roster is not None
+    manifest, index, wires = swarm.policies.make(1, 1 * MIB, 32 * KI)
+    forest = build_forest(roster, PolicyVersion(1))
+    neighbour, second = roster.neighbours(node.peer)[:2]
+    place = roster.positions[node.peer]
+    parents = [roster.peers[stripe.parent[place]] for stripe in forest.stripes]
+
+    def wanted(event: ev.Event, now: float) -> set[PeerId]:
+        effects = node.core.handle(event, now)
+        return {
+            e.peer for e in effects if isinstance(e, ev.Send) and isinstance(e.message, Want)
+        }
+
+    def pushed(chunk: int, now: float) -> set[PeerId]:
+        header = ChunkHeader(manifest.digest, chunk, roster.epoch, 0)
+        return wanted(ev.ChunkCame(parents[0], header, wires[chunk]), now)
+
+    wanted(ev.Heard(parents[0], RosterNews(roster.encode())), 0.0)
+    wanted(ev.Heard(parents[0], PolicyNews(manifest.encode(), index.data)), 0.0)
+    wanted(ev.Heard(swarm.origin.peer, Have(manifest.digest, ((0, 32),))), 0.0)
+    assert not wanted(ev.Tick(), 0.9)
+    for chunk in range(20):
+        assert not pushed(chunk, 1.0 + 0.05 * chunk)
+    for peer in (neighbour, second):
+        assert not wanted(ev.Heard(peer, Have(manifest.digest, ((30, 1),))), 2.0)
+    asked: set[PeerId] = set()
+    for step in range(10):
+        asked |= pushed(20 + step, 2.1 + 0.2 * step) | wanted(ev.Tick(), 2.2 + 0.2 * step)
+    assert asked
+    assert asked <= {neighbour, second}, "others have had it for long: of them it is pulled"
+
+
+def test_what_the_origin_does_not_bring_is_asked_of_others_once() -> None:
+    origin, *holders = (key(number).peer_id for number in range(3))
+    manifest, index, _ = Policies(key(0)).make(1, 256 * KI, 64 * KI)
+    download, sources = Download(manifest, 0.0, 0.5), Sources(Random(1), 0.5)
+    download.describe(index)
+    download.ask(2, origin, 0.0, 60.0)
+    assert not sources.leave_origin(download, 5.0, lambda _: 1e6), "no other has it"
+    download.note_held(holders[0], ChunkSet.of([2]), 5.0)
+    assert not sources.leave_origin(download, 5.0, lambda _: 1e6), "one may lie"
+    download.note_held(holders[1], ChunkSet.of([2]), 5.0)
+    assert not sources.leave_origin(download, 1.9, lambda _: 1e6), "it is waited for"
+    assert not sources.leave_origin(download, 5.0, lambda _: 0.0), "they are gone"
+    assert list(sources.leave_origin(download, 5.0, lambda _: 1e6)) == [2]
+    assert 2 in download.missing
+    download.ask(2, origin, 5.0, 60.0)
+    assert not sources.leave_origin(download, 30.0, lambda _: 1e6), "who lies is believed once"
+
+
 def fresh_origin(swarm: Swarm, roster: Roster) -> ShardcastCore:
     """What the origin is before it has read its disk, but for the roster."""
     statements = Statements(RUN, swarm.trainer.peer_id.__eq__, verify)
@@ -474,8 +531,10 @@ def test_roots_that_find_their_origin_later_than_others_are_roots_again() -> Non
     handout = origin.core._origin._handouts[manifest.digest]
     assert set(handout._roots) == set(roots)
     swarm.run(60)
-    assert swarm.time_to_all(1) - 12 < 12
-    assert origin.sent <= 2 * 32 * MIB
+    # 8.3 s with 2.06 copies; 10.5 with 1.77 where a peer waits for what it has asked the origin
+    # for, also when others hold it by then
+    assert swarm.time_to_all(1) - 12 < 9
+    assert origin.sent <= 2.1 * 32 * MIB
     assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.identity import KeyPair
+from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
 from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
@@ -19,7 +19,7 @@ from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, UNKNOWN_ROUND_TRIP, Line
 from p2p.shardcast.core.pace import ChunkPace
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
-from p2p.shardcast.forest import Roster, RosterEntry, build_forest
+from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import ChunkHeader
@@ -150,6 +150,32 @@ def test_a_root_is_waited_for_while_its_own_uplink_holds_up_what_it_says() -> No
     assert quick.next_deadline == 0.5
 
 
+def test_nobody_complains_of_roots_whose_children_are_still_being_dialled() -> None:
+    keys = [KeyPair(digest_of(b"%d" % number)) for number in range(41)]
+
+    def forest_of(peers: int, epoch: int) -> Forest:
+        entries = [RosterEntry(pair.peer_id, 1e6) for pair in keys[1 : peers + 1]]
+        return build_forest(Roster.sign(keys[0], b"run", epoch, entries), PolicyVersion(1))
+
+    def nobody_is_gone(_: PeerId) -> bool:
+        return False
+
+    anchored = Encoding.anchor(index_of([b"%d" % n for n in range(200)]), 200 * 64 * KI)
+    handout = HandOut(
+        PolicyVersion(1), anchored, forest_of(20, 1), 0.0, 0.5, lines=Lines(), shortest=0.5
+    )
+    give_all(handout, 0.0)
+    root, by = handout.forest.roots[0], handout.forest.roster.peers[3]
+    chunk = next(c for c, carrier in handout._carriers.items() if carrier.root == root)
+    assert handout.accused(chunk, by, 1.4) is None, "the first roster: all lines are new"
+    assert handout.accused(chunk, by, 1.6) == root
+    handout.regroup(forest_of(20, 2), nobody_is_gone, 5.0)
+    assert handout.accused(chunk, by, 5.1) == root, "it brings no new peer"
+    handout.regroup(forest_of(40, 3), nobody_is_gone, 6.0)
+    assert handout.accused(chunk, by, 7.4) is None
+    assert handout.accused(chunk, by, 7.6) == root
+
+
 def test_an_origin_with_a_busy_line_lets_ask_for_what_it_is_about_to_give() -> None:
     """A hundred peers that came when the hand-out began asked for all of it, and kept the line
     from the roots for a minute."""
@@ -160,7 +186,8 @@ def test_an_origin_with_a_busy_line_lets_ask_for_what_it_is_about_to_give() -> N
     assert handout.give_again(last, by, 0.1, lanes=7)
     assert not handout.give_again(last, stranger, 0.1, lanes=7), "no stripe brings it that"
     assert not handout.give_again(last, by, 0.1, lanes=1), "the line has room for it"
-    assert not handout.give_again(last, by, 5.0, lanes=7), "nothing was given for long"
+    assert handout.give_again(last, by, 5.0, lanes=7), "the line is no less busy"
+    assert not handout.give_again(last, by, 5.0, lanes=1), "roots take nothing: it has room"
     assert not handout.give_again(0, by, 0.1, lanes=7), "it was given: a stripe may have failed"
 
 

@@ -50,6 +50,7 @@ from p2p.membership.core.events import (
     Received,
     ReserveSeqnos,
     SaveAnchors,
+    Seek,
     Tick,
     Unreachable,
     UpdateProfile,
@@ -220,6 +221,9 @@ class MembershipCore:
             case Interest(peers, has_audience):
                 self._local.set_interest(peers)
                 self._members.has_audience = has_audience
+            case Seek(peer, among):
+                self._pull.sought(key_of(peer), now)
+                self._effects.send_all(list(among), Want((key_of(peer),)))
             case UpdateProfile(profile):
                 self._local.set_profile(profile, now)
             case Tick():

@@ -148,6 +148,14 @@ class Interest:
 
 
 @dataclass(frozen=True, slots=True)
+class Seek:
+    """Ask ``among`` for the heartbeat of ``peer``."""
+
+    peer: PeerId
+    among: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class UpdateProfile:
     """Say this of us from now on."""
 
@@ -165,7 +173,15 @@ class Leave:
 
 
 Event = (
-    Received | Disconnected | Unreachable | Bootstrap | Interest | UpdateProfile | Tick | Leave
+    Received
+    | Disconnected
+    | Unreachable
+    | Bootstrap
+    | Interest
+    | Seek
+    | UpdateProfile
+    | Tick
+    | Leave
 )
 
 

@@ -58,8 +58,8 @@ class Pull:
         self._interval = config.interval
         burst = BURST_INTERVALS * config.refresh
         self._budget = RateLimit(config.refresh / config.interval, burst)
-        self._asked: dict[bytes, tuple[float, PeerId]] = {}
-        """When, and whom, longest ago first."""
+        self._asked: dict[bytes, tuple[float, PeerId | None]] = {}
+        """When, and whom that had named it, longest ago first."""
         self._unanswered = KeyedQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
         self._batch_at = -math.inf
         self._unknown = RateLimit(UNKNOWN_AT_CAPACITY / config.interval, 1)
@@ -67,6 +67,12 @@ class Pull:
     def was_asked(self, key: bytes) -> bool:
         """Whether the heartbeat behind ``key`` was asked for and has not come."""
         return key in self._asked
+
+    def sought(self, key: bytes, now: float) -> None:
+        """It is asked for, though no digest named it: who does not know it owes nothing."""
+        if len(self._asked) < MAX_ASKED:
+            self._asked.pop(key, None)
+            self._asked[key] = now, None
 
     def arrived(self, key: bytes) -> None:
         """It came."""
@@ -124,7 +130,9 @@ class Pull:
         """What was asked for an interval ago will not come."""
         asked = self._asked
         while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
-            self._unanswered.charge(asked.pop(oldest)[1], now)
+            _, source = asked.pop(oldest)
+            if source is not None:
+                self._unanswered.charge(source, now)
 
     def _has_plenty(self, now: float) -> bool:
         """Whether the budget is large enough for what is no news of the unknown or the

@@ -79,6 +79,8 @@ class Download:
         """No peer will push it to this node: it pulls what any holder has."""
         self.failed = EMPTY
         """Chunks that a peer was asked for and did not bring."""
+        self._left_origin = EMPTY
+        """Chunks that the origin was asked for, and others when they had it."""
         self.may_ask_origin = False
         """Whether to ask the origin for what no other peer is known to have."""
         self._wanted: ChunkSet | None = None
@@ -302,6 +304,12 @@ class Download:
     def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> None:
         """``peer`` holds these chunks, all of which exist."""
         news = self._availability.note_held(peer, chunks)
+        if peer == self.manifest.trainer:
+            # It has all of them from the start, which says nothing of the forest. A hundred
+            # that asked it for the index heard so, took each chunk for late as soon as a
+            # neighbour had it, and pulled half of all: 16 MB took 10.6 s instead of 7.1, and
+            # 17 % came twice.
+            return
         for chunk in news - self.verified - self._lateness.urgent:
             self._lateness.note_seen(chunk, peer, now)
 
@@ -365,6 +373,24 @@ class Download:
             self._give_up(chunk, ChunkEvent.STALLED)
             self._availability.note_undelivered(request.peer, chunk)
         return overdue
+
+    def asked_of_origin(self, before: float) -> ChunkSet:
+        """What the origin was asked for ``before`` that time, unless it has been left once."""
+        trainer = self.manifest.trainer
+        return (
+            ChunkSet.of(
+                chunk
+                for chunk, request in self._requests.items()
+                if request.peer == trainer and request.asked <= before
+            )
+            - self._left_origin
+        )
+
+    def leave_origin(self, chunks: ChunkSet) -> None:
+        """These, which the origin was asked for, are to be asked of others."""
+        self._left_origin |= chunks
+        for chunk in chunks:
+            self._give_up(chunk, ChunkEvent.STALLED)
 
     def _give_up(self, chunk: int, event: ChunkEvent) -> None:
         self._advance(chunk, event)

@@ -175,7 +175,8 @@ class Origin:
         if download is not None:
             self._hand_out(download, roster, now)
         for handout in self._handouts.values():
-            handout.regroup(build_forest(roster, handout.version), self._is_gone)
+            forest = build_forest(roster, handout.version)
+            handout.regroup(forest, self._is_gone, now)
 
     def give(
         self, has_room: Callable[[PeerId], bool], now: float

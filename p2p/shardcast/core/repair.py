@@ -70,7 +70,9 @@ class Repair:
         """Ask for what is late, and tell the parents that it is taken."""
         if download.is_whole:
             return
-        plan = self._sources.plan(download, now, partial(self._rate, download))
+        rate = partial(self._rate, download)
+        self._sources.leave_origin(download, now, rate)  # which may still answer along a stripe
+        plan = self._sources.plan(download, now, rate)
         wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
         yield from (
             ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items()

@@ -41,6 +41,11 @@ second has 20 requests out; one that carries two has `WINDOW`."""
 _PUSHED: Final = 24
 """Chunks that may be ahead of a requested one on this node's line without having been asked
 for: eight parents have two under way and one waiting each."""
+_UNANSWERED: Final = 4
+"""Shortest waits, at least, after which what the origin was asked for is asked of others that
+hold it (2 s at the usual ``stall``). With `Download.patience` alone peers left an origin that
+had just been started again, and gave along stripes what it was asked for: 24 of them were whole
+19 s after it was back, not 7."""
 _LATE: Final = 4
 """A source's usual chunk times after which its chunk is late."""
 _QUICKEST: Final = 0.001
@@ -155,8 +160,7 @@ class Sources:
         plan: dict[PeerId, list[int]] = {}
         origin = download.manifest.trainer
         holders = download.holders
-        claims = {peer: claim for peer in holders if peer != origin and (claim := rate(peer))}
-        silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer, now)}
+        claims, silent = self._claims(download, now, rate)
         held = self._believable(download, claims)
         late |= (download.overdue & download.missing) - held
         boasted = EMPTY
@@ -181,6 +185,41 @@ class Sources:
                 plan.setdefault(origin, []).append(chunk)
                 self._ask(download, origin, chunk, now)
         return plan
+
+    def leave_origin(
+        self, download: Download, now: float, rate: Callable[[PeerId], float]
+    ) -> ChunkSet:
+        """Give up what the origin was asked for a while ago, and others hold by now; returns
+        it.
+
+        An origin may answer along a stripe, and a parent may leave that chunk to its children
+        to fetch. They waited for the origin, for up to ten seconds where chunks had come slowly
+        at first: of 100 that pulled 4 MB at once most had 122 of 123 chunks after 5.5 s, and
+        all had all after 11.4 instead of 6.6. Once for each chunk, so that one that lies about
+        what it holds cannot keep it from us.
+        """
+        patience = max(download.patience, _UNANSWERED * self._stall)
+        asked = download.asked_of_origin(now - patience)
+        if not asked:
+            return asked
+        elsewhere = asked & self._believable(download, self._claims(download, now, rate)[0])
+        download.leave_origin(elsewhere)
+        source = self._sources.get(download.manifest.trainer)
+        if source is not None:
+            source.cap(source.owed - len(elsewhere))
+        return elsewhere
+
+    def _claims(
+        self, download: Download, now: float, rate: Callable[[PeerId], float]
+    ) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
+        """What the holders but the origin claim to upload: of those that answer, and of those
+        that do not."""
+        origin = download.manifest.trainer
+        claims = {
+            peer: claim for peer in download.holders if peer != origin and (claim := rate(peer))
+        }
+        silent = {peer: claims.pop(peer) for peer in list(claims) if self._is_silent(peer, now)}
+        return claims, silent
 
     def _room(self, download: Download) -> int:
         """Requests that may be added to those under way."""
