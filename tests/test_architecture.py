@@ -426,6 +426,16 @@ def test_importing_p2p_is_light() -> None:
     assert heavy.strip() == "[]"
 
 
+def test_shoal_pull_imports_what_it_needs() -> None:
+    """No run document, no DHT, no roles; rich only where somebody reads bars."""
+    loaded = python(
+        "import sys; from p2p.node.commands import load_command; load_command('pull');"
+        " import p2p.cast.commands.pull; print([name for name in sys.modules if"
+        " name.startswith(('p2p.dht', 'p2p.ledger', 'roles', 'torch', 'rich', 'aiohttp'))])"
+    )
+    assert loaded.strip() == "[]"
+
+
 def cpu_seconds(module: str) -> float:
     code = (
         f"import time; before = time.process_time(); import {module}; print(time.process_time()"

@@ -25,8 +25,8 @@ from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.membership import Membership, open_membership
 from p2p.multiaddr import Multiaddr
+from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.trouble import PEER_TROUBLE
-from p2p.node.wiring import judge_announcement, policy_topic, roster
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
 from p2p.shardcast.selection import Selection

@@ -8,12 +8,14 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Final
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from functools import cached_property
+from typing import TYPE_CHECKING, Final
 
 from p2p.node.process import is_terminal
+
+if TYPE_CHECKING:  # rich takes 30 ms to import: only where a person reads bars
+    from rich.console import Console
+    from rich.progress import Progress
 
 PIPED: Final = 5.0
 """Seconds between two lines where no terminal draws bars: enough for a log."""
@@ -47,9 +49,14 @@ class Teller:
     def __init__(self, title: str, *, as_json: bool) -> None:
         self._title = title
         self._json = as_json
-        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
         self._progress: Progress | None = None
         self.interval = DRAWN if is_terminal(sys.stdout) and not as_json else PIPED
+
+    @cached_property
+    def _console(self) -> Console:
+        from rich.console import Console
+
+        return Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
     def event(self, kind: str, text: str, **fields: object) -> None:
         """One thing that happened: ``text`` for people, ``fields`` for programs."""
@@ -66,6 +73,14 @@ class Teller:
         if self._json or not is_terminal(sys.stdout):
             yield
             return
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=False),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),

@@ -7,15 +7,16 @@ The files, in the order in which to read them
 ---------------------------------------------
 `node` opens all of it in one function, `open_node`, in production and in the simulator alike.
 `services` is what it gives: a `Node`, as roles see it; `role` is what a role must be. `wiring`
-is what services learn from each other, and how a node finds its fellows. `rundoc` keeps the run
+is what services learn from each other, and how a node finds its fellows; `policies` is the part
+of it that `p2p.cast` has as well. `rundoc` keeps the run
 document: where it comes from, what may replace it, which peer gets it; `admission` asks it who
 may do what. `trouble` is what one peer may cause, and what a person can look into then.
 
-Around that, a process: `cli` (the command lines ``shoal`` and ``shoal node``), `usage` (what
-all our command lines do alike), `process` (folder, lock, log, signals), `live` (the line for a
-person). Configuration: `config` (one table per component), read by `toml` into the frozen
-dataclasses of `tables`. `plugins` finds roles, commands and readers of run documents in other
-packages.
+Around that, a process: `commands` (the command line ``shoal``), `cli` (``shoal node``), `usage`
+(what all our command lines do alike), `process` (folder, lock, log, signals), `live` (the line
+for a person). Configuration: `config` (one table per component), read by `toml` into the frozen
+dataclasses of `tables`. `plugins` finds roles and readers of run documents in other packages,
+by their `entries`.
 
 How data flows
 --------------

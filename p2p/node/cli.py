@@ -1,15 +1,12 @@
-"""The command line of a node, and ``shoal``, which dispatches to all installed commands."""
+"""``shoal node``: the command line of a node."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Final
 
@@ -26,14 +23,7 @@ from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.live import LiveLine
 from p2p.node.node import Node, open_node, run_roles
-from p2p.node.plugins import (
-    NO_ROLE,
-    NODE_COMMAND,
-    command_summaries,
-    load_command,
-    load_roles,
-    open_run_untrusted,
-)
+from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
     LEVELS,
     check_key_place,
@@ -44,7 +34,7 @@ from p2p.node.process import (
 )
 from p2p.node.role import Role
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, seconds
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, say, seconds
 from p2p.swarm import open_host
 
 
@@ -74,41 +64,8 @@ class Start:
     roles: list[Role]
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """``shoal COMMAND ...``: the node, or a command of the entry point group
-    ``shoal.commands``.
-    """
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if not arguments or arguments[0] in {"-h", "--help"}:
-        _say(_commands_help())
-        return 0 if arguments else WRONG_USAGE
-    if arguments[0] == "--version":
-        _say(f"shoal {version('shoal')}")
-        return 0
-    if arguments[0] == NODE_COMMAND:
-        return node_main(arguments[1:])
-    try:
-        command = load_command(arguments[0])
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
-    return command(arguments[1:])
-
-
-def _commands_help() -> str:
-    """What ``shoal --help`` prints: a line for each command that is installed."""
-    lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
-    head = (
-        "usage: shoal COMMAND ... | --version\n\nStrangers train one model together, peer to"
-        " peer.\n"
-    )
-    return "\n".join([head, *lines, "", "Each explains itself: shoal COMMAND --help."])
-
-
 def node_main(argv: Sequence[str] | None = None) -> int:
-    """Run a node until it is told to end; the exit code. Errors are one sentence on standard
-    error.
-    """
+    """Run a node: relay policies, and work in the roles that it is given."""
     return interruptible(partial(_node, argv))
 
 
@@ -273,7 +230,7 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
             "roles": options.role,
             "data": str(options.data),
         }
-        _say(json.dumps({"event": "started", **fields}))
+        say(json.dumps({"event": "started", **fields}))
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
@@ -293,7 +250,7 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
             " FILE"
         )
         lines.append("         (a run of your own: docs/running.md)")
-    _say("\n".join(lines))
+    say("\n".join(lines))
 
 
 REACH: Final = {
@@ -316,11 +273,9 @@ def _report_run(options: Options, run: SignedRun) -> None:
             "owner": str(run.owner),
             "epoch": run.epoch,
         }
-        _say(json.dumps({"event": "joined", **fields}))
+        say(json.dumps({"event": "joined", **fields}))
         return
-    _say(
-        f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}"
-    )
+    say(f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}")
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:
@@ -328,11 +283,6 @@ async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> 
     while True:
         line = json.dumps(node.health(roles))
         # In a thread: a parent that does not read must not stop the node.
-        await trio.to_thread.run_sync(_say, line, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(say, line, abandon_on_cancel=True)
         due += interval
         await node.world.sleep_until(due)
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # who listened has gone; the node has not
-        print(text, flush=True)  # noqa: T201 - standard output is for results

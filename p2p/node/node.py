@@ -37,18 +37,11 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
 from p2p.node.config import NodeConfig
 from p2p.node.plugins import open_run_untrusted
+from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
 from p2p.node.services import Node
-from p2p.node.wiring import (
-    Wiring,
-    find_peer,
-    judge_announcement,
-    policy_topic,
-    roster,
-    run_records,
-    stamp_of,
-)
+from p2p.node.wiring import Wiring, find_peer, run_records, stamp_of
 from p2p.shardcast import open_shardcast
 from p2p.world import World
 

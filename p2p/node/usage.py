@@ -9,6 +9,7 @@ it is pressed again meanwhile.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import difflib
 import math
 import os
@@ -147,3 +148,9 @@ def ignore_interrupts() -> None:
 def complain(error: object) -> None:
     """One sentence for people, on standard error."""
     print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people
+
+
+def say(text: str) -> None:
+    """Text on standard output. Who listened may have gone; the command goes on."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, flush=True)  # noqa: T201 - standard output is for results

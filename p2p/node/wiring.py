@@ -20,7 +20,6 @@ import trio
 from p2p.concurrency import AutoResetEvent
 from p2p.dht import Dht, Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
-from p2p.gossip import Validity
 from p2p.host import AddrSource, Host
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
@@ -29,8 +28,7 @@ from p2p.node.admission import Capability, SignedRun
 from p2p.node.rundoc import OtherRun, RunBook
 from p2p.node.services import Node
 from p2p.node.trouble import PEER_TROUBLE
-from p2p.shardcast import RosterEntry, Shardcast
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.policy import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
 
 RUN_ID_BYTES: Final = 32
@@ -49,10 +47,6 @@ do.
 UPLOAD_SHARE: Final = 0.9
 """Share of its uplink that a node offers to policies: a line filled to the brim starves its own
 acknowledgements."""
-UNKNOWN_UPLOAD: Final = 1_000_000
-"""Bytes per second that a peer counts for until its upload was measured: 8 Mbit/s, a slow
-home.
-"""
 
 logger = logging.getLogger(__name__)
 
@@ -112,41 +106,9 @@ def run_records(book: RunBook) -> Namespace:
     return replace(RUN_RECORDS, kind_of=kind_of)
 
 
-def policy_topic(run_id: bytes) -> str:
-    """The gossip topic on which a run's policies are announced."""
-    return f"/shoal/run/{run_id.hex()}/policy"
-
-
 def stamp_of(book: RunBook, dht: Dht) -> bytes:
     """The work stamp that our heartbeats have to show: none while the run document names us."""
     return dht.contact.nonce if book.needs_stamp(dht.contact.peer) else b""
-
-
-def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
-    """Who could relay policies: the living members of the run, with what they can carry."""
-    return [
-        RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
-        for member in membership.members()
-        if member.run == run_id
-    ]
-
-
-def judge_announcement(shardcast: Shardcast, author: PeerId, data: bytes) -> Validity:
-    """Whether gossip passes a policy announcement on: only what is valid and news.
-
-    What can be valid for no node is rejected: malformed, of another run, falsely signed,
-    evidence that proves nothing. All honest nodes agree on these. What this node cannot use is
-    ignored: an old version, or a trainer that our run document does not name. A later document
-    may name it, and the nodes that have that document forward its policies for good news; with
-    a rejection they would be penalised by all nodes that have not heard of the document yet.
-    """
-    try:
-        return (
-            Validity.ACCEPT if shardcast.receive_announcement(author, data) else Validity.IGNORE
-        )
-    except BadMessage as error:
-        logger.info("announcement_refused author=%r reason=%s", author, error)
-        return Validity.REJECT
 
 
 class Wiring:

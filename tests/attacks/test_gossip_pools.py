@@ -17,7 +17,7 @@ from p2p.gossip.core.seen import MAX_SEEN, SeenCache
 from p2p.gossip.messages import MAX_DATA, Rpc
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
-from p2p.node.wiring import judge_announcement
+from p2p.node.policies import judge_announcement
 from p2p.shardcast import open_shardcast
 from p2p.shardcast.messages import Hello, encode_message
 from p2p.swarm import open_host

@@ -644,7 +644,7 @@ def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
     """Issue 10.21: only ``python -m sim`` in that folder found it."""
     path = scenario_file(tmp_path / "sub", "beside:Reads", WRONG)
     (tmp_path / "shoal").write_text(
-        "import sys\nfrom p2p.node.cli import main\nsys.exit(main())\n"
+        "import sys\nfrom p2p.node.commands import main\nsys.exit(main())\n"
     )
     code, output = play(
         str(tmp_path / "shoal"), "sim", "run", str(path), "--set", "lifetime=4", cwd=ROOT

@@ -10,16 +10,10 @@ import pytest
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
-from p2p.node import plugins
+from p2p.node import entries, plugins
+from p2p.node.commands import COMMANDS, command_names, command_summaries, load_command
 from p2p.node.node import Node
-from p2p.node.plugins import (
-    command_names,
-    command_summaries,
-    load_command,
-    load_role,
-    load_roles,
-    open_run_untrusted,
-)
+from p2p.node.plugins import load_role, load_roles, open_run_untrusted
 from tests.unit.test_run_file import RUN
 
 
@@ -51,7 +45,7 @@ def install(patch: pytest.MonkeyPatch, *points: tuple[str, str, str]) -> None:
     def find(group: str) -> list[EntryPoint]:
         return [EntryPoint(name, value, group) for of, name, value in points if of == group]
 
-    patch.setattr(plugins, "entry_points", find)
+    patch.setattr(entries, "entry_points", find)
 
 
 def test_a_role_comes_by_module_and_class_with_its_table() -> None:
@@ -140,5 +134,5 @@ def test_without_a_reader_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -
 def test_a_command_that_cannot_be_loaded_says_so_in_the_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    install(monkeypatch, (plugins.COMMANDS, "torn", "no_such_module:main"))
+    install(monkeypatch, (COMMANDS, "torn", "no_such_module:main"))
     assert dict(command_summaries())["torn"].startswith("(the command 'torn' cannot be loaded")

@@ -21,8 +21,8 @@ from p2p.gossip.messages import (
 from p2p.identity import KeyPair, ProtocolId
 from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
 from p2p.multiaddr import Multiaddr
+from p2p.node.policies import policy_topic
 from p2p.node.rundoc import PROTOCOL_ID as RUN
-from p2p.node.wiring import policy_topic
 from p2p.protobuf import field
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
 from p2p.shardcast.messages import BULK_PROTOCOL_ID as BULK, MAX_BULK

@@ -1,0 +1,79 @@
+"""The command line ``shoal``: it finds a command, and imports nothing that only others need.
+
+Most of what ``shoal pull --help`` costs is imports: a node's would make it a third more.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from typing import Final, cast
+
+from p2p.errors import ConfigError
+from p2p.node.entries import installed, load
+from p2p.node.usage import WRONG_USAGE, complain, did_you_mean, say
+
+COMMANDS: Final = "shoal.commands"
+
+Command = Callable[[Sequence[str]], int]
+"""Takes the arguments behind its name, returns the exit code. The first line of its docstring
+is its help.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``shoal COMMAND ...``: a command of the entry point group ``shoal.commands``."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if not arguments or arguments[0] in {"-h", "--help"}:
+        say(_commands_help())
+        return 0 if arguments else WRONG_USAGE
+    if arguments[0] == "--version":
+        say(f"shoal {version('shoal')}")
+        return 0
+    try:
+        command = load_command(arguments[0])
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    return command(arguments[1:])
+
+
+def _commands_help() -> str:
+    """What ``shoal --help`` prints: a line for each command that is installed."""
+    lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
+    head = (
+        "usage: shoal COMMAND ... | --version\n\nStrangers train one model together, peer to"
+        " peer.\n"
+    )
+    return "\n".join([head, *lines, "", "Each explains itself: shoal COMMAND --help."])
+
+
+def load_command(name: str) -> Command:
+    """The command called ``name``. Raises `ConfigError`."""
+    found = installed(COMMANDS)
+    if name not in found:
+        raise ConfigError(
+            f"there is no command {name!r}; {did_you_mean(name, command_names())}"
+        )
+    return cast(Command, load(found[name].value, name, "command"))
+
+
+def command_names() -> list[str]:
+    """Every command that is installed."""
+    return sorted(installed(COMMANDS))
+
+
+def command_summaries() -> list[tuple[str, str]]:
+    """Every command with the first line of its docstring; one that cannot be loaded says so
+    instead.
+    """
+    found = []
+    for name in command_names():
+        try:
+            summary = (inspect.getdoc(load_command(name)) or "").partition("\n")[0]
+        except ConfigError as error:
+            summary = f"({error})"
+        found.append((name, summary))
+    return found
