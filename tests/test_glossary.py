@@ -1,4 +1,4 @@
-"""docs/glossary.md names only what exists: each definition in its last column is in the code."""
+"""docs/glossary.md names only what exists: each definition that it lists is in the code."""
 
 from __future__ import annotations
 
