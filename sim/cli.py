@@ -28,6 +28,7 @@ from p2p.node.usage import (
     INTERRUPTED,
     STANDARD_OUTPUT,
     WRONG_USAGE,
+    CommandParser,
     check_target,
     did_you_mean,
     ignore_interrupts,
@@ -145,9 +146,7 @@ def _explain(error: Exception, complaints: Console) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options, as ``shoal sim --help`` shows them."""
-    root = argparse.ArgumentParser(
-        prog="shoal sim", description="The production code on virtual time."
-    )
+    root = CommandParser(prog="shoal sim", description="The production code on virtual time.")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show the scenarios")
 
