@@ -6,6 +6,7 @@
 - `installation` finds what Python needs to run: its libraries, and where packages lie.
 - `bubblewrap` writes the command line that starts a worker on Linux, `seatbelt` the profile on
   macOS. Both are pure: text out of values.
+- `launch` makes of both the command and the environment that a worker starts with.
 - `entry` is what runs first in there. It limits the process, gives up what it must not keep,
   installs the filter of system calls that `seccomp` assembles from the tables in `syscalls`,
   says that it is ready, and only then becomes the worker. Until then no stranger's byte has

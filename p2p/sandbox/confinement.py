@@ -110,8 +110,8 @@ class Containment:
     """The path of ``bwrap`` or ``sandbox-exec``."""
 
     is_switching: bool = False
-    """Whether the node is root: then workers run as a user that nobody is, without a user
-    namespace. The kernel counts no process of root's."""
+    """Whether the node is root: then each worker runs as a user that no person has, without a
+    user namespace. The kernel counts no process of root's."""
 
     reason: str = ""
     """Where nothing contains them: why, for a person."""

@@ -21,9 +21,12 @@ from p2p.sandbox.seccomp import Instruction, assemble, filter_program
 
 READY: Final = b"+"
 """What a worker says before anything else."""
-PR_SET_NO_NEW_PRIVS: Final = 38
-PR_SET_SECCOMP: Final = 22
-SECCOMP_MODE_FILTER: Final = 2
+NO_NEW_PRIVS: Final = 38
+"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``, as the next, and of ``linux/seccomp.h``."""
+SECCOMP: Final = 22
+"""``PR_SET_SECCOMP``."""
+FILTER: Final = 2
+"""``SECCOMP_MODE_FILTER``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +69,7 @@ def main(argv: list[str]) -> None:
         os.setresgid(limits.user, limits.user, limits.user)
         os.setresuid(limits.user, limits.user, limits.user)
     if limits.machine:
-        _prctl(PR_SET_NO_NEW_PRIVS, 1, 0)
+        _prctl(NO_NEW_PRIVS, 1, 0)
         _install(
             filter_program(
                 limits.machine,
@@ -91,7 +94,7 @@ def _limit(kind: int, amount: int) -> None:
 def _install(instructions: list[Instruction]) -> None:
     code = assemble(instructions)
     program = _Program(len(instructions), code)
-    _prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.addressof(program))
+    _prctl(SECCOMP, FILTER, ctypes.addressof(program))
 
 
 def _prctl(option: int, first: int, second: int) -> None:

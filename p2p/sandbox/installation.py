@@ -35,7 +35,7 @@ SYSTEM_FILES: Final = (
 SOCKETS: Final = ("/run", "/var/run", "/tmp", "/var/tmp")
 """Where other programs listen, and leave things."""
 STORES: Final = ("/nix/store", "/gnu/store")
-"""Where Nix and Guix keep everything, read-only and for everybody."""
+"""Where Nix and Guix keep everything, read-only and for all users."""
 PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
 """What of a prefix is an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
@@ -70,8 +70,7 @@ class Installation:
     """Folders on the path that are not where Python looks by itself."""
 
     private: tuple[str, ...]
-    """Folders that hold what is nobody else's business: homes, and sockets of other
-    programs."""
+    """Folders that hold the secrets of a person or a program: homes, and where sockets are."""
 
     devices: tuple[str, ...]
     """Accelerators."""

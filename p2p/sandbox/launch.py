@@ -34,8 +34,8 @@ on it has not."""
 LOADER: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 """Without them some Pythons do not find their own library."""
 USERS: Final = (1 << 30, 1 << 29)
-"""Where users begin that nobody is, and how many there are: below what systemd and containers
-hand out. Each worker is another one, so that they are counted alone."""
+"""The first of the users that root's workers run as, and how many there are: above those of
+people and containers. Each worker is another one, so that it is counted alone."""
 ENTRY: Final = "p2p.sandbox.entry"
 
 

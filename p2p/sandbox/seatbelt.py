@@ -1,7 +1,7 @@
-"""The profile of ``sandbox-exec``: what macOS lets a worker do. Text out of values.
+"""The profile of ``sandbox-exec``, which says what macOS lets a worker do.
 
-The language is Apple's and unpublished; what is written here is what its own profiles and those
-of browsers use. The last rule that matches decides.
+Text out of values. The language is Apple's and unpublished; what is written here is what its
+own profiles and those of browsers use. The last rule that matches decides.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ CLONE_THREAD: Final = 0x00010000
 CLONE_NAMESPACES: Final = 0x7E020000
 """NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
 TERMINAL_INPUT: Final = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: typing into a terminal that somebody else reads."""
+"""TIOCSTI and TIOCLINUX: typing into a terminal that another program reads."""
 
 
 class Instruction(NamedTuple):

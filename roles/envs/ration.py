@@ -1,7 +1,7 @@
-"""What a process may spend on a call of an environment: time. (Its memory is a matter of how it
-is confined, `roles.envs.client`.)
+"""The time that a process may spend on a call of an environment.
 
-For worker processes only.
+For worker processes only. How much memory they have is a matter of how they are confined
+(`roles.envs.client`).
 
 Signals do it, because nothing else stops code that does not return: a thread cannot be ended,
 and an exception can be caught by the very loop that hangs.
