@@ -25,6 +25,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
@@ -139,7 +140,7 @@ class WorkerStarter:
         for folder in confined.writable:
             Path(folder).mkdir(parents=True, exist_ok=True)
         start = launch(argv, confined, containment, folder=self._folder, keys=self._keys)
-        return Launch(start.command, {**start.variables, **WORKER_VARIABLES})
+        return replace(start, variables={**start.variables, **WORKER_VARIABLES})
 
 
 def _refused(name: str, error: OSError) -> WorkerNotStarted:
@@ -161,20 +162,27 @@ def _start(start: Launch, name: str, confined: Confinement | None) -> ProcessWor
         process_group=0,  # with what it starts, which ends with it
         bufsize=0,
     )
-    return ProcessWorker(process, name, confined)
+    return ProcessWorker(process, name, confined, is_nested=start.is_nested)
 
 
 class ProcessWorker:
     """Frames over the pipes of a child: 4 bytes of big-endian length, then the payload."""
 
     def __init__(
-        self, process: subprocess.Popen[bytes], name: str, confined: Confinement | None = None
+        self,
+        process: subprocess.Popen[bytes],
+        name: str,
+        confined: Confinement | None = None,
+        *,
+        is_nested: bool = False,
     ) -> None:
-        """``process`` has unbuffered pipes, which are this worker's from now on."""
+        """``process`` has unbuffered pipes, which are this worker's from now on.
+        ``is_nested``: see `Launch`."""
         assert process.stdin is not None
         assert process.stdout is not None
         self._process = process
         self._name = name
+        self._is_nested = is_nested
         self._most = MAX_WORKER_FRAME if confined is None else confined.reply
         self._chatter = 0 if confined is None else confined.chatter or 0
         self._stdin = _stream_of(process.stdin.fileno())
@@ -279,9 +287,11 @@ class ProcessWorker:
     async def aclose(self) -> None:
         """End the child: first by ending its input, then by force."""
         await self._stdin.aclose()
-        with trio.move_on_after(KILL_AFTER):
-            await self._wait()
-        self._kill()
+        for end in (lambda: None, self._kill):
+            end()
+            with trio.move_on_after(KILL_AFTER):
+                await self._wait()
+        self._kill_group()
         await self._wait()
         await self._hear_out()
         await self._stdout.aclose()
@@ -298,10 +308,29 @@ class ProcessWorker:
         """End the child and all that it started: a library's processes, or a stranger's, that
         would go on computing, and keep the pipe open, when their parent is gone.
 
-        While one of them lives, no other group gets this number.
+        Of a contained one its machine's first process: then the child takes note of its end,
+        and ends by itself. An orphan would be left to the first process of the node's machine,
+        which in a container is the node, and takes note of none.
         """
+        inner = _children_of(self._process.pid) if self._is_nested else []
+        for child in inner:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        if not inner:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """While one of them lives, no other group gets this number."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:  # it has ended
+        return []
+    return list(map(int, words))
 
 
 def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:

@@ -20,6 +20,11 @@ from p2p.sandbox.installation import Installation
 
 PLAIN_DEVICES: Final = ("null", "zero", "full", "random", "urandom")
 """All that Python ever opens below ``/dev``."""
+KERNEL_FILES: Final = (
+    "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
+    "/proc/fs", "/proc/mtrr",
+)  # fmt: skip
+"""Of ``/proc``, what is not about processes and can be written."""
 DRIVERS: Final = ("/run/opengl-driver", "/run/nvidia-persistenced")
 """Below them, and needed by drivers."""
 SWITCHING: Final = ("CAP_SETUID", "CAP_SETGID")
@@ -74,7 +79,7 @@ def _nothing(
     words += _bind("--ro-bind", shown)
     for link, target in installation.links:
         words += ["--symlink", target, link]
-    words += ["--proc", "/proc", "--dir", "/dev"]
+    words += [*_processes(), "--dir", "/dev"]
     for device in PLAIN_DEVICES:
         words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return words + _given(confined, aliases)
@@ -85,7 +90,7 @@ def _machine(
 ) -> list[str]:
     """This machine, without what is others', and what was given."""
     private = installation.private
-    words = ["--ro-bind", "/", "/", "--dev", "/dev", "--proc", "/proc"]
+    words = ["--ro-bind", "/", "/", "--dev", "/dev", *_processes()]
     for device in installation.devices:
         words += ["--dev-bind-try", device, device]
     for place in private:
@@ -106,6 +111,15 @@ def _given(confined: Confinement, aliases: Mapping[str, str]) -> list[str]:
         kind = "--bind" if path in confined.writable else "--ro-bind-try"
         words += [kind, path, alias]
     return words
+
+
+def _processes() -> list[str]:
+    """``/proc`` of the worker's own machine, without what steers the kernel of this one.
+
+    ``bwrap`` covers that itself, but not for root in a user namespace: it asks whether the
+    folder can be written, which root may not, while the files in it belong to root.
+    """
+    return ["--proc", "/proc", *_bind("--ro-bind-try", KERNEL_FILES)]
 
 
 def _bind(kind: str, paths: Iterable[str]) -> list[str]:

@@ -45,6 +45,9 @@ class Launch:
 
     command: tuple[str, ...]
     variables: Mapping[str, str]
+    is_nested: bool = False
+    """Whether the command starts another process, in which the worker and all that it starts
+    live and end."""
 
 
 def machine_name() -> str:
@@ -94,7 +97,11 @@ def launch(
             front = [containment.program, "-p", profile]
         case Mechanism.NONE:
             front = []
-    return Launch((*front, *command), _variables(confined, installation))
+    return Launch(
+        (*front, *command),
+        _variables(confined, installation),
+        is_nested=containment.mechanism is Mechanism.BUBBLEWRAP,
+    )
 
 
 def _limits(confined: Confinement, *, is_switching: bool) -> EntryLimits:

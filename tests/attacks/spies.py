@@ -6,6 +6,7 @@ It answers each frame, the name of a door and what it needs to know, with what i
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import mmap
@@ -13,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import stat
 import sys
 import threading
 import time
@@ -52,13 +54,14 @@ def listed(path: str) -> object:
 
 @door
 def write(path: str) -> object:
-    with open(path, "wb") as file:
-        return file.write(b"x")
+    """Whether it could be written. It is not: the doors of other machines may be open."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+    return True
 
 
 @door
 def chmod(path: str) -> object:
-    os.chmod(path, 0o777)
+    os.chmod(path, os.stat(path).st_mode)
     return True
 
 
@@ -103,7 +106,7 @@ def memory_of(pid: int) -> object:
 @door
 def environment_of(pid: int) -> object:
     with open(f"/proc/{pid}/environ", "rb") as file:
-        return b"SPY_SECRET" in file.read()
+        return b"PATH=" in file.read()
 
 
 @door
@@ -152,7 +155,7 @@ def _call(name: str, *arguments: Any) -> int:
 
 @door
 def kill(pid: int) -> object:
-    os.kill(pid, signal.SIGKILL)
+    os.kill(pid, 0)
     return True
 
 
@@ -162,10 +165,14 @@ def other_processes() -> object:
 
 
 @door
-def start_processes(most: int) -> object:
-    """A fork bomb: each child forks on."""
-    for _ in range(most):
-        os.fork()
+def start_processes() -> object:
+    """A fork bomb: each child forks on, for as long as it can."""
+    if os.fork() == 0:
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                signal.pause()
     return True
 
 
@@ -242,9 +249,9 @@ def become_root() -> object:
 def link_out(folder: str, target: str) -> object:
     """A link in what may be written, to what may not."""
     link = os.path.join(folder, "link")
-    os.symlink(target, link)
-    with open(link, "wb") as file:
-        return file.write(b"x")
+    with contextlib.suppress(FileExistsError):
+        os.symlink(target, link)
+    return write(link)
 
 
 @door
@@ -253,6 +260,26 @@ def print_much(size: int) -> object:
     for _ in range(size >> 16):
         os.write(2, block)
     return True
+
+
+@door
+def answer_much(size: int) -> object:
+    """A reply of this size, in every pipe."""
+    for pipe in range(3, 64):
+        try:
+            if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+                os.write(pipe, size.to_bytes(4, "big"))
+                for _ in range(size >> 16):
+                    os.write(pipe, bytes(1 << 16))
+        except OSError:
+            continue
+    return True
+
+
+@door
+def spin() -> object:
+    while True:
+        pass
 
 
 @door
@@ -270,6 +297,7 @@ def outlive(path: str) -> object:
                 time.sleep(3600)  # noqa: TID251 - until the kernel ends it
         os._exit(0)
     os.wait()
+    os.close(lock)
     return True
 
 
