@@ -287,10 +287,11 @@ class ProcessWorker:
     async def aclose(self) -> None:
         """End the child: first by ending its input, then by force."""
         await self._stdin.aclose()
-        for end in (lambda: None, self._kill):
-            end()
-            with trio.move_on_after(KILL_AFTER):
-                await self._wait()
+        with trio.move_on_after(KILL_AFTER):
+            await self._wait()
+        self._kill()
+        with trio.move_on_after(KILL_AFTER):
+            await self._wait()
         self._kill_group()
         await self._wait()
         await self._hear_out()

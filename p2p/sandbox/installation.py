@@ -67,7 +67,7 @@ class Installation:
     """Python's own, and packages."""
 
     search: tuple[str, ...]
-    """Folders on the path that are not where Python looks by itself."""
+    """Folders on the path that Python does not find by itself."""
 
     private: tuple[str, ...]
     """Folders that hold the secrets of a person or a program: homes, and where sockets are."""
@@ -82,9 +82,11 @@ def find_installation() -> Installation:
     python = sys.executable
     found = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS]
     found += _chain(python)
-    packages = [*site.getsitepackages(), site.getusersitepackages(), *_packages(sys.path)]
-    found += _both(packages)
-    roots = [root for root in _source_roots() if not is_below(root, found)]
+    search = _searched()
+    paths = list(dict.fromkeys([*_on_path(), *search]))
+    packages = [path for path in paths if os.path.basename(path) in PACKAGES]
+    found += _both([*site.getsitepackages(), site.getusersitepackages(), *packages])
+    roots = [path for path in paths if not is_below(path, found)]
     found += [entry for root in roots for entry in _importable(root)]
     present = [path for path in dict.fromkeys(found) if os.path.lexists(path)]
     system = [path for path in (*SYSTEM, *SYSTEM_FILES, *STORES) if os.path.exists(path)]
@@ -94,7 +96,7 @@ def find_installation() -> Installation:
         system=tuple(path for path in system if not os.path.islink(path)),
         links=tuple((path, os.readlink(path)) for path in system if os.path.islink(path)),
         readable=_outermost(path for path in present if not is_below(path, system)),
-        search=tuple(roots),
+        search=tuple(search),
         private=_outermost(
             os.path.realpath(path) for path in (*_homes(), *SOCKETS) if os.path.isdir(path)
         ),
@@ -120,26 +122,27 @@ def _chain(path: str) -> Iterator[str]:
     yield os.path.realpath(path)
 
 
-def _packages(path: Iterable[str]) -> Iterator[str]:
-    return (folder for folder in path if os.path.basename(folder) in PACKAGES)
+def _searched() -> list[str]:
+    """What ``PYTHONPATH`` names, and the folder that ``p2p`` was imported from: Python finds the
+    others by itself."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    own = _package_root()
+    folders = [os.path.abspath(path) for path in named if path]
+    folders += [own] if os.path.basename(own) not in PACKAGES else []
+    return [path for path in dict.fromkeys(folders) if path == own or _is_public(path)]
 
 
-def _source_roots() -> list[str]:
-    """Folders and archives on the path beside an installation's own."""
-    own = os.path.abspath(_package_root())
+def _is_public(path: str) -> bool:
+    """Whether it is there, and no home, nor has one in it."""
+    return os.path.exists(path) and not any(is_below(home, [path]) for home in _homes())
+
+
+def _on_path() -> list[str]:
+    """Folders and archives that this process imports from, but for what Python puts first."""
     paths = list(sys.path)
     if paths and any(_is_same(paths[0], place) for place in ("", os.path.dirname(sys.argv[0]))):
         del paths[0]  # where the command was given, or its script lies: `-P` does without
-    paths += os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    homes = _homes()
-    roots = [os.path.abspath(path) for path in (*paths, own) if path]
-    return [
-        root
-        for root in dict.fromkeys(roots)
-        if os.path.exists(root)
-        and os.path.basename(root) not in PACKAGES
-        and (root == own or not any(is_below(home, [root]) for home in homes))
-    ]
+    return [os.path.abspath(path) for path in paths if path and _is_public(path)]
 
 
 def _is_same(path: str, other: str) -> bool:
@@ -154,7 +157,7 @@ def _package_root() -> str:
     spec = importlib.util.find_spec("p2p")
     assert spec is not None
     assert spec.origin is not None
-    return str(Path(spec.origin).parent.parent)
+    return str(Path(spec.origin).absolute().parent.parent)
 
 
 def _importable(root: str) -> Iterator[str]:

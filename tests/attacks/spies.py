@@ -115,6 +115,17 @@ def own_environment() -> object:
 
 
 @door
+def variable(name: str) -> object:
+    return name in os.environ
+
+
+@door
+def no_new_privileges() -> object:
+    """``PR_GET_NO_NEW_PRIVS``."""
+    return _call("prctl", 39, 0, 0, 0, 0) == 1
+
+
+@door
 def memory_read(pid: int) -> object:
     return _call("process_vm_readv", pid, None, 0, None, 0, 0) == 0
 

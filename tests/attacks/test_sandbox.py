@@ -24,13 +24,15 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.errors import LimitExceeded, WorkerDied
+from p2p.errors import LimitExceeded, WorkerDied, WorkerNotStarted
 from p2p.machine import RealWorld, open_world
-from p2p.sandbox import Confinement
+from p2p.sandbox import Confinement, Containment
 from p2p.sandbox.confinement import CHATTER, HEARD, Mechanism
 from p2p.sandbox.probe import find_containment
 from p2p.worker_process import _children_of
 from p2p.world import Worker
+from roles.engines.client import confinement_of
+from roles.engines.config import EngineConfig
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.contained import EnvironmentFailed
@@ -317,7 +319,7 @@ NODE = """
 import json, sys, trio
 from pathlib import Path
 from p2p.machine import open_world
-from p2p.sandbox import Confinement
+from p2p.sandbox import Confinement, Containment
 
 async def main(folder, shared):
     confined = Confinement(forks=True, writable=(shared,))
@@ -398,3 +400,62 @@ def test_a_world_tries_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     trio.run(main)
     assert tried == [str(tmp_path)]
+
+
+async def test_an_engine_reads_no_secret_and_writes_what_is_its_own(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ran as any program of the node's owner, with all of their environment."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("HF_TOKEN_SECRET", "s")
+    here, shared = str(Path(__file__)), house.folder / "store"
+    shared.mkdir()
+    (shared / "policy").write_text("w")
+    own = house.folder / "trainer"
+    async with open_world(house.folder) as world:
+        confined = confinement_of(world, EngineConfig(), "trainer")
+        async with world.open_worker(ARGV, name="an engine", confined=confined) as worker:
+            for words in (
+                ["read", str(shared / "policy")],
+                ["read", here],
+                ["write", str(own / "checkpoint")],
+                ["write", str(house.folder / "engine" / "trainer" / "content")],
+                ["write", "/tmp/compiled"],
+                ["variable", "CUDA_VISIBLE_DEVICES"],
+                ["start_threads", 100],
+            ):
+                assert await ask(worker, *words) == "open", words
+            for words in (
+                ["read", str(house.folder / "key")],
+                ["read", str(house.home / "secret")],
+                ["own_environment"],
+                ["write", here],
+                ["write", str(shared / "policy")],
+                ["write", str(house.folder / "ledger" / "entry")],
+                ["link_out", str(own), str(house.folder / "ledger" / "entry")],
+                ["write", "/proc/sys/kernel/core_pattern"],
+                ["connect", "tcp", ["127.0.0.1", house.port]],
+                ["connect", "unix", str(house.sockets / "socket")],
+                ["trace_me"],
+                ["new_namespace"],
+                ["start_processes"],
+                ["kill", os.getpid()],
+                ["environment_of", os.getpid()],
+            ):
+                assert await ask(worker, *words) != "open", words
+    assert (own / "checkpoint").exists()
+
+
+async def test_where_nothing_contains_an_engine_it_still_gains_no_privileges(
+    house: House,
+) -> None:
+    async with open_world(house.folder) as world:
+        world._workers._found = Containment(reason="a test")  # type: ignore[attr-defined]
+        confined = confinement_of(world, EngineConfig(), "trainer")
+        async with world.open_worker(ARGV, name="an engine", confined=confined) as worker:
+            assert await ask(worker, "no_new_privileges") == "open"
+            for words in (["own_environment"], ["trace_me"], ["new_namespace"], ["keys"]):
+                assert await ask(worker, *words) != "open", words
+        with pytest.raises(WorkerNotStarted, match=r"must not run uncontained.*a test"):
+            async with world.open_worker(ARGV, name="a spy", confined=STRICT):
+                pytest.fail("it runs")
