@@ -192,6 +192,8 @@ class ProcessWorker:
             if pipe is not None:
                 pipe.close()
         self._said = Words(name)
+        self._inner: list[int] = []
+        """The first process of its machine."""
         self._turn = trio.Lock()
 
     @property
@@ -205,6 +207,7 @@ class ProcessWorker:
         with trio.move_on_after(READY_WITHIN) as scope:
             said = await self._heard(self._read_ready)
             if said == READY:
+                self._inner = _children_of(self._process.pid) if self._is_nested else []
                 return
         await self._hear_out()
         why = f"in {READY_WITHIN:g} s" if scope.cancelled_caught else f"({self._said.last})"
@@ -285,15 +288,21 @@ class ProcessWorker:
         await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
     async def aclose(self) -> None:
-        """End the child: first by ending its input, then by force."""
+        """End the child: first by ending its input, then by force.
+
+        A contained one by force at once, which is as good.
+        """
         await self._stdin.aclose()
-        with trio.move_on_after(KILL_AFTER):
-            await self._wait()
+        if not self._is_nested:
+            with trio.move_on_after(KILL_AFTER):
+                await self._wait()
         self._kill()
         with trio.move_on_after(KILL_AFTER):
             await self._wait()
         self._kill_group()
         await self._wait()
+        for orphan in self._inner:
+            await trio.to_thread.run_sync(_bury, orphan)
         await self._hear_out()
         await self._stdout.aclose()
         if self._stderr is not None:
@@ -309,9 +318,8 @@ class ProcessWorker:
         """End the child and all that it started: a library's processes, or a stranger's, that
         would go on computing, and keep the pipe open, when their parent is gone.
 
-        Of a contained one its machine's first process: then the child takes note of its end,
-        and ends by itself. An orphan would be left to the first process of the node's machine,
-        which in a container is the node, and takes note of none.
+        Of a contained one its machine's first process: then the child takes note of that, and
+        ends by itself.
         """
         inner = _children_of(self._process.pid) if self._is_nested else []
         for child in inner:
@@ -332,6 +340,13 @@ def _children_of(pid: int) -> list[int]:
     except OSError:  # it has ended
         return []
     return list(map(int, words))
+
+
+def _bury(pid: int) -> None:
+    """Take note of the end of an orphan. It went to the first process of this machine, which in
+    a container may be this node: there each would keep its number for ever."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
 
 
 def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:

@@ -123,7 +123,7 @@ def _chain(path: str) -> Iterator[str]:
 
 
 def _searched() -> list[str]:
-    """What ``PYTHONPATH`` names, and the folder that ``p2p`` was imported from: Python finds the
+    """What ``PYTHONPATH`` names, and the folder of ``p2p`` itself: Python finds the
     others by itself."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = _package_root()
