@@ -51,8 +51,8 @@ def bwrap_command(
     words += [] if confined.network else ["--unshare-net"]
     if not containment.is_switching:
         words += ["--unshare-user"]
-    # Strangers' code has a first process above it: the kernel spares a first process most
-    # signals, that of a timer among them. Ours is its own, and its CPU is counted as the node's.
+    # Strangers' code has a first process above it, as the kernel spares a first process most
+    # signals, a timer's too. An engine is its own, and its CPU is counted as the node's.
     words += ["--as-pid-1"] if confined.sees_machine else []
     words += ["--cap-drop", "ALL"]
     if containment.is_switching and not confined.sees_machine:
