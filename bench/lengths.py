@@ -26,7 +26,8 @@ import trio
 from rich.console import Console
 
 from bench.report import Report
-from p2p.machine import ProcessWorker, open_world
+from p2p.machine import open_world
+from p2p.worker_process import ProcessWorker
 from roles.engines import safetensors
 from roles.engines.base import Engine, Group, GroupTask, Sampling, draw_all
 from roles.engines.client import WorkerEngine, open_engine

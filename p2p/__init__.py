@@ -30,7 +30,8 @@ incoming streams; `outbox` queues messages, one lane for each peer and protocol;
 says who we are, and pings. Three parts do no I/O. `limits` counts what strangers hold, and says
 which of them makes room. `gater` decides whom a host dials, refuses and keeps (the simulated
 host asks it, too). `peers`, below it, remembers where peers can be dialled and how they
-behaved. `machine` is the world of production.
+behaved. `machine` is the world of production; `worker_process` starts its processes, which
+`sandbox` confines.
 
 The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish
 and subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's

@@ -1,7 +1,7 @@
-"""The real `World`: this machine's clock, randomness, files, threads and processes.
+"""The real `World`: this machine's clock, randomness, files and threads.
 
-This file and the transports are where Shoal touches the operating system; everything else asks
-a `World`. Time is trio's, so tests on trio's own test clock work too.
+This file, `p2p.worker_process` and the transports are where Shoal touches the operating system;
+everything else asks a `World`. Time is trio's, so tests on trio's own test clock work too.
 """
 
 from __future__ import annotations
@@ -15,16 +15,12 @@ import itertools
 import math
 import os
 import secrets
-import select
 import shutil
-import signal
 import stat
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, Final, TypeVar
@@ -32,30 +28,15 @@ from typing import Any, Final, TypeVar
 import trio
 
 from p2p.concurrency import Notifier
-from p2p.errors import LimitExceeded, StorageError, WorkerDied, WorkerNotStarted
+from p2p.errors import StorageError
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
+from p2p.sandbox import Confinement, Containment
 from p2p.wire import MIB
-from p2p.world import Disk, DiskEntry
+from p2p.worker_process import WorkerStarter
+from p2p.world import Disk, DiskEntry, Worker
 
 T = TypeVar("T")
 
-MAX_WORKER_FRAME: Final = 1024 * MIB
-"""Bytes of one request or reply: our own child, so this only stops a runaway, not an
-attacker.
-"""
-WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
-"""Of a child's environment. Sets of text then come in one order in every worker process, on
-every node: in another order five of the 106 families of reasoning-gym make another task of a
-seed."""
-WORKER_MARK: Final = "SHOAL_WORKER"
-"""Variable of a child's environment, another value for each: what it starts inherits it, and is
-found by it (`end_marked`)."""
-MARKED_ROUNDS: Final = 16
-"""Looks for processes with a mark: one ends those that are there, a second those that they
-started meanwhile. What starts others faster than that goes on."""
-MARKED_MS: Final = 1000
-"""Milliseconds for one of them to end: a kernel that is busy with it may take longer, and then
-the next look finds it again."""
 DISK_THREADS: Final = 40
 """Calls to the disk at a time: as many as trio gives to everything together."""
 MAX_DESCRIPTORS: Final = 65536
@@ -85,13 +66,12 @@ COLLECT_AFTER: Final = 10
 threshold, 70,000 new objects. An idle node makes them in hours."""
 NEVER: Final = 2**31 - 1
 """Such collections after which Python would begin a full one by itself."""
+KEY: Final = "key"
+"""The file of a node's key, in its folder."""
 KEY_CHECKSUM: Final = 8
 """Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node
 would be another peer, and hear of it only from those who do not know it. Files of 32 bytes,
 without it, are taken too."""
-KILL_AFTER: Final = 1.0
-"""Seconds a child has to end after its input has ended. Ours end at once, whatever they do
-(`roles.engines.worker`); what does not by then hangs."""
 
 
 def trim_memory() -> None:
@@ -170,6 +150,7 @@ class RealWorld:
         self._timers: list[tuple[float, int, RealTimer]] = []
         self._order = itertools.count()
         self._sooner = Notifier()
+        self._workers = WorkerStarter(folder, keys=[folder / KEY])
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -231,31 +212,15 @@ class RealWorld:
         """Run a pure function in a thread; ``cost`` matters in simulations only."""
         return await trio.to_thread.run_sync(function, *args)
 
-    @asynccontextmanager
-    async def open_worker(
-        self, argv: Sequence[str], *, name: str
-    ) -> AsyncIterator[ProcessWorker]:
+    def open_worker(
+        self, argv: Sequence[str], *, name: str, confined: Confinement | None = None
+    ) -> AbstractAsyncContextManager[Worker]:
         """Run ``python -m`` ``argv`` as a child for the length of the block."""
-        mark = secrets.token_hex(8)
-        try:
-            process = await trio.lowlevel.open_process(
-                [sys.executable, "-m", *argv],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env={**os.environ, **WORKER_VARIABLES, WORKER_MARK: mark},
-                process_group=0,  # with what it starts, which ends with it
-            )
-        except OSError as error:
-            raise WorkerNotStarted(
-                f"the machine starts no process for {name} ({error.strerror}): give it more"
-                " memory, or this user more processes (ulimit -u) and open files (ulimit -n)"
-            ) from error
-        worker = ProcessWorker(process, name, mark)
-        try:
-            yield worker
-        finally:
-            with trio.CancelScope(shield=True):
-                await worker.aclose()
+        return self._workers.open(argv, name, confined)
+
+    async def containment(self) -> Containment:
+        """How workers are contained here; tried once. Raises `WorkerNotStarted`."""
+        return await self._workers.containment()
 
     def trace(self, name: str, **fields: object) -> None:
         """Do nothing: only a simulation keeps a trace."""
@@ -266,136 +231,6 @@ class RealWorld:
 
     def sometimes(self, name: str, condition: bool) -> None:
         """Do nothing: only a sweep of simulations counts."""
-
-
-class ProcessWorker:
-    """Frames over the pipes of a child: 4 bytes of big-endian length, then the payload."""
-
-    def __init__(self, process: trio.Process, name: str, mark: str) -> None:
-        """``mark`` is in the environment of the child, and of what it starts."""
-        self._process = process
-        self._name = name
-        self._mark = mark
-        self._turn = trio.Lock()
-
-    @property
-    def pid(self) -> int:
-        """The child's process id."""
-        return self._process.pid
-
-    async def call(self, request: bytes) -> bytes:
-        """One request, one reply. Raises `WorkerDied`, also after a call was cancelled on its
-        way.
-        """
-        async with self._turn:
-            try:
-                return await self._exchange(request)
-            except trio.Cancelled:
-                # half a call is in the pipe: the worker cannot take another
-                self._kill()
-                raise
-
-    async def _exchange(self, request: bytes) -> bytes:
-        assert self._process.stdin is not None
-        try:
-            await self._process.stdin.send_all(len(request).to_bytes(4, "big") + request)
-            length = int.from_bytes(await self._read(4), "big")
-            if length > MAX_WORKER_FRAME:
-                raise LimitExceeded(
-                    f"{self._name} answered with {length} bytes (at most {MAX_WORKER_FRAME})"
-                )
-            return await self._read(length)
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            # Its pipe ends before it does: how it ended is what its operator must know.
-            with trio.move_on_after(KILL_AFTER):
-                await self._process.wait()
-            code = self._process.poll()
-            self._kill()
-            raise WorkerDied(
-                f"the worker process of {self._name} ended (exit {code})"
-            ) from None
-
-    async def _read(self, count: int) -> bytes:
-        assert self._process.stdout is not None
-        data = bytearray()
-        while len(data) < count:
-            piece = await self._process.stdout.receive_some(min(count - len(data), MIB))
-            if not piece:
-                raise trio.BrokenResourceError
-            data += piece
-        return bytes(data)
-
-    async def aclose(self) -> None:
-        """End the child: first by ending its input, then by force."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        await self._process.stdin.aclose()
-        with trio.move_on_after(KILL_AFTER):
-            await self._process.wait()
-        self._kill()
-        await self._process.wait()
-        await trio.to_thread.run_sync(end_marked, self._mark)
-        await self._process.stdout.aclose()
-
-    def _kill(self) -> None:
-        """End the child and all that it started: a library's processes, or a stranger's, that
-        would go on computing, and keep the pipe open, when their parent is gone.
-
-        While one of them lives, no other group gets this number.
-        """
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-
-def end_marked(mark: str) -> None:
-    """End what a worker started that left its process group (``setsid``), wherever it hangs in
-    the tree of processes by now.
-
-    On Linux only, and not what has replaced its environment on purpose. A subreaper would find
-    that as well, but it would have to be the node, and end children that are not its own in a
-    program that a node is a part of.
-    """
-    wanted = f"{WORKER_MARK}={mark}".encode()
-    for _ in range(MARKED_ROUNDS):
-        if not sum(_end_if_marked(pid, wanted) for pid in _process_ids()):
-            return
-
-
-def _process_ids() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
-    except FileNotFoundError:  # macOS
-        return []
-
-
-def _end_if_marked(pid: int, wanted: bytes) -> bool:
-    """Whether it was ended. It is held while it is looked at: its number might be another
-    process's by then."""
-    if not _is_marked(pid, wanted):
-        return False
-    try:
-        held = os.pidfd_open(pid)
-    except OSError:  # it has gone
-        return False
-    try:
-        if not _is_marked(pid, wanted):
-            return False
-        signal.pidfd_send_signal(held, signal.SIGKILL)
-        ended = select.poll()
-        ended.register(held, select.POLLIN)
-        ended.poll(MARKED_MS)
-    except OSError:
-        return False
-    finally:
-        os.close(held)
-    return True
-
-
-def _is_marked(pid: int, wanted: bytes) -> bool:
-    try:
-        return wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:  # it has gone, or is another user's
-        return False
 
 
 class RealDisk:
@@ -715,7 +550,7 @@ async def open_world(
     places elsewhere (`RealDisk`)."""
     with contextlib.ExitStack() as stack:
         folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
-        world = RealWorld(key or load_or_create_key(folder / "key"), folder, mounts)
+        world = RealWorld(key or load_or_create_key(folder / KEY), folder, mounts)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(world.run_timers)
             if trims:

@@ -14,6 +14,7 @@ from random import Random
 from typing import Any, Final, Protocol, TypeVar
 
 from p2p.identity import Signer, Verify
+from p2p.sandbox import Confinement, Containment
 
 T = TypeVar("T")
 
@@ -177,15 +178,21 @@ class World(Protocol):
         ...
 
     def open_worker(
-        self, argv: Sequence[str], *, name: str
+        self, argv: Sequence[str], *, name: str, confined: Confinement | None = None
     ) -> AbstractAsyncContextManager[Worker]:
         """Run ``python -m`` ``argv`` as a child that speaks 4-byte-length frames over its
         pipes.
 
+        ``confined`` says what it may reach and use; without it, it is a program like any other.
         It is killed when the block ends, and ends by itself when its standard input does.
         Raises `WorkerNotStarted`, and `WorkerDied` from `Worker.call`. Simulations have no
         processes: there it is a bug.
         """
+        ...
+
+    async def containment(self) -> Containment:
+        """How this machine contains workers that are confined. Simulations, which have none,
+        say that nothing does. Raises `WorkerNotStarted` where it cannot be tried."""
         ...
 
     def trace(self, name: str, **fields: object) -> None:

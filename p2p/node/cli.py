@@ -43,6 +43,7 @@ from p2p.node.usage import (
     say,
     seconds,
 )
+from p2p.sandbox import Containment
 from p2p.swarm import open_host
 
 
@@ -60,6 +61,7 @@ class Options:
     json: bool
     status: float | None
     die_with_parent: bool
+    trust_environments: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +137,11 @@ def _parse(argv: Sequence[str] | None) -> Options:
         metavar="DIR",
         help="key, policies, ledger and log; default ~/.shoal",
     )
+    add(
+        "--trust-environments",
+        action="store_true",
+        help="run environments even where nothing contains their processes",
+    )
     add("--config", type=Path, metavar="TOML", help="configuration file")
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
     add("--json", action="store_true", help="one JSON line instead of a block of text")
@@ -157,6 +164,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         json=parsed.json,
         status=parsed.status,
         die_with_parent=parsed.die_with_parent,
+        trust_environments=parsed.trust_environments,
     )
 
 
@@ -189,7 +197,9 @@ async def _run_node(start: Start) -> None:
             open_host(world=world, listen=config.listen, config=config.host) as host,
         ):
             has_run = document is not None or (options.data / PATH).exists()
-            _report_start(options, host, has_run=has_run, asking=bool(config.bootstrap))
+            containment = await world.containment()
+            asking = bool(config.bootstrap)
+            _report_start(options, host, containment, has_run=has_run, asking=asking)
             if not has_run and not config.bootstrap:
                 await trio.sleep_forever()
             async with open_node(world, host, config, document=document) as node:
@@ -211,6 +221,7 @@ def _configure(options: Options) -> NodeConfig:
             config,
             listen=options.listen or config.listen,
             bootstrap=options.bootstrap or config.bootstrap,
+            trust_environments=options.trust_environments or config.trust_environments,
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None
@@ -229,7 +240,9 @@ def _read_document(path: Path) -> bytes:
     return document
 
 
-def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) -> None:
+def _report_start(
+    options: Options, host: Host, containment: Containment, *, has_run: bool, asking: bool
+) -> None:
     addrs = [str(addr) for addr in host.addrs]
     if options.json:
         fields = {
@@ -237,11 +250,13 @@ def _report_start(options: Options, host: Host, *, has_run: bool, asking: bool) 
             "addrs": addrs,
             "roles": options.role,
             "data": str(options.data),
+            "sandbox": containment.mechanism.value,
         }
         say(json.dumps({"event": "started", **fields}))
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
+    lines.append(f"sandbox  {containment}")
     if has_run and addrs:
         best = max(host.addrs, key=reach_of)
         lines.append(

@@ -52,6 +52,9 @@ class NodeConfig:
     shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
     """Policies."""
 
+    trust_environments: bool = False
+    """Whether environments run where nothing contains their processes."""
+
     role: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """One table per role, ``[role.trainer]``; the role reads it."""
 

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar
 import trio
 
 from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError, WorkerDied
+from p2p.sandbox import Confinement
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.engines.base import (
@@ -32,7 +33,7 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import EngineConfig, config_to_wire
+from roles.engines.config import GIB, EngineConfig, config_to_wire
 from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.fake import FakeEngine
 from roles.engines.lasting import open_lasting_worker
@@ -51,6 +52,21 @@ FOLDER: Final = "engine"
 that is under way."""
 WORKER_ARGV: Final = ("roles.engines.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
+
+VARIABLES: Final = (
+    "PATH", "LANG", "LC_*", "TZ",  # of the system
+    "LD_*", "MALLOC_*",  # drivers in odd places; allocators that vLLM's authors advise
+    "CUDA_*", "NVIDIA_*", "NCCL_*", "HIP_*", "HSA_*", "ROCR_*", "ZE_*", "ONEAPI_*", "SYCL_*",
+    "OMP_*", "KMP_*", "GOMP_*", "MKL_*", "OPENBLAS_*", "GLOO_*",  # threads, and on which cores
+    "TORCH*", "PYTORCH_*", "TRITON_*", "VLLM_*",  # what the owner has set
+    "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE",  # and no HF_TOKEN
+    "CC", "CXX",  # Triton compiles
+)  # fmt: skip
+"""Of the node's environment, what an engine keeps: how to find and use the machine's
+accelerators. Keys and tokens of other programs are none of its business."""
+SCRATCH: Final = 2 * GIB
+"""Bytes that an engine may leave in `/tmp` and its caches, which are gone with it: Triton's
+compiled code takes some hundred MB."""
 
 _KINDS: Final[dict[str, type[ShoalError]]] = {
     "ConfigError": ConfigError,
@@ -83,13 +99,39 @@ async def open_engine(
     content, durable = ContentFolder(world.disk, f"{FOLDER}/{name}"), Durable(world, name)
     await durable.insist(content.clear)
     try:
-        async with open_lasting_worker(world, WORKER_ARGV, name=name) as worker:
+        confined = confinement_of(world, config, name)
+        async with open_lasting_worker(
+            world, WORKER_ARGV, name=name, confined=confined
+        ) as worker:
             engine = WorkerEngine(world, worker, config, content, durable)
             await engine.configure()
             yield engine
     finally:
         with trio.CancelScope(shield=True):
             await _clear(content)
+
+
+def confinement_of(world: World, config: EngineConfig, name: str) -> Confinement:
+    """An engine is our own code, and needs drivers wherever they lie: it sees the machine, and
+    writes what is its own, its content and the folder of its role.
+
+    vLLM is several processes, which talk to each other by sockets.
+    """
+    is_several = config.kind == "vllm"
+    return Confinement(
+        writable=(world.disk.locate(f"{FOLDER}/{name}"), world.disk.locate(name)),
+        sees_machine=True,
+        network=is_several,
+        forks=is_several,
+        variables=VARIABLES,
+        tasks=None,
+        file_size=None,
+        open_files=None,
+        scratch=SCRATCH,
+        reply=codec.MAX_FRAME,
+        chatter=None,
+        required=False,
+    )
 
 
 async def _clear(content: ContentFolder) -> None:

@@ -27,6 +27,7 @@ from typing import Final
 import trio
 
 from p2p.errors import ShoalError, WorkerDied
+from p2p.sandbox import Confinement
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.shared.worker_start import start_worker
@@ -46,11 +47,11 @@ class EngineLost(ShoalError):
 
 @asynccontextmanager
 async def open_lasting_worker(
-    world: World, argv: Sequence[str], *, name: str
+    world: World, argv: Sequence[str], *, name: str, confined: Confinement | None = None
 ) -> AsyncIterator[LastingWorker]:
     """Like `World.open_worker`, with a new process after each that dies."""
     async with AsyncExitStack() as stack:
-        worker = LastingWorker(world, argv, name, stack)
+        worker = LastingWorker(world, argv, name, stack, confined)
         await worker.start()
         yield worker
 
@@ -60,11 +61,17 @@ class LastingWorker:
     process."""
 
     def __init__(
-        self, world: World, argv: Sequence[str], name: str, stack: AsyncExitStack
+        self,
+        world: World,
+        argv: Sequence[str],
+        name: str,
+        stack: AsyncExitStack,
+        confined: Confinement | None = None,
     ) -> None:
         self._world = world
         self._argv = argv
         self._name = name
+        self._confined = confined
         self._stack = stack
         """Closes the process, if there is one."""
         self._worker: Worker | None = None
@@ -76,7 +83,11 @@ class LastingWorker:
     async def start(self) -> None:
         """Start a process. Raises `WorkerNotStarted`."""
         self._worker = await start_worker(
-            self._world, self._argv, name=self._name, stack=self._stack
+            self._world,
+            self._argv,
+            name=self._name,
+            stack=self._stack,
+            confined=self._confined,
         )
 
     async def call(self, request: bytes) -> bytes:

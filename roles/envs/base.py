@@ -18,7 +18,7 @@ from random import Random
 from typing import Any, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
-from roles.envs.installed import module_digest, package_digest
+from roles.envs.installed import module_digest, package_digest, package_places
 
 ENTRY_POINTS: Final = "shoal.envs"
 """Packages add environments under this entry point group: ``name = module:Class``."""
@@ -35,6 +35,11 @@ _BUILT_IN: Final = {
     "math-exact": "roles.envs.questions:ExactEnvironment",
     "reasoning-gym": "roles.envs.gym:GymEnvironment",
 }
+
+EVALUATES_NOTHING: Final = frozenset({"sort", "arithmetic", "math-exact"})
+"""Those that come with Shoal and compare text or tokens, no more: no parser of another package
+reads an answer. A machine that contains no process runs these alone, unless its owner says
+otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +143,19 @@ def environment_digest(name: str) -> bytes:
             f"the environment {name!r} has no files to hash: is {module} installed whole?"
         )
     return digest
+
+
+def evaluates_nothing(name: str) -> bool:
+    """Whether ``name`` is one of `EVALUATES_NOTHING`, and no other package has taken it."""
+    return name in EVALUATES_NOTHING and _entry_point(name).value == _BUILT_IN[name]
+
+
+def environment_places(name: str) -> tuple[str, ...]:
+    """Where the package of an environment lies, by absolute paths; none if there is none."""
+    try:
+        return package_places(_entry_point(name).module.partition(".")[0])
+    except ConfigError:
+        return ()
 
 
 def _entry_point(name: str) -> EntryPoint:

@@ -6,9 +6,11 @@ Theory of operation
 -------------------
 An environment is foreign code, called for every stranger's completions, and code that does not
 return cannot be ended from within: a thread that runs it is lost for good, and holds the
-interpreter while it spins. So it runs in a process of its own (`roles.envs.worker`), with
-limits on time and memory. What exceeds them, or ends the process otherwise, fails like what
-raises does: `EnvironmentFailed`, and the next call has a new process.
+interpreter while it spins. What strangers wrote may even be evaluated by it. So it runs in a
+process of its own (`roles.envs.worker`), which reaches nothing of this machine
+(`p2p.sandbox`), with limits on time and memory. What exceeds them, or ends the process
+otherwise, fails like what raises does: `EnvironmentFailed`, and the next call has a new
+process.
 
 Simulations have no processes; there, with their engine, the call is made in place.
 """
@@ -30,10 +32,11 @@ from p2p.errors import (
     MissingDependency,
     WorkerDied,
 )
+from p2p.sandbox import Confinement, Containment
 from p2p.world import Worker, World
 from roles.engines import codec
 from roles.engines.config import MachineLimits
-from roles.envs.base import Environment, Ration, Task
+from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
 from roles.envs.contained import (
     MAX_EVALUATION,
     EnvironmentFailed,
@@ -117,8 +120,11 @@ class WorkerEnvironment:
         stack: AsyncExitStack,
         *,
         vocabulary: int = TOKENS,
+        required: bool = True,
     ) -> None:
-        """Of a model with ``vocabulary`` tokens: no engine could look up others."""
+        """Of a model with ``vocabulary`` tokens: no engine could look up others. ``required``:
+        whether it must not run where this machine contains no process."""
+        self._confined = confinement_of(setup, ration, required=required)
         self._vocabulary = vocabulary
         self._world = world
         self._setup = setup
@@ -179,7 +185,11 @@ class WorkerEnvironment:
 
     async def _start(self) -> None:
         self._worker = await start_worker(
-            self._world, WORKER_ARGV, name=f"the environment {self._setup}", stack=self._stack
+            self._world,
+            WORKER_ARGV,
+            name=f"the environment {self._setup}",
+            stack=self._stack,
+            confined=self._confined,
         )
         limits = asdict(self._ration)
         opening = self._ration.opening
@@ -232,26 +242,68 @@ def _nothing_untrusted(value: object) -> None:
 
 @asynccontextmanager
 async def open_environment_of(
-    world: World, run: Run, machine: MachineLimits, folder: str | None = None
+    world: World,
+    run: Run,
+    machine: MachineLimits,
+    folder: str | None = None,
+    *,
+    trusted: bool = False,
 ) -> AsyncIterator[ContainedEnvironment]:
     """The environments that ``run`` is trained on, as one, for the length of the block.
 
     ``folder``, of the world's disk, holds the tokenizer of a run with a base; its files are
-    those that the run pins.
-    Raises `ConfigError` if an environment is not the one that the run pins, or cannot be
-    opened.
+    those that the run pins. ``trusted``: whether this machine's owner lets environments run
+    where nothing contains them.
+    Raises `ConfigError` if an environment is not the one that the run pins, cannot be opened,
+    or must not run here.
     """
     run.check_environments()  # before any of it is imported
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
         yield LocalEnvironment(open_mix(setup))
         return
+    required = not trusted and not all(
+        evaluates_nothing(pin.name) for pin in run.terms.environments
+    )
+    if required:
+        _require(await world.containment(), setup)
     async with AsyncExitStack() as stack:
         ration = Ration(memory=machine.environment_memory)
         vocabulary = run.terms.model.shape.vocabulary
-        environment = WorkerEnvironment(world, setup, ration, stack, vocabulary=vocabulary)
+        environment = WorkerEnvironment(
+            world, setup, ration, stack, vocabulary=vocabulary, required=required
+        )
         await environment.open()
         yield environment
+
+
+def _require(containment: Containment, setup: EnvironmentSetup) -> None:
+    """Raise `ConfigError` where nothing contains what an environment does."""
+    if not containment.holds:
+        raise ConfigError(
+            f"this machine contains no process ({containment.reason}), and the environment"
+            f" {setup} may evaluate what strangers write: make bwrap work (docs/running.md), or"
+            " start the node with --trust-environments if nothing on this machine is worth"
+            " stealing"
+        )
+
+
+def confinement_of(
+    setup: EnvironmentSetup, ration: Ration, *, required: bool = True
+) -> Confinement:
+    """What the process of an environment may reach: its own package, the tokenizer, and the
+    files that the run pins."""
+    readable = [place for part in setup.parts for place in environment_places(part.name)]
+    readable += [] if setup.model is None else [setup.model.folder]
+    readable += [
+        f"{setup.folder}/{part.data.name}" for part in setup.parts if part.data is not None
+    ]
+    return Confinement(
+        readable=tuple(dict.fromkeys(readable)),
+        memory=ration.memory,
+        reply=codec.MAX_FRAME,
+        required=required,
+    )
 
 
 def setup_of(run: Run, machine: MachineLimits, folder: str | None = None) -> EnvironmentSetup:

@@ -41,6 +41,17 @@ def package_digest(top: str) -> bytes | None:
     return _digest_of(files, top) if files else None
 
 
+def package_places(top: str) -> tuple[str, ...]:
+    """The folders of a top-level package, or the file of a module; nothing if it is not
+    there. An editable installation may keep it anywhere."""
+    spec = importlib.util.find_spec(top)
+    if spec is None:
+        return ()
+    folders = list(spec.submodule_search_locations or ())
+    found = folders or ([] if spec.origin is None else [spec.origin])
+    return tuple(str(Path(place).absolute()) for place in found)
+
+
 def _package_files(top: str) -> dict[str, Path]:
     """By their path in the package. ``find_spec`` imports nothing for a name without a dot."""
     spec = importlib.util.find_spec(top)

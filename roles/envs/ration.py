@@ -1,6 +1,7 @@
-"""What a process may spend on a call of an environment: time and memory.
+"""The time that a process may spend on a call of an environment.
 
-For worker processes only.
+For worker processes only. How much memory they have is a matter of how they are confined
+(`roles.envs.client`).
 
 Signals do it, because nothing else stops code that does not return: a thread cannot be ended,
 and an exception can be caught by the very loop that hangs.
@@ -9,21 +10,11 @@ and an exception can be caught by the very loop that hangs.
 from __future__ import annotations
 
 import contextlib
-import resource
 import signal
 from collections.abc import Iterator
 from types import FrameType
 
 from roles.envs.base import Ration
-
-
-def limit_memory(ration: Ration) -> None:
-    """From now on this process gets so many bytes of address space; then comes `MemoryError`.
-
-    Not on macOS, which knows the limit and does not keep it.
-    """
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (ration.memory, ration.memory))
 
 
 def begin_call(ration: Ration) -> None:

@@ -17,7 +17,7 @@ from roles.envs.base import Environment, Ration
 from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
 from roles.envs.frames import setup_from_wire, task_from_wire, task_to_wire
 from roles.envs.mix import open_mix
-from roles.envs.ration import begin_call, end_calls, limit_memory
+from roles.envs.ration import begin_call, end_calls
 from roles.shared.worker_streams import serve_streams
 
 
@@ -30,7 +30,6 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
             if environment is None:
                 setup, limits = arguments
                 ration = Ration(**limits)
-                limit_memory(ration)
                 environment = open_mix(setup_from_wire(setup))
                 value: object = None
             else:

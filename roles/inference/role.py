@@ -72,7 +72,9 @@ class Inference:
         outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
         folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits, folder) as environment,
+            open_environment_of(
+                node.world, run, limits, folder, trusted=node.config.trust_environments
+            ) as environment,
             open_engine(node.world, engine_config, name=self.name) as engine,
         ):
             self._session = self.make_session(node, run, environment, engine, outbox)

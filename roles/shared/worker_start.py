@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack
 from typing import Final
 
 from p2p.errors import WorkerNotStarted
+from p2p.sandbox import Confinement
 from p2p.world import Worker, World
 
 logger = logging.getLogger(__name__)
@@ -24,14 +25,23 @@ always dies (`roles.engines.lasting`)."""
 
 
 async def start_worker(
-    world: World, argv: Sequence[str], *, name: str, stack: AsyncExitStack
+    world: World,
+    argv: Sequence[str],
+    *,
+    name: str,
+    stack: AsyncExitStack,
+    confined: Confinement | None = None,
 ) -> Worker:
     """As `World.open_worker`, while ``stack`` is open. Raises `WorkerNotStarted` if the machine
     goes on to refuse."""
     for pause in PAUSES:
         try:
-            return await stack.enter_async_context(world.open_worker(argv, name=name))
+            return await stack.enter_async_context(
+                world.open_worker(argv, name=name, confined=confined)
+            )
         except WorkerNotStarted as error:
             logger.warning("%s; it is tried again in %g s", error, pause)
         await world.sleep(pause)
-    return await stack.enter_async_context(world.open_worker(argv, name=name))
+    return await stack.enter_async_context(
+        world.open_worker(argv, name=name, confined=confined)
+    )

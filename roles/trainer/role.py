@@ -109,7 +109,9 @@ class Trainer:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits, folder) as environment,
+            open_environment_of(
+                node.world, run, limits, folder, trusted=node.config.trust_environments
+            ) as environment,
             open_engine(
                 node.world,
                 replace(engine_config, profile=config.profile, autocast=config.autocast),

@@ -76,7 +76,9 @@ class Validator:
         ).computed_with(config.engine)
         folder = await keep_model_files(node, run)
         async with (
-            open_environment_of(node.world, run, limits, folder) as environment,
+            open_environment_of(
+                node.world, run, limits, folder, trusted=node.config.trust_environments
+            ) as environment,
             open_engine(node.world, engine_config, name=self.name) as engine,
         ):
             ledger = await node.ledger.opened()

@@ -17,6 +17,7 @@ import outcome
 import trio
 
 from p2p.identity import Signer, Verify
+from p2p.sandbox import Confinement, Containment
 from p2p.world import Disk, Worker
 from sim.errors import SimForbidden
 from sim.kernel.queue import SLEEP, Owner, SimTimer, nanoseconds
@@ -147,12 +148,16 @@ class SimWorld:
             self._unblock(task)
 
     def open_worker(
-        self, argv: Sequence[str], *, name: str
+        self, argv: Sequence[str], *, name: str, confined: Confinement | None = None
     ) -> AbstractAsyncContextManager[Worker]:
         """A bug: simulations have no processes."""
         raise SimForbidden(
             f"a worker process ({name}) in a simulation: use an engine that needs none"
         )
+
+    async def containment(self) -> Containment:
+        """There are no processes to contain."""
+        return Containment(reason="a simulation has no processes")
 
     def trace(self, name: str, **fields: object) -> None:
         """Hash what happened into the trace."""

@@ -15,7 +15,8 @@ import pytest
 import trio
 
 from p2p.errors import StorageError, WorkerDied
-from p2p.machine import ProcessWorker, open_world
+from p2p.machine import open_world
+from p2p.worker_process import ProcessWorker
 from p2p.world import World
 from roles.engines import client, codec, lasting
 from roles.engines.base import EngineError, GroupTask, Sampling

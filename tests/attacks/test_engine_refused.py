@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
 from p2p.errors import WorkerDied, WorkerNotStarted
 from p2p.machine import open_world
@@ -35,14 +35,14 @@ class Refusing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = 0
         self.pauses: list[float] = []
-        self._open = trio.lowlevel.open_process
-        monkeypatch.setattr(trio.lowlevel, "open_process", self._refuse)
+        self._open = subprocess.Popen
+        monkeypatch.setattr(subprocess, "Popen", self._refuse)
 
-    async def _refuse(self, *args: Any, **options: Any) -> trio.Process:
+    def _refuse(self, *args: Any, **options: Any) -> subprocess.Popen[bytes]:
         if self.left:
             self.left -= 1
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        return await self._open(*args, **options)
+        return self._open(*args, **options)
 
     async def sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)

@@ -75,7 +75,7 @@ def game(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @asynccontextmanager
 async def opened(ration: Ration = RATION) -> AsyncIterator[WorkerEnvironment]:
     async with open_world() as world, AsyncExitStack() as stack:
-        environment = WorkerEnvironment(world, SETUP, ration, stack)
+        environment = WorkerEnvironment(world, SETUP, ration, stack, required=False)
         await environment.open()
         yield environment
 
@@ -146,7 +146,7 @@ async def test_an_environment_that_cannot_be_opened_ends_the_node_with_its_name(
     ration = replace(RATION, opening=BRIEF if "sleep" in code else 60.0)
     async with open_world() as world, AsyncExitStack() as stack:
         with pytest.raises(ConfigError, match=said):
-            await WorkerEnvironment(world, SETUP, ration, stack).open()
+            await WorkerEnvironment(world, SETUP, ration, stack, required=False).open()
 
 
 @pytest.mark.usefixtures("game")
@@ -188,7 +188,9 @@ async def test_tokens_that_a_model_does_not_have_reach_no_engine() -> None:
     ZeroDivisionError, and from 2^32 on the node with OverflowError.
     """
     async with open_world() as world, AsyncExitStack() as stack:
-        environment = WorkerEnvironment(world, SETUP, RATION, stack, vocabulary=5)
+        environment = WorkerEnvironment(
+            world, SETUP, RATION, stack, vocabulary=5, required=False
+        )
         await environment.open()
         for call in (partial(environment.tasks, [bytes(32)]), environment.evaluation):
             with pytest.raises(EnvironmentFailed, match="token ids below 5"):

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.errors import StorageError
+from p2p.errors import StorageError, WorkerNotStarted
 from p2p.identity import PeerId
 from p2p.machine import open_world
+from p2p.sandbox import Confinement
 from p2p.world import World
+from sim.errors import SimForbidden
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.world import SimWorld
@@ -302,3 +304,30 @@ def test_a_full_simulated_disk_says_so() -> None:
         await world.disk.write("b", b"12345")
 
     run_simulation(main, seed=1)
+
+
+@world_test
+async def test_a_world_says_how_it_contains_workers(world: World) -> None:
+    containment = await world.containment()
+    assert containment.holds or containment.reason
+    assert await world.containment() == containment
+
+
+@world_test
+async def test_a_worker_that_must_be_contained_runs_contained_or_not_at_all(
+    world: World,
+) -> None:
+    confined = Confinement()
+    if isinstance(world, SimWorld):
+        with pytest.raises(SimForbidden, match="a worker process"):
+            world.open_worker(["x"], name="x", confined=confined)
+        return
+    argv = ["tests.attacks.spies"]
+    if not (await world.containment()).holds:
+        with pytest.raises(WorkerNotStarted, match="must not run uncontained"):
+            async with world.open_worker(argv, name="x", confined=confined):
+                pytest.fail("it runs")
+        return
+    async with world.open_worker(argv, name="x", confined=confined) as worker:
+        assert await worker.call(b'["write", "/tmp/its-own"]') == b"open"
+        assert await worker.call(b'["write", "/new"]') == b"OSError"

@@ -30,11 +30,12 @@ def test_a_bare_node_says_who_and_where_it_is_and_waits(tmp_path: Path) -> None:
     )
     assert process.stdout is not None
     try:
-        block = [process.stdout.readline() for _ in range(6)]
+        block = [process.stdout.readline() for _ in range(7)]
         assert re.fullmatch(r"node     12D3Koo\w+\n", block[0])
         assert re.fullmatch(r"address  /ip4/127\.0\.0\.1/tcp/\d+/p2p/12D3Koo\w+\n", block[1])
         assert block[2:4] == ["roles    none\n", f"data     {tmp_path}/.shoal\n"]
-        assert block[4].startswith(
+        assert re.fullmatch(r"sandbox  (bubblewrap|seatbelt|none)\b.*\n", block[4])
+        assert block[5].startswith(
             "next     no run yet: start again with --bootstrap ADDR of a member"
         )
         assert process.poll() is None
@@ -51,6 +52,7 @@ def test_the_identity_lasts_and_the_folder_is_locked(tmp_path: Path) -> None:
     with node(tmp_path / "n") as first:
         started = first.line()
         assert started["event"] == "started"
+        assert started["sandbox"] in {"bubblewrap", "seatbelt", "none"}
         assert started["addrs"][0].endswith(started["peer"])
         code, error = fail("--data", str(tmp_path / "n"))
         assert (code, error) == (

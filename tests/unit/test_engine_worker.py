@@ -65,9 +65,9 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
     """Learner, generator, scorer, step: everything that crosses the pipe, in its order."""
     tasks = make_tasks(24)
     async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
-        assert await engine.open("learner/checkpoint") == 0
-        await engine.save("learner/checkpoint", "policies/0.safetensors")
-        await engine.load("policies/0.safetensors")
+        assert await engine.open("engine/checkpoint") == 0
+        await engine.save("engine/checkpoint", "engine/policies/0.safetensors")
+        await engine.load("engine/policies/0.safetensors")
         groups = await draw_all(engine, tasks, SAMPLING)
         assert [group.group for group in groups] == [task.group for task in tasks]
         scored = await engine.score(tasks, groups, SAMPLING)
@@ -81,14 +81,14 @@ async def test_a_round_of_the_recipe(tmp_path: Path) -> None:
         assert (report.step, report.tokens > 0) == (1, True)
         answers = await engine.answer(tasks, SAMPLING)
         assert [len(one) for one in answers] == [len(task.seeds) for task in tasks]
-        await engine.save("learner/checkpoint", "policies/1.safetensors")
-        assert await world.disk.list("policies") == ["0.safetensors", "1.safetensors"]
-        await engine.load("policies/1.safetensors")
+        await engine.save("engine/checkpoint", "engine/policies/1.safetensors")
+        assert await world.disk.list("engine/policies") == ["0.safetensors", "1.safetensors"]
+        await engine.load("engine/policies/1.safetensors")
         stale = await engine.score(tasks, groups, SAMPLING)
         verdicts = {judge(one.evidence, Limits.fp32()).verdict for one in stale}
         assert Verdict.ACCEPTED not in verdicts
     async with world_at(tmp_path) as world, open_engine(world, CONFIG) as engine:
-        assert await engine.open("learner/checkpoint") == 1
+        assert await engine.open("engine/checkpoint") == 1
 
 
 async def test_errors_arrive_whole(tmp_path: Path) -> None:

@@ -74,7 +74,9 @@ def test_the_example_is_under_forty_lines() -> None:
 async def test_the_example_pays_what_it_says(setup: EnvironmentSetup) -> None:
     assert len(environment_digest("alphabet")) == 32
     async with open_world() as world, AsyncExitStack() as stack:
-        environment = WorkerEnvironment(world, setup, Ration(memory=2 << 30), stack)
+        environment = WorkerEnvironment(
+            world, setup, Ration(memory=2 << 30), stack, required=False
+        )
         await environment.open()
         seeds = [bytes([number]) * 32 for number in range(64)]
         tasks = await environment.tasks(seeds)
@@ -105,7 +107,9 @@ async def test_a_model_learns_from_the_example(setup: EnvironmentSetup) -> None:
     sampling = Sampling(1.0, NEW_TOKENS, SIZE)
     means = []
     async with open_world() as world, AsyncExitStack() as stack:
-        environment = WorkerEnvironment(world, setup, Ration(memory=2 << 30), stack)
+        environment = WorkerEnvironment(
+            world, setup, Ration(memory=2 << 30), stack, required=False
+        )
         await environment.open()
         for _ in range(STEPS):
             tasks = await environment.tasks([rng.randbytes(32) for _ in range(GROUPS)])

@@ -150,7 +150,7 @@ async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
     make_folder(tmp_path / "model")
     world = RealWorld(KeyPair(b"t" * 32), tmp_path)
     for life in range(2):
-        async with open_engine(world, CONFIG) as engine:
+        async with open_engine(world, CONFIG, name="trainer") as engine:
             assert await engine.open("trainer/checkpoint", "model") == life
             await engine.save("trainer/checkpoint", f"trainer/weights/{life}")
             await engine.step(some_groups())
@@ -158,7 +158,7 @@ async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
     weights = [tmp_path / f"trainer/weights/{step}/model.safetensors" for step in range(3)]
     assert weights[0].read_bytes() == (tmp_path / "model/model.safetensors").read_bytes()
     assert len({path.read_bytes() for path in weights}) == 3
-    async with open_engine(world, CONFIG) as engine:
+    async with open_engine(world, CONFIG, name="trainer") as engine:
         await engine.adopt("trainer/weights/2", 2, "model")
         await engine.save("", "trainer/weights/again")
     again = tmp_path / "trainer/weights/again/model.safetensors"

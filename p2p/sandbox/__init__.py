@@ -1,0 +1,22 @@
+"""Worker processes that reach nothing of this machine but what they are given.
+
+`confinement` says what a worker may reach and use, as a value that a caller hands to
+`World.open_worker`. The other modules carry it out, each a step of the way in:
+
+- `installation` finds what Python needs to run: its libraries, and where packages lie.
+- `bubblewrap` writes the command line that starts a worker on Linux, `seatbelt` the profile on
+  macOS. Both are pure: text out of values.
+- `launch` makes of both the command and the environment that a worker starts with.
+- `entry` is what runs first in there. It limits the process, gives up what it must not keep,
+  installs the filter of system calls that `seccomp` assembles from the tables in `syscalls`,
+  says that it is ready, and only then becomes the worker. Until then no stranger's byte has
+  reached the process.
+- `probe` tries on this machine which way works, with a worker that attempts what it must not
+  be able to do (`trial`).
+
+`p2p.worker_process` puts them together.
+"""
+
+from p2p.sandbox.confinement import Confinement, Containment
+
+__all__ = ["Confinement", "Containment"]

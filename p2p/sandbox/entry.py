@@ -1,0 +1,109 @@
+"""What runs first in a confined worker: ``python -m p2p.sandbox.entry LIMITS MODULE ...``.
+
+It takes from its own process what the worker must not have, in an order in which each step can
+still be made: amounts, the user, the right to ever gain privileges, system calls. Then it says
+on standard output that it is ready, with one byte, and runs the module in its own place. All of
+that holds for whatever the process starts, and cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import resource
+import runpy
+import sys
+from dataclasses import asdict, dataclass
+from typing import Final
+
+from p2p.sandbox.seccomp import Instruction, assemble, filter_program
+
+READY: Final = b"+"
+"""What a worker says before anything else."""
+NO_NEW_PRIVS: Final = 38
+"""``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``, as the next, and of ``linux/seccomp.h``."""
+SECCOMP: Final = 22
+"""``PR_SET_SECCOMP``."""
+FILTER: Final = 2
+"""``SECCOMP_MODE_FILTER``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EntryLimits:
+    """What is taken, as it crosses the command line."""
+
+    amounts: dict[str, int]
+    """By the names of Python's ``resource``, without ``RLIMIT_``."""
+
+    user: int = 0
+    """Whom to become; 0 stays who it is."""
+
+    machine: str = ""
+    """Whose system calls are filtered; empty where there are none to filter."""
+
+    network: bool = False
+    forks: bool = False
+    uncounted: bool = False
+    """See `p2p.sandbox.seccomp.filter_program`."""
+
+    def to_argument(self) -> str:
+        """For the command line."""
+        return json.dumps(asdict(self))
+
+
+class _Program(ctypes.Structure):
+    """``struct sock_fprog``."""
+
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def main(argv: list[str]) -> None:
+    """Take away, say so, and become the worker."""
+    limits = EntryLimits(**json.loads(argv[1]))
+    module, rest = argv[2], argv[3:]
+    for name, amount in limits.amounts.items():
+        _limit(getattr(resource, f"RLIMIT_{name}"), amount)
+    if limits.user:
+        os.setgroups([])
+        os.setresgid(limits.user, limits.user, limits.user)
+        os.setresuid(limits.user, limits.user, limits.user)
+    if limits.machine:
+        _prctl(NO_NEW_PRIVS, 1, 0)
+        _install(
+            filter_program(
+                limits.machine,
+                network=limits.network,
+                forks=limits.forks,
+                uncounted=limits.uncounted,
+            )
+        )
+    os.write(sys.stdout.fileno(), READY)
+    sys.argv = [module, *rest]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _limit(kind: int, amount: int) -> None:
+    """Never above what it is already: only root may raise it."""
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        amount = min(amount, hard)
+    resource.setrlimit(kind, (amount, amount))
+
+
+def _install(instructions: list[Instruction]) -> None:
+    code = assemble(instructions)
+    program = _Program(len(instructions), code)
+    _prctl(SECCOMP, FILTER, ctypes.addressof(program))
+
+
+def _prctl(option: int, first: int, second: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    arguments = (ctypes.c_ulong(first), ctypes.c_ulong(second), ctypes.c_ulong(0))
+    if libc.prctl(option, *arguments, ctypes.c_ulong(0)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}): {os.strerror(number)}")
+
+
+if __name__ == "__main__":
+    main(sys.argv)

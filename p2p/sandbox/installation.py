@@ -1,0 +1,208 @@
+"""What Python needs of this machine to run: its libraries, and where packages lie.
+
+Theory of operation
+-------------------
+A worker must be able to import what its node can, and read nothing else. Installations are in
+many places (the system's, pyenv and uv below a home, conda, a virtual environment in a
+checkout), so it is the running interpreter that is asked. Of a prefix the folders of an
+installation count, not the prefix itself, which may be a home. Of a folder that is merely on
+the path (a checkout, ``PYTHONPATH``) only what can be imported is shown: beside it may lie keys
+and data. What Python puts first, the current folder or a script's, does not count at all.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import site
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from p2p.sandbox.confinement import is_below
+
+SYSTEM: Final = ("/usr", "/lib", "/lib32", "/lib64", "/libx32", "/bin", "/sbin")
+"""Folders of the system: links where it is merged."""
+SYSTEM_FILES: Final = (
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/alternatives",
+)
+"""Where the loader looks for libraries, and what links to them go through."""
+SOCKETS: Final = ("/run", "/var/run", "/tmp", "/var/tmp")
+"""Where other programs listen, and leave things."""
+STORES: Final = ("/nix/store", "/gnu/store")
+"""Where Nix and Guix keep everything, read-only and for all users."""
+PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
+"""What of a prefix is an installation."""
+PACKAGES: Final = ("site-packages", "dist-packages")
+"""Folders that hold nothing but packages."""
+MOST_LINKS: Final = 40
+"""Links on the way to a file: as many as Linux follows."""
+MAPS: Final = "/proc/self/maps"
+ACCELERATORS: Final = (
+    "accel*", "dri", "dxg", "gdrdrv", "infiniband", "kfd", "mali*", "nvhost*", "nvidia*",
+    "nvgpu", "nvmap", "udmabuf",
+)  # fmt: skip
+"""Devices that engines compute with: flatpak's list, and those of data centres."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installation:
+    """Where this machine keeps what a worker needs. All paths are absolute."""
+
+    python: str
+    """The interpreter."""
+
+    system: tuple[str, ...]
+    """The system's folders and files."""
+
+    links: tuple[tuple[str, str], ...]
+    """Those that are links, and where they point, as written."""
+
+    readable: tuple[str, ...]
+    """Python's own, and packages."""
+
+    search: tuple[str, ...]
+    """Folders on the path that Python does not find by itself."""
+
+    private: tuple[str, ...]
+    """Folders that hold the secrets of a person or a program: homes, and where sockets are."""
+
+    devices: tuple[str, ...]
+    """Accelerators."""
+
+
+def find_installation() -> Installation:
+    """Of the Python that runs."""
+    prefixes = _both({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix})
+    python = sys.executable
+    found = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS]
+    found += _chain(python)
+    search = _searched()
+    paths = list(dict.fromkeys([*_on_path(), *search]))
+    packages = [path for path in paths if os.path.basename(path) in PACKAGES]
+    found += _both([*site.getsitepackages(), site.getusersitepackages(), *packages])
+    roots = [path for path in paths if not is_below(path, found)]
+    found += [entry for root in roots for entry in _importable(root)]
+    present = [path for path in dict.fromkeys(found) if os.path.lexists(path)]
+    system = [path for path in (*SYSTEM, *SYSTEM_FILES, *STORES) if os.path.exists(path)]
+    present += _library_folders([*present, *system])
+    return Installation(
+        python=python,
+        system=tuple(path for path in system if not os.path.islink(path)),
+        links=tuple((path, os.readlink(path)) for path in system if os.path.islink(path)),
+        readable=_outermost(path for path in present if not is_below(path, system)),
+        search=tuple(search),
+        private=_outermost(
+            os.path.realpath(path) for path in (*_homes(), *SOCKETS) if os.path.isdir(path)
+        ),
+        devices=tuple(
+            str(path) for name in ACCELERATORS for path in sorted(Path("/dev").glob(name))
+        ),
+    )
+
+
+def _both(paths: Iterable[str]) -> list[str]:
+    """Each as it is called and as it is: either name may come up again."""
+    named = [os.path.abspath(path) for path in sorted(paths)]
+    return list(dict.fromkeys([*named, *(os.path.realpath(path) for path in named)]))
+
+
+def _chain(path: str) -> Iterator[str]:
+    """A file, and the links on the way to it."""
+    for _ in range(MOST_LINKS):
+        yield path
+        if not os.path.islink(path):
+            break
+        path = os.path.normpath(os.path.join(os.path.dirname(path), os.readlink(path)))
+    yield os.path.realpath(path)
+
+
+def _searched() -> list[str]:
+    """What ``PYTHONPATH`` names, and the folder of ``p2p`` itself: Python finds the
+    others by itself."""
+    named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    own = _package_root()
+    folders = [os.path.abspath(path) for path in named if path]
+    folders += [own] if os.path.basename(own) not in PACKAGES else []
+    return [path for path in dict.fromkeys(folders) if path == own or _is_public(path)]
+
+
+def _is_public(path: str) -> bool:
+    """Whether it is there, and no home, nor has one in it."""
+    return os.path.exists(path) and not any(is_below(home, [path]) for home in _homes())
+
+
+def _on_path() -> list[str]:
+    """Folders and archives that this process imports from, but for what Python puts first."""
+    paths = list(sys.path)
+    if paths and any(_is_same(paths[0], place) for place in ("", os.path.dirname(sys.argv[0]))):
+        del paths[0]  # where the command was given, or its script lies: `-P` does without
+    return [os.path.abspath(path) for path in paths if path and _is_public(path)]
+
+
+def _is_same(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path or ".", other or ".")
+    except OSError:
+        return False
+
+
+def _package_root() -> str:
+    """The folder that ``p2p`` was imported from."""
+    spec = importlib.util.find_spec("p2p")
+    assert spec is not None
+    assert spec.origin is not None
+    return str(Path(spec.origin).absolute().parent.parent)
+
+
+def _importable(root: str) -> Iterator[str]:
+    """Modules, packages and what `importlib.metadata` reads, directly in ``root``."""
+    if not os.path.isdir(root):
+        yield root  # an archive
+        return
+    with os.scandir(root) as entries:
+        for entry in entries:
+            if entry.name.startswith("."):
+                continue
+            if entry.is_dir():
+                is_package = os.path.exists(os.path.join(entry.path, "__init__.py"))
+                if is_package or entry.name.endswith((".dist-info", ".egg-info")):
+                    yield entry.path
+            elif entry.name.endswith((".py", ".so")):
+                yield entry.path
+
+
+def _library_folders(known: list[str]) -> list[str]:
+    """Folders of libraries that this process has mapped and that lie elsewhere."""
+    try:
+        lines = Path(MAPS).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # macOS: there the system's loader reads its own cache
+        return []
+    files = {line[line.index("/") :] for line in lines if "/" in line and ".so" in line}
+    return sorted(
+        {
+            os.path.dirname(file)
+            for file in files
+            if os.path.isfile(file) and not is_below(os.path.realpath(file), known)
+        }
+    )
+
+
+def _homes() -> tuple[str, ...]:
+    """Of this user, by both names, and where others' lie."""
+    home = os.path.expanduser("~")
+    return tuple(dict.fromkeys([*_both([home]), "/home", "/root"]))
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    """Without those inside others, shortest first."""
+    kept: list[str] = []
+    for path in sorted(dict.fromkeys(paths), key=lambda path: (path.count("/"), path)):
+        if not is_below(path, kept):
+            kept.append(path)
+    return tuple(kept)

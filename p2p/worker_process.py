@@ -1,0 +1,372 @@
+"""Worker processes of the real world: started, spoken to, and ended.
+
+Theory of operation
+-------------------
+A worker speaks frames over the pipes of a child. What confines it stands in front of its
+command (`p2p.sandbox`), and passes the pipes on as they are. A confined worker says that it is
+ready before it is spoken to: by then its limits are in force. What it prints is read while a
+call is under way, and no faster than it is forgotten: the first lines go to the log, and one
+that prints without end is ended.
+
+With its process ends all that it started. Where ``bwrap`` contains it, its process is the first
+of a machine of its own, which the kernel ends with it, and with the node: ``bwrap`` dies with
+its parent. The kernel means the *thread* that started it, so processes are started in the
+thread of the event loop, which takes a millisecond or two, and not in one of trio's, which
+ends when it has had nothing to do for ten seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Final, TypeVar
+
+import trio
+
+from p2p.errors import LimitExceeded, ShoalError, WorkerDied, WorkerNotStarted
+from p2p.sandbox.confinement import HEARD, Confinement, Containment
+from p2p.sandbox.entry import READY
+from p2p.sandbox.launch import Launch, launch
+from p2p.sandbox.probe import find_containment, try_containment
+from p2p.wire import KI, MIB
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+MAX_WORKER_FRAME: Final = 1024 * MIB
+"""Bytes of one request or reply of a worker that is not confined: our own child, so this only
+stops a runaway, not an attacker."""
+WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
+"""Of a child's environment. Sets of text then come in one order in every worker process, on
+every node: in another order five of the 106 families of reasoning-gym make another task of a
+seed."""
+KILL_AFTER: Final = 1.0
+"""Seconds a child has to end after its input has ended. Ours end at once, whatever they do
+(`roles.engines.worker`); what does not by then hangs."""
+READY_WITHIN: Final = 120.0
+"""Seconds that a confined worker has to say that it is ready: it takes a tenth of one."""
+BLOCK: Final = 64 * KI
+"""Bytes of what a worker prints that are read at a time: what a pipe holds."""
+
+
+class WorkerStarter:
+    """Starts the workers of one world, and knows how this machine contains them."""
+
+    def __init__(self, folder: Path, keys: Sequence[Path]) -> None:
+        """``folder`` is the world's, and ``keys`` what no worker may read."""
+        self._folder = str(folder.absolute())
+        self._keys = [str(key.absolute()) for key in keys]
+        self._turn = trio.Lock()
+        self._found: Containment | None = None
+        self._for_machine: Containment | None = None
+
+    async def containment(self) -> Containment:
+        """How strangers' code is contained here; tried once. Raises `WorkerNotStarted`."""
+        async with self._turn:
+            if self._found is None:
+                try:
+                    found = await trio.to_thread.run_sync(find_containment, self._folder)
+                except OSError as error:
+                    raise _refused("a trial of containment", error) from error
+                self._found = found
+            return self._found
+
+    async def _containment_of(self, confined: Confinement, name: str) -> Containment:
+        """Raises `WorkerNotStarted` where a confinement is required and nothing contains."""
+        found = await self.containment()
+        if confined.required and not found.holds:
+            raise WorkerNotStarted(f"{name} must not run uncontained; containment: {found}")
+        return await self._with_machine(found) if confined.sees_machine else found
+
+    async def _with_machine(self, found: Containment) -> Containment:
+        """How those are contained that see the machine: they have other mounts, which may
+        fail where the plain ones do not."""
+        async with self._turn:
+            if self._for_machine is None:
+                reason = found.reason
+                if found.holds:
+                    trial = Confinement(sees_machine=True, tasks=None)
+                    try:
+                        reason = await trio.to_thread.run_sync(
+                            try_containment, found, trial, self._folder
+                        )
+                    except OSError as error:
+                        raise _refused("a trial of containment", error) from error
+                if reason:
+                    logger.warning("engines run as any program of yours does: %s", reason)
+                self._for_machine = Containment(reason=reason) if reason else found
+            return self._for_machine
+
+    @asynccontextmanager
+    async def open(
+        self, argv: Sequence[str], name: str, confined: Confinement | None
+    ) -> AsyncIterator[ProcessWorker]:
+        """See `p2p.world.World.open_worker`."""
+        start = await self._launch(argv, name, confined)
+        try:
+            worker = _start(start, name, confined)
+        except OSError as error:
+            raise _refused(name, error) from error
+        try:
+            if confined is not None:
+                await worker.wait_ready()
+            yield worker
+        finally:
+            with trio.CancelScope(shield=True):
+                await worker.aclose()
+
+    async def _launch(
+        self, argv: Sequence[str], name: str, confined: Confinement | None
+    ) -> Launch:
+        if confined is None:
+            variables = {**os.environ, **WORKER_VARIABLES}
+            return Launch((sys.executable, "-m", *argv), variables)
+        containment = await self._containment_of(confined, name)
+        return await trio.to_thread.run_sync(self._launch_confined, argv, confined, containment)
+
+    def _launch_confined(
+        self, argv: Sequence[str], confined: Confinement, containment: Containment
+    ) -> Launch:
+        for folder in confined.writable:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+        start = launch(argv, confined, containment, folder=self._folder, keys=self._keys)
+        return replace(start, variables={**start.variables, **WORKER_VARIABLES})
+
+
+def _refused(name: str, error: OSError) -> WorkerNotStarted:
+    return WorkerNotStarted(
+        f"the machine starts no process for {name} ({error.strerror}): give it more"
+        " memory, or this user more processes (ulimit -u) and open files (ulimit -n)"
+    )
+
+
+def _start(start: Launch, name: str, confined: Confinement | None) -> ProcessWorker:
+    """Raises `OSError`."""
+    is_heard = confined is not None and confined.chatter is not None
+    process = subprocess.Popen(
+        start.command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if is_heard else None,
+        env=dict(start.variables),
+        process_group=0,  # with what it starts, which ends with it
+        bufsize=0,
+    )
+    return ProcessWorker(process, name, confined, is_nested=start.is_nested)
+
+
+class ProcessWorker:
+    """Frames over the pipes of a child: 4 bytes of big-endian length, then the payload."""
+
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        name: str,
+        confined: Confinement | None = None,
+        *,
+        is_nested: bool = False,
+    ) -> None:
+        """``process`` has unbuffered pipes, which are this worker's from now on.
+        ``is_nested``: see `Launch`."""
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._name = name
+        self._is_nested = is_nested
+        self._most = MAX_WORKER_FRAME if confined is None else confined.reply
+        self._chatter = 0 if confined is None else confined.chatter or 0
+        self._stdin = _stream_of(process.stdin.fileno())
+        self._stdout = _stream_of(process.stdout.fileno())
+        self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+        self._said = Words(name)
+        self._inner: list[int] = []
+        """The first process of its machine."""
+        self._turn = trio.Lock()
+
+    @property
+    def pid(self) -> int:
+        """The child's process id; of a contained one that of what contains it."""
+        return self._process.pid
+
+    async def wait_ready(self) -> None:
+        """Return when the limits of a confined worker are in force. Raises
+        `WorkerNotStarted`."""
+        with trio.move_on_after(READY_WITHIN) as scope:
+            said = await self._heard(self._read_ready)
+            if said == READY:
+                self._inner = _children_of(self._process.pid) if self._is_nested else []
+                return
+        await self._hear_out()
+        why = f"in {READY_WITHIN:g} s" if scope.cancelled_caught else f"({self._said.last})"
+        raise WorkerNotStarted(f"the process of {self._name} did not become ready {why}")
+
+    async def _read_ready(self) -> bytes:
+        try:
+            return await self._read(len(READY))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    async def call(self, request: bytes) -> bytes:
+        """One request, one reply. Raises `WorkerDied`, also after a call was cancelled on its
+        way.
+        """
+        async with self._turn:
+            is_whole = False
+            try:
+                answer = await self._heard(partial(self._exchange, request))
+                is_whole = isinstance(answer, bytes)
+            finally:
+                if not is_whole:  # half a call is in the pipe: it cannot take another
+                    self._kill()
+        if isinstance(answer, bytes):
+            return answer
+        raise answer
+
+    async def _heard(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do ``work``, and listen to what the child prints meanwhile."""
+        if self._stderr is None:
+            return await work()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._listen, self._stderr)
+            done = await work()
+            nursery.cancel_scope.cancel()
+        return done
+
+    async def _listen(self, stream: trio.lowlevel.FdStream) -> None:
+        """Until it ends, or has printed more than it may."""
+        left = self._chatter
+        with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await stream.receive_some(BLOCK):
+                self._said.hear(data)
+                left -= len(data)
+                if left < 0:
+                    logger.info("%s printed more than it may in one call", self._name)
+                    self._kill()
+                    return
+
+    async def _exchange(self, request: bytes) -> bytes | ShoalError:
+        """The reply, or why there is none."""
+        try:
+            await self._stdin.send_all(len(request).to_bytes(4, "big") + request)
+            length = int.from_bytes(await self._read(4), "big")
+            if length > self._most:
+                return LimitExceeded(
+                    f"{self._name} answered with {length} bytes (at most {self._most})"
+                )
+            return await self._read(length)
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            # Its pipe ends before it does: how it ended is what its operator must know.
+            with trio.move_on_after(KILL_AFTER):
+                await self._wait()
+            code = self._process.poll()
+            self._kill()
+            return WorkerDied(f"the worker process of {self._name} ended (exit {code})")
+
+    async def _read(self, count: int) -> bytes:
+        data = bytearray()
+        while len(data) < count:
+            piece = await self._stdout.receive_some(min(count - len(data), MIB))
+            if not piece:
+                raise trio.BrokenResourceError
+            data += piece
+        return bytes(data)
+
+    async def _wait(self) -> None:
+        await trio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
+
+    async def aclose(self) -> None:
+        """End the child: first by ending its input, then by force.
+
+        A contained one by force at once, which is as good.
+        """
+        await self._stdin.aclose()
+        if not self._is_nested:
+            with trio.move_on_after(KILL_AFTER):
+                await self._wait()
+        self._kill()
+        with trio.move_on_after(KILL_AFTER):
+            await self._wait()
+        self._kill_group()
+        await self._wait()
+        for orphan in self._inner:
+            await trio.to_thread.run_sync(_bury, orphan)
+        await self._hear_out()
+        await self._stdout.aclose()
+        if self._stderr is not None:
+            await self._stderr.aclose()
+
+    async def _hear_out(self) -> None:
+        """What an ending child has said, to its last word."""
+        if self._stderr is not None:
+            with trio.move_on_after(KILL_AFTER):
+                await self._listen(self._stderr)
+
+    def _kill(self) -> None:
+        """End the child and all that it started: a library's processes, or a stranger's, that
+        would go on computing, and keep the pipe open, when their parent is gone.
+
+        Of a contained one its machine's first process: then the child takes note of that, and
+        ends by itself.
+        """
+        inner = _children_of(self._process.pid) if self._is_nested else []
+        for child in inner:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(child, signal.SIGKILL)
+        if not inner:
+            self._kill_group()
+
+    def _kill_group(self) -> None:
+        """While one of them lives, no other group gets this number."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+
+def _children_of(pid: int) -> list[int]:
+    try:
+        words = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()
+    except OSError:  # it has ended
+        return []
+    return list(map(int, words))
+
+
+def _bury(pid: int) -> None:
+    """Take note of the end of an orphan. It went to the first process of this machine, which in
+    a container may be this node: there each would keep its number for ever."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:
+    return trio.lowlevel.FdStream(os.dup(descriptor))
+
+
+class Words:
+    """What one worker prints, for the log: the first `HEARD` bytes, fit for any terminal."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._left = HEARD
+        self.last = "it said nothing"
+        """The last line so far."""
+
+    def hear(self, data: bytes) -> None:
+        """Log it, line by line. It may quote a stranger: nothing of it reaches a terminal."""
+        text = data[: self._left].decode("utf-8", "backslashreplace")
+        self._left -= min(self._left, len(data))
+        for line in text.splitlines():
+            if line.strip():
+                self.last = line.encode("unicode_escape").decode("ascii")
+                logger.info("%s prints: %s", self._name, self.last)

@@ -1,0 +1,323 @@
+"""A worker that tries every door: ``python -m tests.attacks.spies``, or as an environment.
+
+It answers each frame, the name of a door and what it needs to know, with what it found there.
+``open`` is a door that was open; all else is what kept it shut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from roles.shared.worker_streams import serve_streams
+
+DOORS: dict[str, Callable[..., object]] = {}
+GIB: Final = 1 << 30
+
+
+def door(work: Callable[..., object]) -> Callable[..., object]:
+    DOORS[work.__name__] = work
+    return work
+
+
+def attempt(name: str, arguments: list[Any]) -> str:
+    """What came of a door, in a word."""
+    try:
+        value = DOORS[name](*arguments)
+    except (OSError, MemoryError, RuntimeError, ValueError) as error:
+        return type(error).__name__
+    return "open" if value else "shut"
+
+
+@door
+def read(path: str) -> object:
+    with open(path, "rb") as file:
+        return file.read(1)
+
+
+@door
+def listed(path: str) -> object:
+    return os.listdir(path)
+
+
+@door
+def write(path: str) -> object:
+    """Whether it could be written. It is not: the doors of other machines may be open."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT))
+    return True
+
+
+@door
+def chmod(path: str) -> object:
+    os.chmod(path, os.stat(path).st_mode)
+    return True
+
+
+@door
+def connect(kind: str, address: Any) -> object:
+    family = {"tcp": socket.AF_INET, "unix": socket.AF_UNIX, "abstract": socket.AF_UNIX}[kind]
+    with socket.socket(family) as opened:
+        opened.settimeout(2.0)
+        opened.connect("\0" + address if kind == "abstract" else _address(address))
+    return True
+
+
+def _address(address: Any) -> Any:
+    return tuple(address) if isinstance(address, list) else address
+
+
+@door
+def send_udp(port: int) -> object:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as opened:
+        return opened.sendto(b"x", ("127.0.0.1", port))
+
+
+@door
+def netlink() -> object:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW) as opened:
+        opened.bind((0, 0))
+    return True
+
+
+@door
+def interfaces() -> object:
+    return [name for _, name in socket.if_nameindex() if name != "lo"]
+
+
+@door
+def memory_of(pid: int) -> object:
+    with open(f"/proc/{pid}/mem", "rb") as file:
+        file.seek(0x400000)
+        return file.read(1)
+
+
+@door
+def environment_of(pid: int) -> object:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return b"PATH=" in file.read()
+
+
+@door
+def own_environment() -> object:
+    return [name for name in os.environ if "SECRET" in name]
+
+
+@door
+def variable(name: str) -> object:
+    return name in os.environ
+
+
+@door
+def no_new_privileges() -> object:
+    """``PR_GET_NO_NEW_PRIVS``."""
+    return _call("prctl", 39, 0, 0, 0, 0) == 1
+
+
+@door
+def memory_read(pid: int) -> object:
+    return _call("process_vm_readv", pid, None, 0, None, 0, 0) == 0
+
+
+@door
+def trace(pid: int) -> object:
+    return _call("ptrace", 16, pid, None, None) == 0  # PTRACE_ATTACH
+
+
+@door
+def trace_me() -> object:
+    return _call("ptrace", 0, 0, None, None) == 0
+
+
+@door
+def new_namespace() -> object:
+    return _call("unshare", 0x10000000) == 0
+
+
+@door
+def mounted() -> object:
+    return _call("mount", b"none", b"/tmp", b"tmpfs", 0, None) == 0
+
+
+@door
+def keys() -> object:
+    return _call("syscall", 248, b"user", b"spy", b"x", 1, -2) >= 0  # add_key on x86_64
+
+
+def _call(name: str, *arguments: Any) -> int:
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = getattr(libc, name)(*arguments)
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return int(result)
+
+
+@door
+def kill(pid: int) -> object:
+    os.kill(pid, 0)
+    return True
+
+
+@door
+def other_processes() -> object:
+    return [name for name in os.listdir("/proc") if name.isdecimal() and int(name) > 64]
+
+
+@door
+def start_processes() -> object:
+    """A fork bomb: each child forks on, for as long as it can."""
+    if os.fork() == 0:
+        while True:
+            try:
+                os.fork()
+            except OSError:
+                signal.pause()
+    return True
+
+
+@door
+def start_threads(most: int) -> object:
+    until, started = threading.Event(), 0
+    threading.stack_size(1 << 16)
+    try:
+        for _ in range(most):
+            threading.Thread(target=until.wait, daemon=True).start()
+            started += 1
+    finally:
+        until.set()
+    return started == most
+
+
+@door
+def map_memory(size: int) -> object:
+    with mmap.mmap(-1, size) as mapped:
+        for place in range(0, size, mmap.PAGESIZE):
+            mapped[place] = 1
+    return True
+
+
+@door
+def hide_memory() -> object:
+    """In a file that is nowhere, and counted by nobody."""
+    return os.memfd_create("spy") > 0
+
+
+@door
+def share_memory() -> object:
+    return _call("shmget", 0, GIB, 0o1600) >= 0
+
+
+@door
+def fill(path: str, size: int) -> object:
+    """A file of this size, or as much as there is room for, in many."""
+    block = bytes(1 << 20)
+    written = 0
+    for number in range(size // GIB + 8):
+        with open(f"{path}{number}", "wb") as file:
+            try:
+                while written < size:
+                    written += file.write(block)
+                    file.flush()
+            except OSError:
+                continue
+    return written >= size
+
+
+@door
+def raise_limits() -> object:
+    """Whether a limit that was set can be lifted again."""
+    for kind in (resource.RLIMIT_AS, resource.RLIMIT_NPROC, resource.RLIMIT_FSIZE):
+        soft, _ = resource.getrlimit(kind)
+        if soft == resource.RLIM_INFINITY:
+            return True
+        try:
+            resource.setrlimit(kind, (soft + 1, soft + 1))
+        except ValueError:
+            continue
+        return True
+    return False
+
+
+@door
+def become_root() -> object:
+    os.setresuid(0, 0, 0)
+    return os.access("/etc/shadow", os.R_OK)
+
+
+@door
+def link_out(folder: str, target: str) -> object:
+    """A link in what may be written, to what may not."""
+    link = os.path.join(folder, "link")
+    with contextlib.suppress(FileExistsError):
+        os.symlink(target, link)
+    return write(link)
+
+
+@door
+def print_much(size: int) -> object:
+    block = b"x" * (1 << 16)
+    for _ in range(size >> 16):
+        os.write(2, block)
+    return True
+
+
+@door
+def answer_much(size: int) -> object:
+    """A reply of this size, in every pipe."""
+    for pipe in range(3, 64):
+        try:
+            if stat.S_ISFIFO(os.fstat(pipe).st_mode):
+                os.write(pipe, size.to_bytes(4, "big"))
+                for _ in range(size >> 16):
+                    os.write(pipe, bytes(1 << 16))
+        except OSError:
+            continue
+    return True
+
+
+@door
+def spin() -> object:
+    while True:
+        pass
+
+
+@door
+def outlive(path: str) -> object:
+    """Leave a process behind, in a session of its own, twice forked, that holds a file."""
+    import fcntl
+
+    lock = os.open(path, os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            while True:
+                time.sleep(3600)  # noqa: TID251 - until the kernel ends it
+        os._exit(0)
+    os.wait()
+    os.close(lock)
+    return True
+
+
+def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
+    while True:
+        name, *arguments = json.loads(receive())
+        send(attempt(name, arguments).encode())
+
+
+if __name__ == "__main__":
+    serve_streams(serve)
+    sys.exit(0)

@@ -1,0 +1,220 @@
+"""What a confined worker sees: command lines and profiles, as text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from p2p.sandbox import Confinement, Containment
+from p2p.sandbox.bubblewrap import bwrap_command
+from p2p.sandbox.confinement import Mechanism, is_below
+from p2p.sandbox.installation import Installation, find_installation
+from p2p.sandbox.launch import launch
+from p2p.sandbox.seatbelt import seatbelt_profile
+
+BWRAP = Containment(mechanism=Mechanism.BUBBLEWRAP, program="/usr/bin/bwrap")
+ROOTS = replace(BWRAP, is_switching=True)
+INSTALLATION = Installation(
+    python="/home/ann/venv/bin/python",
+    system=("/usr", "/etc/ld.so.cache"),
+    links=(("/lib", "usr/lib"),),
+    readable=("/home/ann/venv/lib", "/opt/py/lib"),
+    search=("/home/ann/shoal",),
+    private=("/home", "/run", "/tmp"),
+    devices=("/dev/nvidia0",),
+)
+GIVEN = Confinement(readable=("/home/ann/.shoal/store/model",), memory=1 << 32)
+ENGINE = Confinement(
+    sees_machine=True, writable=("/home/ann/.shoal/trainer",), tasks=None, required=False
+)
+
+
+def command(
+    containment: Containment, confined: Confinement, **changed: object
+) -> list[list[str]]:
+    """By options, each with what belongs to it."""
+    words = bwrap_command(
+        containment,
+        confined,
+        INSTALLATION,
+        **{  # type: ignore[arg-type]
+            "folder": "/home/ann/.shoal",
+            "secrets": ["/home/ann/.shoal/key"],
+            "aliases": {},
+            **changed,
+        },
+    )
+    options: list[list[str]] = []
+    for word in words:
+        if word.startswith("--") or not options:
+            options.append([word])
+        else:
+            options[-1].append(word)
+    return options
+
+
+def test_strangers_code_sees_an_empty_machine() -> None:
+    options = command(BWRAP, GIVEN)
+    for name in (
+        "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts",
+        "--unshare-cgroup-try", "--die-with-parent", "--new-session",
+    ):  # fmt: skip
+        assert [name] in options
+    assert ["--cap-drop", "ALL"] in options
+    assert not any(option[0] == "--cap-add" for option in options)
+    mounts = {tuple(option[1:]) for option in options if "bind" in option[0]}
+    assert ("/", "/") not in mounts
+    assert ("/home/ann/.shoal/store/model",) * 2 in mounts
+    assert not any(
+        is_below(one[-1], ["/home/ann/.shoal"]) for one in mounts if "model" not in one[-1]
+    )
+    kinds = {option[0] for option in options if "bind" in option[0]}
+    assert kinds == {"--ro-bind", "--ro-bind-try", "--dev-bind"}, "and nothing to write"
+    assert options[-3:] == [["--remount-ro", "/"], ["--chdir", "/"], ["--"]]
+
+
+def test_roots_workers_become_another_user_and_can_go_through_every_folder() -> None:
+    """The folders that bwrap makes by itself are root's alone."""
+    options = command(ROOTS, GIVEN)
+    assert ["--unshare-user"] not in options
+    assert [option[1] for option in options if option[0] == "--cap-add"] == [
+        "CAP_SETUID", "CAP_SETGID",
+    ]  # fmt: skip
+    place = options.index(["--dir", "/home/ann"])
+    assert options[place - 1] == ["--perms", "0755"]
+    assert place < options.index(["--ro-bind", "/home/ann/venv/lib", "/home/ann/venv/lib"])
+    engine = command(ROOTS, ENGINE)
+    assert not any(option[0] == "--cap-add" for option in engine), "it owns what it writes"
+
+
+def test_an_engine_sees_the_machine_without_homes_and_without_the_key() -> None:
+    options = command(BWRAP, ENGINE)
+    words = [" ".join(option) for option in options]
+    order = [
+        "--ro-bind / /",
+        "--dev-bind-try /dev/nvidia0 /dev/nvidia0",
+        "--tmpfs /home",
+        "--ro-bind /home/ann/venv/lib /home/ann/venv/lib",
+        "--ro-bind /home/ann/.shoal /home/ann/.shoal",
+        "--bind /home/ann/.shoal/trainer /home/ann/.shoal/trainer",
+        "--ro-bind /dev/null /home/ann/.shoal/key",
+    ]
+    assert sorted(order, key=words.index) == order
+    assert "--unshare-net" in words
+    assert "--unshare-net" not in [
+        " ".join(option) for option in command(BWRAP, replace(ENGINE, network=True))
+    ]
+    assert "--ro-bind /opt/py/lib /opt/py/lib" not in words, "it is seen anyway"
+
+
+def test_a_link_is_seen_under_both_names() -> None:
+    options = command(BWRAP, GIVEN, aliases={"/data/m": "/home/ann/.shoal/store/model"})
+    assert ["--ro-bind-try", "/home/ann/.shoal/store/model", "/data/m"] in options
+    assert ["--dir", "/data"] in options
+    engine = command(BWRAP, ENGINE, aliases={"/tmp/t": "/home/ann/.shoal/trainer", "/t": "/x"})
+    assert ["--bind", "/home/ann/.shoal/trainer", "/tmp/t"] in engine
+    assert not any("/t" in option for option in engine), "the machine has that link itself"
+
+
+def test_a_key_inside_what_is_seen_is_covered() -> None:
+    options = command(BWRAP, replace(GIVEN, readable=("/home/ann/.shoal",)))
+    assert ["--ro-bind", "/dev/null", "/home/ann/.shoal/key"] in options
+    assert ["--ro-bind", "/dev/null", "/home/ann/.shoal/key"] not in command(BWRAP, GIVEN)
+
+
+def test_the_profile_for_macos() -> None:
+    """As text: it was written without a Mac, and never run on one."""
+    profile = seatbelt_profile(GIVEN, INSTALLATION, secrets=["/home/ann/.shoal/key"])
+    lines = profile.splitlines()
+    assert lines[:2] == ["(version 1)", "(deny default)"]
+    assert lines[-1] == '(deny file-read* file-write* (subpath "/home/ann/.shoal/key"))'
+    assert '(allow file-read* (subpath "/home/ann/.shoal/store/model"))' in lines
+    for word in ("network", "process-fork", "file-write*)", "iokit"):
+        assert word not in profile
+    engine = seatbelt_profile(ENGINE, INSTALLATION, secrets=[])
+    assert '(allow file-read* file-write* (subpath "/home/ann/.shoal/trainer"))' in engine
+    assert engine.index("(allow file-read*)") < engine.index(
+        '(deny file-read* (subpath "/home"'
+    )
+    odd = seatbelt_profile(replace(GIVEN, readable=('/a"b\\c',)), INSTALLATION, secrets=[])
+    assert '(subpath "/a\\"b\\\\c")' in odd
+    assert profile.count("(") == profile.count(")")
+
+
+def test_of_a_checkout_only_what_can_be_imported_is_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (
+        "package/__init__.py",
+        "module.py",
+        "x-1.dist-info/METADATA",
+        "data/key",
+        ".env",
+    ):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    (tmp_path / "key").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    found = find_installation()
+    seen = {Path(path).name for path in found.readable if is_below(path, [str(tmp_path)])}
+    assert seen == {"package", "module.py", "x-1.dist-info"}
+    assert str(tmp_path) in found.search
+
+
+def test_a_home_on_the_path_shows_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python puts the current folder there, and people write PYTHONPATH=$HOME."""
+    (tmp_path / "diary.py").touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{tmp_path.parent}")
+    found = find_installation()
+    assert not [path for path in found.readable if is_below(path, [str(tmp_path)])]
+    assert str(tmp_path) in found.private or any(
+        is_below(str(tmp_path), [p]) for p in found.private
+    )
+
+
+def test_the_interpreter_and_this_package_are_seen() -> None:
+    found = find_installation()
+    shown = [*found.readable, *found.system]
+    for path in (
+        sys.executable,
+        os.path.realpath(sys.executable),
+        os.__file__,
+        pytest.__file__,
+    ):
+        assert is_below(path, shown), path
+    assert is_below(str(Path(__file__).parents[2] / "p2p"), shown)
+
+
+def test_a_workers_environment_is_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CUDA_VISIBLE_DEVICES", "LC_ALL"):
+        monkeypatch.setenv(name, "1")
+    given = launch(["m"], replace(GIVEN, variables=("LC_*",)), BWRAP, folder="/nowhere")
+    assert {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "CUDA_VISIBLE_DEVICES"}.isdisjoint(
+        given.variables
+    )
+    assert given.variables["LC_ALL"] == "1"
+    assert (given.variables["HOME"], given.variables["OMP_NUM_THREADS"]) == ("/tmp", "1")
+    assert given.command[-1] == "m"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"memory": 0},
+        {"tasks": -1},
+        {"scratch": 0},
+        {"readable": ("here",)},
+        {"writable": ("",)},
+    ],
+)
+def test_a_confinement_is_checked_at_birth(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="what a worker may"):
+        Confinement(**wrong)  # type: ignore[arg-type]
