@@ -222,7 +222,7 @@ def test_an_absurd_source_fails_its_reward_alone(folder: Path) -> None:
     )
     task = task_of(environment, bytes(32))
     for source in (b"", task.source[:-3], pack([1, 2]), bytes(MAX_SOURCE + 1)):
-        with pytest.raises(EnvironmentFailed, match=r"reward\(\) of the environment 'echo'"):
+        with pytest.raises(EnvironmentFailed, match="'echo' comes back as none"):
             reward_of(environment, replace(task, source=source), (END,))
     reward_of(environment, task, (END,))
 
@@ -309,7 +309,7 @@ def test_the_seed_chooses_the_environment_by_weight() -> None:
     assert task == replace(SortEnvironment().task(seeds[0]), environment=chosen[0])
     assert mixed.reward(task, ()) == len(chosen[0]) / 10
     assert reward_of(mixed, replace(task, environment="ccc"), ()) == 0.3
-    with pytest.raises(EnvironmentFailed, match="KeyError: 'other'"):
+    with pytest.raises(EnvironmentFailed, match="a task is of the environment 'other'"):
         reward_of(mixed, replace(task, environment="other"), ())
 
 
