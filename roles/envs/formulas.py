@@ -50,10 +50,10 @@ WORDS: Final = frozenset(
         r"\w+",
         "frac dfrac tfrac sqrt pi theta alpha beta gamma delta lambda mu sigma phi omega"
         " boxed text textbf mathrm mathbf mathbb mbox left right cdot times div pm mp infty"
-        " cup cap in le leq ge geq lt gt ne neq leqslant geqslant sin cos tan cot sec csc arcsin arccos"
-        " arctan ln log exp circ degree begin end quad qquad overline approx emptyset varnothing"
-        " setminus mid displaystyle lfloor rfloor lceil rceil binom dbinom tbinom dots ldots cdots"
-        " vec angle triangle lvert rvert vert",
+        " cup cap in le leq ge geq lt gt ne neq leqslant geqslant sin cos tan cot sec csc"
+        " arcsin arccos arctan ln log exp circ degree begin end quad qquad overline approx"
+        " emptyset varnothing setminus mid displaystyle lfloor rfloor lceil rceil binom dbinom"
+        " tbinom dots ldots cdots vec angle triangle lvert rvert vert",
     )
 )
 """Commands of LaTeX that final answers consist of; sums, integrals and limits are questions."""
@@ -67,10 +67,10 @@ _CHEAP: Final = frozenset(
     re.findall(
         r"\w+",
         "sin cos tan cot sec csc asin acos atan acot asec acsc log Abs floor ceiling Tuple"
-        " FiniteSet Interval Union Intersection Complement Equality Unequality StrictLessThan LessThan"
-        " StrictGreaterThan GreaterThan And UnevaluatedExpr EmptySet Reals Naturals Integers"
-        " BooleanTrue BooleanFalse Rationals Symbol Dummy Infinity NegativeInfinity Pi Exp1"
-        " ImaginaryUnit Str",
+        " FiniteSet Interval Union Intersection Complement Equality Unequality"
+        " StrictLessThan LessThan StrictGreaterThan GreaterThan And UnevaluatedExpr EmptySet"
+        " Reals Naturals Integers BooleanTrue BooleanFalse Rationals Symbol Dummy"
+        " Infinity NegativeInfinity Pi Exp1 ImaginaryUnit Str",
     )
 )
 """Classes of sympy that cost what their parts do."""
