@@ -48,7 +48,8 @@ def make_node(folder: Path) -> tuple[int, ...]:
     load_or_create_key(folder / "key")
     base = make_folder(folder / "base")
     key, stolen = str(folder / "key"), str(folder / "stolen")
-    steal = f"open({stolen!r},'wb').write(open({key!r},'rb').read())"
+    path = "__import__('pathlib').Path"
+    steal = f"{path}({stolen!r}).write_bytes({path}({key!r}).read_bytes())"
     tokenizer = json.loads((base / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
     first = len(vocabulary)
@@ -94,7 +95,6 @@ async def pay_all(
         return await environment.rewards([(task, [(token, END) for token in tokens])])
 
 
-@pytest.mark.filterwarnings("ignore:.*eval.*")
 def test_the_expression_is_alive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An environment that evaluates, in no process of its own, gives the key away: else what
     follows would show nothing."""
