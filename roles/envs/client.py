@@ -39,15 +39,17 @@ from roles.engines.config import MachineLimits
 from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
 from roles.envs.contained import (
     MAX_EVALUATION,
+    EnvironmentDied,
     EnvironmentFailed,
+    Payment,
+    Tally,
     evaluation_of,
-    reward_of,
     task_of,
 )
 from roles.envs.frames import (
     TOKENS,
     decode_reply_untrusted,
-    rewards_untrusted,
+    payment_untrusted,
     setup_to_wire,
     task_to_wire,
     tasks_untrusted,
@@ -61,6 +63,10 @@ T = TypeVar("T")
 
 WORKER_ARGV: Final = ("roles.envs.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
+
+MOST_DEATHS: Final = 4
+"""Answers of one submission that may end a process each. What its author can cost a validator
+stays within some 5 CPU seconds for each; an environment that ends at most answers is broken."""
 
 _FAILURES: Final = {kind.__name__: kind for kind in (ConfigError, MissingDependency)}
 """What is not the environment's fault when it is opened, by the names that cross the pipe."""
@@ -90,6 +96,7 @@ class LocalEnvironment:
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
+        self._tally = Tally()
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -97,11 +104,12 @@ class LocalEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
-        return [
-            reward_of(self._environment, task, tokens)
-            for task, given in answers
-            for tokens in given
-        ]
+        payment = Payment()
+        for task, given in answers:
+            for tokens in given:
+                payment.pay(self._environment, task, tokens)
+        self._tally.count(payment)
+        return payment.rewards
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -133,6 +141,7 @@ class WorkerEnvironment:
         """Closes the process, if there is one."""
         self._worker: Worker | None = None
         self._turn = trio.Lock()
+        self._tally = Tally()
 
     async def open(self) -> None:
         """Start the first process. Raises `ConfigError` if the environment cannot be opened in
@@ -158,11 +167,37 @@ class WorkerEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
+        try:
+            payment = await self._pay(answers)
+        except EnvironmentDied:
+            payment = await self._pay_singly(answers)
+        self._tally.count(payment)
+        return payment.rewards
+
+    async def _pay(self, answers: Answers) -> Payment:
         rows = [
             [task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers
         ]
-        read = partial(rewards_untrusted, count=sum(len(given) for _, given in answers))
+        read = partial(payment_untrusted, count=sum(len(given) for _, given in answers))
         return await self._ask("rewards", read, rows)
+
+    async def _pay_singly(self, answers: Answers) -> Payment:
+        """One completion after the other, after a process has ended over all: those that end
+        one earn nothing, and no other pays for them. Raises `EnvironmentFailed` beyond
+        `MOST_DEATHS`, or if all together take too long."""
+        payment, deaths = Payment(), 0
+        until = self._world.now() + 2 * self._ration.patience  # starts of processes included
+        for task, tokens in ((task, tokens) for task, given in answers for tokens in given):
+            if self._world.now() > until:
+                raise self._failure("rewards", "its processes end, and it is too slow")
+            try:
+                payment.add(await self._pay([(task, [tokens])]))
+            except EnvironmentDied as error:
+                deaths += 1
+                if deaths > MOST_DEATHS:
+                    raise
+                payment.fail(str(error), "its process ended")
+        return payment
 
     async def _ask(
         self,
@@ -222,8 +257,9 @@ class WorkerEnvironment:
                 f"{self._ration.cpu:g} s of CPU for one call, {self._ration.memory:,} bytes of"
                 " memory"
             )
-            raise self._failure(
-                method, f"its process ended: it may use {limits}, or it crashed"
+            raise EnvironmentDied(
+                f"{self._failure(method, 'its process ended')}: it may use {limits}, or it"
+                " crashed"
             ) from error
         finally:
             if not is_answered:

@@ -3,6 +3,18 @@
 An environment is foreign code that is called once for every task and every completion of every
 stranger. A mistake in it must cost no more than the submission that it was found by: no role,
 no node.
+
+Whose fault it is decides what becomes of the work. A task is made of a seed that no node
+chooses: what an environment raises on it is its own fault, and the work is nobody's. A
+completion is a stranger's, perhaps of a hostile model: what a scorer raises on it costs that
+completion its reward, and no other. The operator is told how often, since a scorer that raises
+on everything is broken, and looks as if the model knew nothing.
+
+Nodes must pay the same. What raises the same everywhere does; what is short of memory or of
+Python's recursion depends on the machine, as does what takes too long (`roles.envs.ration`): a
+worker that finds such an answer can make a trainer and an honest validator disagree about its
+own submission, which then is not learnt from. No scorer that comes with Shoal can be brought
+near its limits.
 """
 
 from __future__ import annotations
@@ -11,6 +23,7 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from p2p.errors import ShoalError
@@ -30,9 +43,29 @@ MAX_EVALUATION: Final = 8192
 answered twice, by the trainer alone."""
 
 
+SUSPECT: Final = 256
+"""Answers in a row that an environment raised on before the operator is told that it may be
+broken: four submissions."""
+
+
 class EnvironmentFailed(ShoalError):
-    """The run's environment raised, or paid what is no reward; the message says where. Its
+    """The run's environment raised where no answer is to blame; the message says where. Its
     author must mend it: nothing that a node can do helps."""
+
+
+class EnvironmentDied(EnvironmentFailed):
+    """The process of the run's environment ended at a call: too much CPU, too much memory, or a
+    crash."""
+
+
+class AnswerFailed(ShoalError):
+    """The run's environment raised on an answer, or paid it what is no reward: it earns
+    nothing."""
+
+    def __init__(self, message: str, place: str) -> None:
+        super().__init__(message)
+        self.place = place
+        """What was raised, and where: without a stranger's words."""
 
 
 def task_of(environment: Environment, seed: bytes) -> Task:
@@ -65,7 +98,11 @@ def _checked(task: Task) -> Task:
 
 
 def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> float:
-    """What a completion earns, from 0 to 1. Raises `EnvironmentFailed`."""
+    """What a completion earns, from 0 to 1.
+
+    Raises `AnswerFailed` if the environment raises on it, or pays what is no reward;
+    `EnvironmentFailed` if it says itself that no answer is to blame.
+    """
 
     def pay() -> float:
         reward = float(environment.reward(task, tokens))
@@ -76,9 +113,49 @@ def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> fl
     return _call(environment, "reward", pay)
 
 
+@dataclass(slots=True)
+class Payment:
+    """What completions earned, and on how many of them the environment raised."""
+
+    rewards: list[float] = field(default_factory=list)
+    """From 0 to 1, in order."""
+
+    failures: int = 0
+    """Completions that earn nothing because the environment raised on them."""
+
+    place: str = ""
+    """What the first of them raised, and where."""
+
+    said: str = ""
+    """In the environment's words."""
+
+    def pay(self, environment: Environment, task: Task, tokens: Sequence[int]) -> None:
+        """One completion more. Raises `EnvironmentFailed`."""
+        try:
+            self.rewards.append(reward_of(environment, task, tokens))
+        except AnswerFailed as error:
+            self.fail(str(error), error.place)
+
+    def fail(self, said: str, place: str) -> None:
+        """One completion more, which earns nothing."""
+        if not self.failures:
+            self.said, self.place = said, place
+        self.rewards.append(0.0)
+        self.failures += 1
+
+    def add(self, more: Payment) -> None:
+        """What others earned, behind these."""
+        if not self.failures:
+            self.said, self.place = more.said, more.place
+        self.rewards += more.rewards
+        self.failures += more.failures
+
+
 def _call(environment: Environment, what: str, work: Callable[[], T]) -> T:
     try:
         return work()
+    except EnvironmentFailed:
+        raise
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         where = next((frame for frame in reversed(frames) if frame.filename != __file__), None)
@@ -88,10 +165,44 @@ def _call(environment: Environment, what: str, work: Callable[[], T]) -> T:
             if where is None
             else f"{where.filename}:{where.lineno}"
         )
-        said = f"{type(error).__name__}: {error!s:.{MAX_SAID}} ({place})"
-        raise EnvironmentFailed(
-            f"{what}() of the environment {environment.name!r}: {said}"
-        ) from error
+        kind = type(error).__name__
+        said = (
+            f"{what}() of the environment {environment.name!r}:"
+            f" {kind}: {error!s:.{MAX_SAID}} ({place})"
+        )
+        if what == "reward":
+            raise AnswerFailed(said, f"{kind} ({place})") from error
+        raise EnvironmentFailed(said) from error
+
+
+class Tally:
+    """Tells the operator of answers that an environment raises on: each place once, and when it
+    has raised on all answers for a while."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, None] = {}
+        self._in_vain = 0
+        """Answers in a row that it raised on."""
+
+    def count(self, payment: Payment) -> None:
+        """Take account of what was paid at a time."""
+        if not payment.failures:
+            self._in_vain = 0
+            return
+        if payment.place not in self._told and len(self._told) < MAX_TOLD:
+            self._told[payment.place] = None
+            logger.warning("%s: such an answer earns nothing", payment.said)
+        if payment.failures < len(payment.rewards):
+            self._in_vain = 0
+            return
+        before, self._in_vain = self._in_vain, self._in_vain + payment.failures
+        if before < SUSPECT <= self._in_vain:
+            logger.error(
+                "each of the last %d answers earned nothing because the environment raised on"
+                " it; if that goes on its author must mend it: %s",
+                self._in_vain,
+                payment.said,
+            )
 
 
 class Failures:

@@ -15,6 +15,7 @@ from p2p.errors import BadMessage
 from p2p.wire import MIB, fields_untrusted, unpack_untrusted
 from roles.engines import codec
 from roles.envs.base import Task
+from roles.envs.contained import Payment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.pin import FilePin
@@ -74,13 +75,22 @@ def tasks_untrusted(
     return [_task_untrusted(one, vocabulary) for one in _listed_untrusted(value, least, most)]
 
 
-def rewards_untrusted(value: object, count: int) -> list[float]:
+def payment_to_wire(payment: Payment) -> list[object]:
+    """As a list."""
+    words = payment.place[:MAX_FAILURE], payment.said[:MAX_FAILURE]
+    return [payment.rewards, payment.failures, *words]
+
+
+def payment_untrusted(value: object, count: int) -> Payment:
     """As many rewards as completions, each from 0 to 1. Raises `BadMessage`."""
-    rewards = _listed_untrusted(value, count, count)
+    paid, failures, place, said = fields_untrusted(value, list, int, str, str, what="payment")
+    rewards = _listed_untrusted(paid, count, count)
     for reward in rewards:
         if type(reward) is not float or not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
             raise BadMessage(f"a reward is a number from 0 to 1, not {reward!r:.40}")
-    return rewards
+    if not 0 <= failures <= count:
+        raise BadMessage(f"{failures} of {count} answers were raised on")
+    return Payment(rewards, failures, place[:MAX_FAILURE], said[:MAX_FAILURE])
 
 
 def _task_untrusted(value: object, vocabulary: int) -> Task:

@@ -3,6 +3,11 @@
 The package (Apache-2.0, extra ``gym``) generates 106 families of tasks and knows how good an
 answer is, from 0 to 1. A run says under ``kinds`` which families it wants, by weight. Most are
 too hard for small models: a chat model of 135 M parameters solves one ``chain_sum`` in 200.
+
+Its authors grade their own models; here an answer may come from a hostile one. So an answer
+reaches a scorer only if that can do no more with it than compare: families that evaluate what
+they are told are refused, and of four others answers that would cost more than seconds earn
+nothing. tests/attacks/test_hostile_scorers.py pays what is hostile to all of them.
 """
 
 from __future__ import annotations
@@ -11,11 +16,13 @@ import importlib
 import json
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from functools import lru_cache
 from random import Random
 from typing import Any, Final
 
 from p2p.errors import ConfigError
+from p2p.wire import KI
 from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
@@ -25,6 +32,31 @@ FAMILIES: Final[Mapping[str, float]] = {"basic_arithmetic": 1.0, "chain_sum": 1.
 """Weights, if a run names none: the easiest three that have no end of tasks."""
 NEEDS_SETTINGS: Final = frozenset({"composite"})
 """Families that are made of others, which a weight alone does not name."""
+EVALUATING: Final = frozenset(
+    {
+        "binary_matrix",
+        "countdown",
+        "intermediate_integration",
+        "n_queens",
+        "polynomial_multiplication",
+        "puzzle24",
+        "simple_integration",
+        "spiral_matrix",
+        "string_insertion",
+    }
+)
+"""Families whose scorers run the answer as Python, by ``eval`` or sympy's ``parse_expr``: a
+hostile model would run code on the trainer and the validators."""
+COSTLY: Final[Mapping[str, re.Pattern[str]]] = {
+    "coin_flip": re.compile(r"[eE][+-]?[\d_]{4}"),
+    "propositional_logic": re.compile(r"[^A-Z¬∧∨→↔()\s]"),
+    "rubiks_cube": re.compile(r"\d\d|.{2000}", re.DOTALL),
+    "rush_hour": re.compile(r"\d\d"),
+}
+"""Answers that earn nothing, as their scorers would take minutes: a power of ten with a
+thousand zeros, a truth table of any names, moves that are made a million times."""
+MAX_ANSWER: Final = 16 * KI
+"""Characters of an answer that is looked at: the longest right ones have 5,000."""
 EVALUATION_TASKS: Final = 32
 """Held-out tasks of a family in an evaluation: the standard error of a share is at most 0.09.
 Eight must be made for each, of 1 to 320 ms."""
@@ -47,7 +79,8 @@ class GymEnvironment:
     name = "reasoning-gym"
 
     def __init__(self, kinds: Mapping[str, float] = FAMILIES) -> None:
-        """Raises `ConfigError` without the package, or on a family that it has not."""
+        """Raises `ConfigError` without the package, on a family that it has not, and on one of
+        `EVALUATING`."""
         require(PACKAGES, extra="gym", what=f"the environment {self.name!r}")
         self._gym = importlib.import_module("reasoning_gym")
         known = importlib.import_module("reasoning_gym.factory").DATASETS
@@ -56,6 +89,11 @@ class GymEnvironment:
                 raise ConfigError(
                     f"reasoning-gym {PACKAGES['reasoning-gym']} has no family {family!r:.40}"
                     " that needs no settings"
+                )
+            if family in EVALUATING:
+                raise ConfigError(
+                    f"the family {family!r} of reasoning-gym runs answers as code, which"
+                    " strangers write: take another family"
                 )
         self._families = list(kinds)
         self._weights = list(kinds.values())
@@ -75,7 +113,11 @@ class GymEnvironment:
         family, seed = json.loads(task.info)
         dataset, entry = self._entry(family, seed)
         said = (_TAGGED.findall(text) or [text])[-1].strip()
-        return min(1.0, max(0.0, float(dataset.score_answer(said, entry))))
+        costly = COSTLY.get(family)
+        if len(said) > MAX_ANSWER or (costly and costly.search(said)):
+            return 0.0
+        # A copy, lest one answer changes what the next is compared with.
+        return min(1.0, max(0.0, float(dataset.score_answer(said, deepcopy(entry)))))
 
     def evaluation(self) -> list[TextTask]:
         """Held-out tasks of the families of this run."""

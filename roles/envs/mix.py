@@ -19,6 +19,7 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from roles.envs.base import Environment, Task, make_environment
+from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import open_tokenizer, read_data
 from roles.envs.text import ChatTokenizer, TextModel, TokenizedEnvironment, is_text
 from roles.models.errors import BadModel
@@ -80,7 +81,10 @@ class MixedEnvironment:
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
         """What the task's own environment pays."""
-        return self._environments[task.environment].reward(task, tokens)
+        environment = self._environments.get(task.environment)
+        if environment is None:
+            raise EnvironmentFailed(f"a task is of the environment {task.environment!r:.80}")
+        return environment.reward(task, tokens)
 
     def evaluation(self) -> list[Task]:
         """The held-out tasks of all of them, one environment after the other."""

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
+from roles.envs.formulas import MAX_LENGTH, may_compute, may_read, read_arithmetic
 from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
@@ -43,6 +44,7 @@ PACKAGES: Final = {
 """What decides whether two formulas are equal, by version: all nodes must have the same."""
 
 _INSTRUCTION: Final = "\nPut the final answer in \\boxed{}."
+_BOX: Final = re.compile(r"\\boxed\{")
 _BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
@@ -95,17 +97,32 @@ class MathEnvironment(ExactEnvironment):
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
         math_verify = importlib.import_module("math_verify")
+        # The one way from a text to Python's `eval`.
+        reader: Any = importlib.import_module("math_verify.parser")
+        reader.parse_expr = read_arithmetic
         # It warns at each start that a caller without its time limit needs one: there is one.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse: Callable[..., list[Any]] = math_verify.parse
         self._verify: Callable[..., bool] = math_verify.verify
 
     def _is_right(self, answer: str, text: str) -> bool:
-        """Without the package's own time limit: it is an alarm signal, which the process needs
-        for the limit on all of it (`roles.envs.ration`)."""
-        right = self._parse(answer, parsing_timeout=None)
-        said = self._parse(text, parsing_timeout=None)
-        return bool(self._verify(right, said, timeout_seconds=None))
+        """What is written as the answer is, or equals it; by reading and computing only what
+        costs little (`roles.envs.formulas`).
+
+        Without the package's own time limit: it is an alarm signal, which the process needs for
+        the limit on all of it (`roles.envs.ration`).
+        """
+        if super()._is_right(answer, text):
+            return True
+        right, said = self._read(answer), self._read(_last_formula(text))
+        return bool(right and said and self._verify(right, said, timeout_seconds=None))
+
+    def _read(self, text: str) -> list[Any]:
+        """What math-verify makes of it; nothing if it may cost much."""
+        if not may_read(text):
+            return []
+        found = self._parse(text, parsing_timeout=None)
+        return found if all(map(may_compute, found)) else []
 
 
 def _task(question: str, answer: str) -> TextTask:
@@ -117,6 +134,29 @@ def _final(text: str) -> str:
     boxed = _BOXED.findall(text)
     lines = text.strip().splitlines()
     return " ".join((boxed or lines or [""])[-1].split())
+
+
+def _last_formula(text: str) -> str:
+    """What is judged: the boxes of the last line that has one, or the end of the text."""
+    for line in reversed(text.splitlines()):
+        boxes = _boxes(line)
+        if boxes:
+            return " and ".join(boxes)
+    end = text.strip()
+    return end if len(end) <= MAX_LENGTH else end[-MAX_LENGTH:].partition(" ")[2]
+
+
+def _boxes(line: str) -> list[str]:
+    r"""Each ``\boxed{...}`` with the brackets within it, as it stands there."""
+    boxes = []
+    for start in _BOX.finditer(line):
+        depth = 0
+        for place in range(start.end() - 1, len(line)):
+            depth += (line[place] == "{") - (line[place] == "}")
+            if not depth:
+                boxes.append(line[start.start() : place + 1])
+                break
+    return boxes
 
 
 def _read(data: bytes) -> list[tuple[str, str]]:

@@ -26,6 +26,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from roles.envs.base import Task
+from roles.envs.contained import EnvironmentFailed
 
 MAX_MESSAGES: Final = 64
 """Messages of one task. A question has one or two; examples of a dozen turns leave room."""
@@ -230,7 +231,12 @@ class TokenizedEnvironment:
         """
         ended = bool(tokens) and tokens[-1] in self._model.end_tokens
         text = self._tokenizer.decode(tokens[:-1] if ended else tokens)
-        source = unpack_text_task_untrusted(task.source)
+        try:
+            source = unpack_text_task_untrusted(task.source)
+        except BadMessage as error:
+            raise EnvironmentFailed(
+                f"a task of the environment {self.name!r} comes back as none: {error}"
+            ) from error
         return trio.run(self._environment.reward, source, text, ended)
 
     def _tokenized(self, task: TextTask) -> Task:

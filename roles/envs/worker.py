@@ -14,8 +14,8 @@ from typing import Any
 from p2p.errors import ConfigError, MissingDependency
 from roles.engines import codec
 from roles.envs.base import Environment, Ration
-from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
-from roles.envs.frames import setup_from_wire, task_from_wire, task_to_wire
+from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task_of
+from roles.envs.frames import payment_to_wire, setup_from_wire, task_from_wire, task_to_wire
 from roles.envs.mix import open_mix
 from roles.envs.ration import begin_call, end_calls
 from roles.shared.worker_streams import serve_streams
@@ -55,11 +55,13 @@ def call(
             begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
             values += map(task_to_wire, evaluation_of(environment))
         case "rewards", [answers]:
+            payment = Payment()
             for task, completions in answers:
                 asked = task_from_wire(task)
                 for tokens in completions:
                     begin_call(ration)
-                    values.append(reward_of(environment, asked, tuple(tokens)))
+                    payment.pay(environment, asked, tuple(tokens))
+            values += payment_to_wire(payment)
         case _:
             raise TypeError(
                 f"an environment has no method {method}({len(arguments)} arguments)"

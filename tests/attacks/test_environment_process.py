@@ -16,8 +16,8 @@ import trio
 from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from roles.envs.base import Ration, Task
-from roles.envs.client import WorkerEnvironment
-from roles.envs.contained import EnvironmentFailed
+from roles.envs.client import MOST_DEATHS, WorkerEnvironment
+from roles.envs.contained import EnvironmentDied, EnvironmentFailed
 from roles.envs.frames import tasks_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.ration import interrupted
@@ -87,22 +87,13 @@ async def earns(environment: WorkerEnvironment, first: int) -> list[float]:
 @pytest.mark.usefixtures("game")
 async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
     """A reward that hangs stopped validator, trainer and worker for good; one that exits ended
-    them.
+    them. Later the answer made the whole submission inconclusive.
     """
     async with opened() as environment:
-        for number, said in {
-            1: "its process ended: it may use 1 s of CPU",
-            3: "MemoryError",
-            4: "its process ended",
-            5: "its process ended",
-            6: "its process ended",
-            8: "LookupError: no such word",
-            9: "its process ended",
-        }.items():
-            with trio.fail_after(60), pytest.raises(EnvironmentFailed, match=said) as failed:
-                await earns(environment, number)
-            assert "of the environment" in str(failed.value)
-            assert await environment.rewards([(TASK, [TASK.answer])]) == [1.0], number
+        for number in (1, 3, 4, 5, 6, 8, 9):
+            with trio.fail_after(60):
+                answers = [TASK.answer, (number,), TASK.answer]
+                assert await environment.rewards([(TASK, answers)]) == [1.0, 0.0, 1.0], number
             assert await environment.tasks([bytes(32)]) == await environment.tasks([bytes(32)])
         environment._ration = replace(RATION, patience=BRIEF)
         with pytest.raises(EnvironmentFailed, match=r"no answer in 0\.3 s"):
@@ -112,20 +103,32 @@ async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
 
 
 @pytest.mark.usefixtures("game")
+async def test_what_ends_a_process_costs_its_answer_and_four_of_a_submission_at_most(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """An environment that ends its process at every answer is broken, and is not to start a
+    hundred processes for a submission."""
+    async with opened() as environment:
+        good = [TASK.answer]
+        mixed = [(TASK, [(4,), *good]), (TASK, [*good, (4,)])]
+        assert await environment.rewards(mixed) == [0.0, 1.0, 1.0, 0.0]
+        assert caplog.text.count("such an answer earns nothing") == 1
+        with pytest.raises(EnvironmentDied, match="its process ended"):
+            await environment.rewards([(TASK, [(4,)] * (MOST_DEATHS + 1))])
+        assert await environment.rewards([(TASK, good)]) == [1.0]
+
+
+@pytest.mark.usefixtures("game")
 async def test_calls_beside_one_that_hangs_are_made_after_it() -> None:
     answers: list[object] = []
     async with opened() as environment, trio.open_nursery() as nursery:
 
         async def ask(first: int) -> None:
-            try:
-                answers.append(await earns(environment, first))
-            except EnvironmentFailed:
-                answers.append(None)
+            answers.append(await earns(environment, first))
 
         for first in (7, 1, 0, 1, 7):
             nursery.start_soon(ask, first)
-    assert answers.count(None) == 2
-    assert answers.count([1.0, 0.0]) == 3
+    assert answers == [[1.0, 0.0]] * 5
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,12 @@ needs_gym = pytest.mark.skipif(
     [
         ("arithmetic", {"addition": 1.0, "adition": 1.0}, "no kind 'adition'; it has addition"),
         pytest.param("reasoning-gym", {"chess": 1.0}, "no family 'chess'", marks=needs_gym),
+        pytest.param(
+            "reasoning-gym",
+            {"chain_sum": 1.0, "countdown": 1.0},
+            "the family 'countdown' of reasoning-gym runs answers as code",
+            marks=needs_gym,
+        ),
         ("sort", {"long": 1.0}, "'sort' cannot be made with kinds"),
     ],
 )

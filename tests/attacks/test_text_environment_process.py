@@ -21,7 +21,7 @@ from p2p.machine import open_world
 from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment
 from roles.envs.contained import EnvironmentFailed
-from roles.envs.frames import decode_reply_untrusted, rewards_untrusted
+from roles.envs.frames import decode_reply_untrusted, payment_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
@@ -120,17 +120,9 @@ async def test_what_a_reward_does_costs_its_submission_and_no_other(folder: Path
 
     async with opened(folder) as environment:
         assert await earns(environment, "word") == [1.0, 0.0]
-        for text, said in {
-            "raise": "LookupError: no such word",
-            "spin": "its process ended: it may use 1 s of CPU",
-            "eat": "MemoryError",
-            "exit": "its process ended",
-            "group": "ExceptionGroup",
-            "much": "a reward is a number from 0 to 1, not 2.0",
-        }.items():
-            with trio.fail_after(60), pytest.raises(EnvironmentFailed, match=said) as failed:
-                await earns(environment, text)
-            assert "'wordy'" in str(failed.value) or "wordy" in str(failed.value)
+        for text in ("raise", "spin", "eat", "exit", "group", "much"):
+            with trio.fail_after(60):
+                assert await earns(environment, text) == [0.0, 0.0], text
             assert await earns(environment, "word") == [1.0, 0.0], text
         environment._ration = replace(RATION, patience=BRIEF)
         with pytest.raises(EnvironmentFailed, match=r"no answer in 0\.3 s"):
@@ -138,9 +130,9 @@ async def test_what_a_reward_does_costs_its_submission_and_no_other(folder: Path
         environment._ration = RATION
         (held,) = await environment.evaluation()
         assert held.environment == "wordy"
-        with pytest.raises(EnvironmentFailed, match="KeyError"):
+        with pytest.raises(EnvironmentFailed, match="a task is of the environment 'other'"):
             await environment.rewards([(replace(held, environment="other"), [()])])
-        with pytest.raises(EnvironmentFailed, match="BadMessage: not msgpack"):
+        with pytest.raises(EnvironmentFailed, match="comes back as none: not msgpack"):
             await environment.rewards([(replace(held, source=b"\xc1"), [()])])
         with pytest.raises(EnvironmentFailed, match="over the limit of 262,144"):
             await environment.rewards([(replace(held, source=bytes(300_000)), [()])])
@@ -151,15 +143,20 @@ def frame(value: object) -> str:
     return packed.hex()
 
 
+def paid(rewards: list[object], failures: int = 0) -> str:
+    return frame([True, [rewards, failures, "", ""]])
+
+
 REPLIES = {
     "no msgpack": ("616263", "not msgpack"),
     "nested": ("92c3" + "91" * 2000 + "c0", "not msgpack"),
     "no reply": (frame(5), "a reply has 2 fields"),
     "no failure": (frame([False, [1]]), "a failure has 2 fields"),
-    "nothing": (frame([True, None]), "a reply lists 1 to 1 answers"),
-    "too many": (frame([True, [0.5, 0.5]]), "a reply lists 1 to 1 answers"),
-    "a word": (frame([True, ["a"]]), "a reward is a number from 0 to 1, not 'a'"),
-    "no number": (frame([True, [float("nan")]]), "a reward is a number from 0 to 1, not nan"),
+    "nothing": (frame([True, None]), "a payment has 4 fields"),
+    "too many": (paid([0.5, 0.5]), "a reply lists 1 to 1 answers"),
+    "a word": (paid(["a"]), "a reward is a number from 0 to 1, not 'a'"),
+    "no number": (paid([float("nan")]), "a reward is a number from 0 to 1, not nan"),
+    "more raised": (paid([0.0], 2), "2 of 1 answers were raised on"),
 }
 
 
@@ -168,7 +165,7 @@ def test_replies_of_foreign_code_are_read_as_a_strangers(name: str) -> None:
     """Each ended the role, or was signed as a reward."""
     reply, said = REPLIES[name]
     with pytest.raises(BadMessage, match=said):
-        rewards_untrusted(decode_reply_untrusted(bytes.fromhex(reply)), 1)
+        payment_untrusted(decode_reply_untrusted(bytes.fromhex(reply)), 1)
 
 
 async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) -> None:
@@ -176,7 +173,7 @@ async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) 
     failure = frame([False, ["MissingDependency", "m" * 9000]])
     async with opened(folder) as environment:
         (task,) = await environment.tasks([bytes(32)])
-        for reply, said in ((frame([True, [7.0]]), "nonsense: a reward is"), (failure, "^m+$")):
+        for reply, said in ((paid([7.0]), "nonsense: a reward is"), (failure, "^m+$")):
             answer = [(task, [(*tokenizer.encode(f"say {reply}"), END)])]
             with pytest.raises(EnvironmentFailed, match=said) as failed:
                 await environment.rewards(answer)
@@ -203,7 +200,7 @@ async def test_a_file_that_has_rotted_since_ends_no_role(folder: Path) -> None:
         (task,) = await environment.tasks([bytes(32)])
         sound = (folder / "tokenizer.json").read_bytes()
         (folder / "tokenizer.json").write_text("{}")
-        with pytest.raises(EnvironmentFailed, match="its process ended"):
+        with pytest.raises(EnvironmentFailed, match="it cannot be opened again: the run's"):
             await environment.rewards([(task, [(*tokenizer.encode("exit"), END)])])
         for _ in range(2):
             with pytest.raises(EnvironmentFailed, match="it cannot be opened again: the run's"):

@@ -17,7 +17,15 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage, ConfigError
 from p2p.wire import pack
 from roles.envs.base import Task, TeachingEnvironment, make_environment, open_teaching
-from roles.envs.contained import EnvironmentFailed, evaluation_of, reward_of, task_of
+from roles.envs.contained import (
+    SUSPECT,
+    EnvironmentFailed,
+    Payment,
+    Tally,
+    evaluation_of,
+    reward_of,
+    task_of,
+)
 from roles.envs.data import read_data
 from roles.envs.frames import setup_from_wire, setup_to_wire, task_from_wire, task_to_wire
 from roles.envs.mix import (
@@ -222,7 +230,7 @@ def test_an_absurd_source_fails_its_reward_alone(folder: Path) -> None:
     )
     task = task_of(environment, bytes(32))
     for source in (b"", task.source[:-3], pack([1, 2]), bytes(MAX_SOURCE + 1)):
-        with pytest.raises(EnvironmentFailed, match=r"reward\(\) of the environment 'echo'"):
+        with pytest.raises(EnvironmentFailed, match="'echo' comes back as none"):
             reward_of(environment, replace(task, source=source), (END,))
     reward_of(environment, task, (END,))
 
@@ -309,7 +317,7 @@ def test_the_seed_chooses_the_environment_by_weight() -> None:
     assert task == replace(SortEnvironment().task(seeds[0]), environment=chosen[0])
     assert mixed.reward(task, ()) == len(chosen[0]) / 10
     assert reward_of(mixed, replace(task, environment="ccc"), ()) == 0.3
-    with pytest.raises(EnvironmentFailed, match="KeyError: 'other'"):
+    with pytest.raises(EnvironmentFailed, match="a task is of the environment 'other'"):
         reward_of(mixed, replace(task, environment="other"), ())
 
 
@@ -381,3 +389,42 @@ def test_makers_say_what_is_wrong() -> None:
         make_environment("arithmetic", kinds={"adition": 1.0})
     with pytest.raises(ConfigError, match="'math-exact' cannot be made with kinds"):
         make_environment("math-exact", kinds={"a": 1.0})
+
+
+class SullenEnvironment(EchoEnvironment):
+    """Raises on everything but one word, in words of a stranger."""
+
+    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
+        if text == "never":
+            raise EnvironmentFailed("a file of mine has gone")
+        if text != "hello":
+            raise LookupError(text)
+        return 1.0
+
+
+def test_the_operator_hears_of_answers_that_are_raised_on_once_and_of_all_there_are(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broken environment would look like a model that knows nothing."""
+    tokenizer = Tokenizer.open(folder)
+    environment = TokenizedEnvironment(SullenEnvironment(), tokenizer, model_in(folder))
+    task, tally = task_of(environment, bytes(32)), Tally()
+
+    def submit(*texts: str) -> list[float]:
+        payment = Payment()
+        for text in texts:
+            payment.pay(environment, task, (*tokenizer.encode(text), END))
+        tally.count(payment)
+        return payment.rewards
+
+    assert submit("hello", "no", "hello") == [1.0, 0.0, 1.0]
+    for number in range(SUSPECT - 1):
+        assert submit(str(number)) == [0.0]
+    assert caplog.text.count("such an answer earns nothing") == 1
+    assert "its author must mend it" not in caplog.text
+    assert submit("hello") == [1.0]
+    for number in range(2 * SUSPECT):
+        submit(str(number))
+    assert caplog.text.count("its author must mend it") == 1
+    with pytest.raises(EnvironmentFailed, match="a file of mine has gone"):
+        submit("never")
