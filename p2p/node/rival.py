@@ -3,10 +3,11 @@
 Theory of operation
 -------------------
 Of one epoch there is one edition: nodes that hold different ones have other validators, limits
-or members, and refuse each other's honest work without a word. No node can say which of two is
-right, so each works on under the one that it holds, its *own*, and keeps the other, its *rival*.
-The two signatures are a proof that nobody without the owner's key can make: what is compared is
-what was signed, so another signature, or another encoding, of the same terms is no rival.
+or members, and refuse each other's honest work without a word. No node can say which of the two
+is right. So each works on under the one that it holds, its *own*, and keeps the other, its
+*rival*. The two signatures are a proof that nobody without the owner's key can make: what is
+compared is what was signed, so another signature, or another encoding, of the same terms is no
+rival.
 
 A node asks for a rival where it asks for news (``/shoal/run-rival/1.0.0``: one frame ``[run id,
 epoch, digest of what the owner signed]``, one frame back). A peer whose edition of that epoch
@@ -83,9 +84,9 @@ class Rivalry:
     def _take(self, rival: SignedRun) -> None:
         self.rival = rival
         logger.warning(
-            "the owner of run %r has signed two run files of epoch %d that say different things:"
-            " this node works on under the one it holds, others hold the other; ask the owner"
-            " for one with a higher epoch, and start one node with it: --run FILE",
+            "the owner of run %r has signed two run files of epoch %d that say different"
+            " things: this node works on under the one it holds, others hold the other; ask the"
+            " owner for one with a higher epoch, and start one node with it: --run FILE",
             rival.name,
             rival.epoch,
         )

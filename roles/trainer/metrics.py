@@ -16,6 +16,7 @@ from typing import Final
 from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.engines.base import StepReport
+from roles.trainer.audit import AuditCounts
 
 logger = logging.getLogger(__name__)
 
@@ -38,14 +39,22 @@ class Metrics:
         """Of `METRICS`; None before the first line of this life."""
 
     async def note(
-        self, report: StepReport, reward: float, staleness: Sequence[int], seconds: float
+        self,
+        report: StepReport,
+        reward: float,
+        staleness: Sequence[int],
+        seconds: float,
+        audits: AuditCounts,
     ) -> None:
         """Add a line, if the disk takes it.
 
         ``reward`` is the mean of the step's groups, ``staleness`` says of each how many steps
-        old its policy was, ``seconds`` is what the engine took.
+        old its policy was, ``seconds`` is what the engine took; ``audits`` counts replays and
+        lies since the trainer was started.
         """
         numbers = asdict(report) | {
+            "replayed": audits.replayed,
+            "lies": audits.lies,
             "reward": reward,
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),

@@ -17,14 +17,14 @@ from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.demo.status import SwarmStatus
 from roles.inference import session as inference_session
 from roles.inference.session import InferenceSession
-from roles.protocol.core import assignment
+from roles.protocol.core import assignment, judging
 from roles.protocol.core.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import AdmissionMode, AdmissionRules
 from roles.trainer import check as trainer_check
 from roles.trainer.session import TrainerSession
-from roles.validator import reception as validator_reception, replay
+from roles.validator import reception as validator_reception
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
@@ -281,7 +281,7 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
 def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 10.9: verdicts follow the limits of the newest edition."""
     used: list[float] = []
-    plain = replay.judge
+    plain = judging.judge
 
     def judge(evidence: Evidence, limits: Limits) -> Judgement:
         used.append(limits.surprise)
@@ -290,7 +290,7 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
     def change(_: Swarm, terms: Terms) -> Terms:
         return replace(terms, limits=replace(terms.limits, surprise=21.0))
 
-    monkeypatch.setattr(replay, "judge", judge)
+    monkeypatch.setattr(judging, "judge", judge)
     play = Edited(CAST, change)
     play.seconds = 2
     play.spy(monkeypatch)

@@ -134,7 +134,9 @@ async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_come
     node: Any = SimpleNamespace(
         world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True)
     )
-    check: Any = SimpleNamespace(groups=_one_group, why_unwanted=lambda *_: "")
+    check: Any = SimpleNamespace(
+        groups=_one_group, why_unwanted=lambda *_: "", why_refused=lambda _: ""
+    )
     both: Any = disk
     intake = Intake(node, Recipe(), check, both, both, GroupBuffer(100, 2), cast(Any, None))
     answers: list[Receipt] = []
@@ -156,7 +158,7 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     node: Any = SimpleNamespace(world=sound_world())
-    check: Any = SimpleNamespace(why_unwanted=lambda *_: "")
+    check: Any = SimpleNamespace(why_unwanted=lambda *_: "", why_refused=lambda _: "")
     nothing: Any = None
     intake = Intake(node, Recipe(), check, nothing, nothing, GroupBuffer(0, 2), nothing)
     with trio.fail_after(119):
