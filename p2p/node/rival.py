@@ -5,7 +5,7 @@ Theory of operation
 Of one epoch there is one edition: nodes that hold different ones have other validators, limits
 or members, and refuse each other's honest work without a word. No node can say which of the two
 is right. So each works on under the one that it holds, its *own*, and keeps the other, its
-*rival*. The two signatures are a proof that nobody without the owner's key can make: what is
+*rival*. The two signatures are a proof that only the owner's key can make: what is
 compared is what was signed, so another signature, or another encoding, of the same terms is no
 rival.
 

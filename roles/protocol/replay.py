@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from roles.engines.base import Group, GroupTask, Scored, Scorer
+from roles.engines.base import Engine, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.protocol.core.assignment import draw_order, run_sampling
@@ -33,7 +33,7 @@ from roles.run import Run
 
 async def replay(
     run: Run,
-    engine: Scorer,
+    engine: Engine,
     tasks: Sequence[GroupTask],
     groups: Sequence[Group],
     logprobs: bytes,
@@ -89,7 +89,7 @@ def wrong_reward(signed: Sequence[float], ours: Sequence[float]) -> Finding | No
 
 
 async def examine(
-    run: Run, environment: ContainedEnvironment, engine: Scorer, work: AcceptedWork
+    run: Run, environment: ContainedEnvironment, engine: Engine, work: AcceptedWork
 ) -> list[Finding]:
     """All that an accepting verdict says and a replay does not, for who has the policy.
 

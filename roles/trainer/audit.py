@@ -6,20 +6,20 @@ One validator judges a submission, and nothing but a replay shows that a model w
 So of the deliveries one in twenty, by a lot that is drawn with a secret after a delivery is
 here (`roles.trainer.core.lot`), is replayed before it is taken: with the policy that it names,
 by the trainer's own engine, within the limits of the run. How sure it is that the validator has
-lied is weighed in `roles.protocol.core.lies`; what is not borne out is not learnt from, whoever
-is at fault.
+lied is weighed in `roles.protocol.core.lies`; what is not borne out is not learnt from, even if
+no validator is at fault.
 
 The engine is the learner's. A process of its own would hold a second copy of its libraries, and
 on a device a second context; in the learner's there is one more copy of the weights: 2 or 4
 bytes a parameter beside its 18, from the first replay on. Calls take turns: groups are scored
 one at a time, so that a step waits for one group at most, and a replay for a step. An engine
 that dies at a replay takes the learner with it: the error goes to the role, which goes on from
-its disk, and nobody is accused.
+its disk, and no validator is accused.
 
 Who is convicted is refused for ever, by name, and across restarts: the lie is an entry of the
-ledger, of kind `LIE_KIND`, and the delivery a file below `LIES`, for whoever wants to repeat it
+ledger, of kind `LIE_KIND`, and the delivery a file below `LIES`, for a bystander to repeat it
 (`roles.protocol.core.lies.open_lie`). After an edition of the run file that changes the limits
-nobody is accused for a while: what comes was judged by those before.
+no validator is accused for a while: what comes was judged by those before.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ LIES: Final = "trainer/lies"
 """Where the deliveries lie that convict, or may: two for each validator at most, and those of
 the convicted."""
 SETTLING: Final = 600.0
-"""Seconds after other limits came in which nobody is accused: what a validator had under way
+"""Seconds after other limits came in which no validator is accused: what it had under way
 was judged by those before. As long as `roles.validator.limits.SUCCESSION`."""
 REPLAY: Final = "replay"
 PAY: Final = "rewards"
@@ -82,7 +82,7 @@ class AuditCounts:
     replayed: int = 0
     """Deliveries."""
     unsure: int = 0
-    """Replays that the engine could not do, or of which the result accuses nobody."""
+    """Replays that the engine could not do, or of which the result accuses no validator."""
     lies: int = 0
     """Deliveries of which the verdict is no honest one: lies, and strikes."""
 

@@ -14,7 +14,7 @@ them is code that text may fool. So each check stands before all that cost more,
     shape    every token, length and end token; a log-prob for each token, a reward for each
       |      completion, and none that no environment pays
       v
-    tasks    the environment makes them, of seeds that nobody chose
+    tasks    the environment makes them, of seeds that no peer chose
       |
       v
     replay   of one delivery in twenty: the model is run        `roles.trainer.audit`
@@ -135,7 +135,7 @@ class DeliveryCheck:
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
         own fault; `NotBorneOut` if they are not what it signed, or might not be; and
-        `EnvironmentFailed`, which is nobody's.
+        `EnvironmentFailed`, which is no peer's fault.
         """
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]

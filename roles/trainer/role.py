@@ -71,6 +71,7 @@ class Trainer:
             "staleness": dict(counts.staleness),
             "groups_stale": counts.stale,
             "groups_without_spread": counts.without_spread,
+            "groups_discredited": counts.discredited,
             "submissions_taken": 0 if session is None else session.intake.taken,
             "replayed": 0 if session is None else session.intake.audits.replayed,
             "replays_unsure": 0 if session is None else session.intake.audits.unsure,

@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 A validator signs that a submission was drawn by the policy, what it pays, and with which
-log-probs. Whoever repeats that with an engine of his own finds numbers that differ a little, as
-numerics do, and limits that honest work exceeds now and then. So a `Finding` is weighed by how
-far it lies beyond its limit:
+log-probs. A trainer or bystander that repeats it with another engine finds numbers that differ
+a little, as numerics do, and limits that honest work exceeds now and then. So a `Finding` is
+weighed by how far it lies beyond its limit:
 
-- up to `MARGIN` times: *nobody's fault*. A worker that tunes its work to just below a limit
+- up to `MARGIN` times: *no fault*. A worker that tunes its work to just below a limit
   finds validators that accept what another machine rejects: they must not be convicted by it;
 - up to `BEYOND_DOUBT` times: a *strike*; `STRIKES` of the last `WINDOW` looks convict;
 - further, or a proof that is no proof, or a reward that no environment pays: a *lie*, which
@@ -42,8 +42,8 @@ from roles.protocol.core.messages import (
 )
 
 MARGIN: Final = 1.5
-"""Up to so many times a limit nobody is accused: two honest engines that measure one statistic
-near a limit differ by less."""
+"""Up to so many times a limit no validator is accused: two honest engines that measure one
+statistic near a limit differ by less."""
 BEYOND_DOUBT: Final = 10.0
 """More times a limit than any honest numerics: in bfloat16 a token 9 nats below its draw, where
 one in a million is 1 below."""
@@ -78,7 +78,7 @@ class Weight(IntEnum):
 
     NOTHING = 0
     BORDERLINE = 1
-    """Not what was signed, and nobody's fault."""
+    """Not what was signed, and no validator's fault."""
     STRIKE = 2
     LIE = 3
 
