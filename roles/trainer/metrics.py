@@ -24,8 +24,8 @@ METRICS: Final = "trainer/metrics.jsonl"
 OLDER: Final = "trainer/metrics.1.jsonl"
 """Where the lines before those of `METRICS` are."""
 METRICS_BYTES: Final = 8 * 1024 * 1024
-"""Size at which `METRICS` becomes `OLDER`, in place of what was there. A line is about 250
-bytes: each file holds 33,000 steps, both together at most 16 MiB."""
+"""Size at which `METRICS` becomes `OLDER`, in place of what was there. A line is about 280
+bytes: each file holds 30,000 steps, both together at most 16 MiB."""
 _DIGITS: Final = 6
 """Significant digits of a number: more is noise, and a third of the file."""
 

@@ -113,7 +113,7 @@ class Deliveries:
         if not self._is_refused:
             logger.warning(
                 "the trainer takes nothing more of this validator, says it: %s; if this machine"
-                " computes as it should, ask the run's owner to name a validator with a new key",
+                " computes as it should, ask the run's owner to name one with a new key",
                 printable(reason),
             )
         self._is_refused = True
