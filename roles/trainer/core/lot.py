@@ -9,8 +9,8 @@ from roles.protocol.core.messages import Commitment
 
 REPLAYED_SHARE: Final = 0.05
 """Of all deliveries. A validator that lies in each is found after 20 in the mean, after 90 in
-99 of 100 cases. It costs the trainer a twentieth of a forward pass over what it learns from,
-where a step costs three: under 2 %."""
+99 of 100 cases. Beside the CPU time of its steps it costs a trainer 6 % at 0.1 M parameters
+(proofs cost as much as the model), 2 % at 6 M: a step is three passes, this a twentieth."""
 
 
 class Lot:
