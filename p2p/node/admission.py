@@ -90,6 +90,13 @@ class SignedRun(Admission, Protocol):
         ...
 
     @property
+    def digest(self) -> bytes:
+        """32 bytes of what its owner signed, however that is signed and encoded: two editions
+        of one epoch with two digests prove that their owner contradicts himself.
+        """
+        ...
+
+    @property
     def components(self) -> dict[str, dict[str, object]]:
         """Settings that must be the same on every node, by component (``shardcast``), over the
         local ones.

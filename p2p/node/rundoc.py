@@ -12,7 +12,9 @@ hand each other the next one, and allows no work (`RunBook.in_force`).
 A peer that asks (``/shoal/run/1.0.0``: one frame ``[run id or empty, epoch]``, one frame back)
 gets the document if it is newer than what the asker has, or of another run (the asker learns
 that it asks the wrong peer), else an empty frame. The document is signed, so it does not matter
-who hands it over; by choosing whom to bootstrap from one chooses the owner.
+who hands it over; by choosing whom to bootstrap from one chooses the owner. Who has nothing
+newer is asked for another edition of the same epoch, which no honest owner signs
+(`p2p.node.rival`).
 
 What a peer hands over is a stranger's word until it is judged. A node that is pinned has it
 compared with its run before more than a signature of it is judged (`RunReader`), remembers what
@@ -37,6 +39,7 @@ from p2p.concurrency import Notifier
 from p2p.errors import (
     BadMessage,
     ConfigError,
+    ProtocolNotSupported,
     StorageError,
 )
 from p2p.host import Host, request, serve_requests
@@ -49,6 +52,14 @@ from p2p.node.admission import (
     SignedRun,
     UnusableEdition,
     check_same_run,
+)
+from p2p.node.rival import (
+    MAX_RIVAL_REQUEST,
+    RIVAL_PROTOCOL,
+    Rivalry,
+    are_rivals,
+    decode_rival_request_untrusted,
+    encode_rival_request,
 )
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
 from p2p.offence import Offence
@@ -168,6 +179,7 @@ class RunBook:
         been.
         """
         self._hinted = Notifier()
+        self._rivalry = Rivalry(world)
 
     @property
     def run(self) -> SignedRun | None:
@@ -185,6 +197,13 @@ class RunBook:
     def expired(self) -> SignedRun | None:
         """The pinned edition, if it has expired and there is no newer one."""
         return self._pin if self._run is None else None
+
+    @property
+    def rival(self) -> SignedRun | None:
+        """Another edition of the pinned one's epoch: its owner signed both, and only a higher
+        epoch settles which holds.
+        """
+        return self._rivalry.rival
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """As the newest edition says; before there is one, no peer may do anything.
@@ -308,6 +327,8 @@ class RunBook:
         if self._pin is not None and not self._has_expired(self._pin):
             self._run = self._pin
             self._found.set()
+        if self._pin is not None:
+            await self._rivalry.load(self._pin, self._read)
         if document is not None:
             try:
                 await self.offer(document)
@@ -353,6 +374,7 @@ class RunBook:
             # before anything is awaited: what a role does after this, it does knowing it
             self._changed.notify_all()
             await self._keep()
+            await self._rivalry.settle(run)
             self._found.set()
             self._replaced.notify_all()
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
@@ -380,7 +402,9 @@ class RunBook:
             run = await decode_off_loop(
                 self._world, self._read, document, self._pin, rate=READ_RATE
             )
-            if self._is_news(run):
+            if self._pin is not None and are_rivals(self._pin, run):
+                await self._rivalry.note(run)  # a proof, even if its time is over
+            elif self._is_news(run):
                 return run
         except BadMessage as error:
             expiry = error.expiry if isinstance(error, Expired) else None
@@ -435,8 +459,10 @@ class RunBook:
         return self._world.wall() > expiry + EXPIRY_TOLERANCE
 
     def serve(self, host: Host) -> None:
-        """Answer those who ask for the document."""
+        """Answer those who ask for the document, or for a rival of theirs."""
         host.set_handler(PROTOCOL_ID, serve_requests(self._answer, max_request=MAX_REQUEST))
+        answer = serve_requests(self._answer_rival, max_request=MAX_RIVAL_REQUEST)
+        host.set_handler(RIVAL_PROTOCOL, answer)
 
     async def _answer(self, peer: PeerId, payload: bytes) -> bytes:
         run_id, epoch = fields_untrusted(
@@ -446,6 +472,15 @@ class RunBook:
             return b""
         return self._run.document
 
+    async def _answer_rival(self, peer: PeerId, payload: bytes) -> bytes:
+        run_id, epoch, digest = decode_rival_request_untrusted(payload)
+        own = self._pin
+        if own is None or (run_id, epoch) != (own.id, own.epoch):
+            return b""
+        if digest != own.digest and self.rival is None:
+            self.hint(peer)
+        return self._rivalry.answer(own, digest)
+
     async def ask(self, host: Host, peer: PeerId) -> bool:
         """Ask one peer for a newer document; True if it had one. The caller sets the deadline.
 
@@ -453,10 +488,28 @@ class RunBook:
         another run's.
         """
         await self._keep()
+        await self._rivalry.keep()
         known = pack([self._pin.id, self._pin.epoch] if self._pin else [b"", 0])
         document = await request(host, peer, PROTOCOL_ID, known, max_reply=MAX_DOCUMENT)
-        if not document:
-            return False
+        if document:
+            return await self._take(host, peer, document)
+        if self._pin is not None and self.rival is None:
+            await self._ask_rival(host, peer, self._pin)
+        return False
+
+    async def _ask_rival(self, host: Host, peer: PeerId, own: SignedRun) -> None:
+        """Ask one peer whether its owner has signed another edition of the epoch of ``own``."""
+        try:
+            document = await request(
+                host, peer, RIVAL_PROTOCOL, encode_rival_request(own), max_reply=MAX_DOCUMENT
+            )
+        except ProtocolNotSupported:  # a node of an older version: it cannot know
+            return
+        if document:
+            await self._take(host, peer, document)
+
+    async def _take(self, host: Host, peer: PeerId, document: bytes) -> bool:
+        """Judge what a peer has handed over; it pays for a void one, once."""
         was_judged = hashlib.sha256(document).digest() in self._judged
         try:
             return await self.offer(document)

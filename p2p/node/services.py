@@ -93,6 +93,7 @@ class Node:
             "run": self.run.id.hex(),
             "epoch": self.run.epoch,
             "in_force": self.book.in_force,
+            "two_editions": self.book.rival is not None,
             "members": self.membership.size,
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),

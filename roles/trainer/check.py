@@ -1,25 +1,48 @@
 """What a delivery must be for the trainer to learn from it, computed anew rather than believed.
 
+Theory of operation
+-------------------
+A delivery is a stranger's text, and the environment that turns tokens into text and pays for
+them is code that text may fool. So each check stands before all that cost more, or trust more:
+
+    who      verdict and submission are signed, and whole     `decode_delivery_untrusted`
+      |      accepted, by its judge, for an author of the run   `why_refused`, `why_unwanted`
+      v
+    place    room, freshness, not taken before                  `roles.trainer.intake`
+      |      policy, and then the numbers of the groups
+      v
+    shape    every token, length and end token; a log-prob for each token, a reward for each
+      |      completion, and none that no environment pays
+      v
+    tasks    the environment makes them, of seeds that no peer chose
+      |
+      v
+    replay   of one delivery in twenty: the model is run        `roles.trainer.audit`
+      |
+      v
+    pay      only now the environment sees a token of it, and must pay what was signed
+
 A validator is believed in one thing, that the model was run and the draws are the seeds'; the
-trainer could find that out by a replay only. Judge, author, tasks, places, shapes and rewards
-it knows itself.
+replay finds out which validators must not be. Judge, author, tasks, places, shapes and rewards
+the trainer knows itself.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from p2p.errors import RemoteProtocolError
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.world import decode_off_loop
-from proofs.checks import Verdict, check_shape
-from roles.engines.base import Group, TrainingGroup
+from proofs.checks import Verdict
+from roles.engines.base import Group, GroupTask, TrainingGroup
+from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.core.assignment import draw_order, validator_of
+from roles.protocol.core.assignment import DrawOrder, draw_order, validator_of
+from roles.protocol.core.judging import check_shapes
 from roles.protocol.core.messages import (
     DECODE_RATE,
     AcceptedWork,
@@ -28,21 +51,41 @@ from roles.protocol.core.messages import (
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
+from roles.protocol.replay import answers_of, as_signed
 from roles.run import Run
 from roles.shared.standing import RoleStanding
+from roles.trainer.audit import Auditor
 from roles.trainer.core.buffer import BufferedGroup
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a delivery says, opened: of the right place and shape, and not yet paid."""
+
+    work: AcceptedWork
+    claimed: tuple[Group, ...]
+    """As the worker signed them."""
+    groups: tuple[Group, ...]
+    """With the validator's log-probs."""
+    tasks: tuple[tuple[Task, GroupTask], ...]
 
 
 class DeliveryCheck:
     """Whether a run's trainer may take a delivery, and the groups that it learns from."""
 
     def __init__(
-        self, node: Node, run: Run, environment: ContainedEnvironment, standing: RoleStanding
+        self,
+        node: Node,
+        run: Run,
+        environment: ContainedEnvironment,
+        standing: RoleStanding,
+        auditor: Auditor,
     ) -> None:
         self._node = node
         self._run = run
         self._environment = environment
         self._standing = standing
+        self.auditor = auditor
 
     @property
     def is_at_rest(self) -> bool:
@@ -66,6 +109,14 @@ class DeliveryCheck:
             )
         return Receipt.UNWANTED, reason
 
+    async def recall(self) -> None:
+        """Take up who was convicted in earlier lives."""
+        await self.auditor.recall()
+
+    def why_refused(self, validator: PeerId) -> str:
+        """Why nothing of ``validator`` is taken any more; empty if it is not known to lie."""
+        return self.auditor.why_refused(validator)
+
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
         be."""
@@ -80,72 +131,96 @@ class DeliveryCheck:
         return "" if peer == judge else f"{judge} judges this node under this policy"
 
     async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
-        """The groups of an accepted submission, with rewards computed here and the validator's
-        log-probs.
+        """The groups of a delivery, with rewards computed here and the validator's log-probs.
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
-        own fault; and `EnvironmentFailed`, which is neither's.
+        own fault; `NotBorneOut` if they are not what it signed, or might not be; and
+        `EnvironmentFailed`, which is no peer's fault.
         """
-        policy = self._node.shardcast.manifest(work.verdict.commitment.version).weights_digest
-        return await self._groups(work, policy)
+        claim = await self._open(work, self._policy_of(work))
+        drawn = [task for _, task in claim.tasks]
+        await self.auditor.audit(work, drawn, claim.claimed)
+        ours = await self._pay(claim)
+        await self.auditor.check_rewards(work, ours)
+        return self._buffered(claim, ours)
+
+    async def groups_kept(self, work: AcceptedWork) -> list[BufferedGroup]:
+        """As `groups`, of a submission that an earlier life has taken."""
+        return await self._taken_before(work, self._policy_of(work))
 
     async def groups_again(self, work: AcceptedWork) -> list[BufferedGroup]:
-        """As `groups`, of a submission that was taken before: the policy that it names, which
-        may be forgotten by now, was looked at then."""
-        return await self._groups(work, work.verdict.commitment.policy)
+        """As `groups`, of a submission that was learnt from before: the policy that it names,
+        which may be forgotten by now, was looked at then."""
+        return await self._taken_before(work, work.verdict.commitment.policy)
 
-    async def _groups(self, work: AcceptedWork, policy: bytes) -> list[BufferedGroup]:
-        verdict = work.verdict
-        commitment = verdict.commitment
-        groups = await decode_off_loop(
+    def _policy_of(self, work: AcceptedWork) -> bytes:
+        """Digest of the policy that it must be of."""
+        return self._node.shardcast.manifest(work.verdict.commitment.version).weights_digest
+
+    async def _taken_before(self, work: AcceptedWork, policy: bytes) -> list[BufferedGroup]:
+        """Raises `RemoteProtocolError` if the disk gives back something else."""
+        claim = await self._open(work, policy)
+        ours = await self._pay(claim)
+        if tuple(map(as_signed, ours)) != work.verdict.rewards:
+            raise RemoteProtocolError("a verdict's rewards are not those of its submission")
+        return self._buffered(claim, ours)
+
+    async def _open(self, work: AcceptedWork, policy: bytes) -> Claim:
+        """Place, shape and tasks. The environment has seen none of its tokens."""
+        commitment = work.verdict.commitment
+        order = draw_order(self._run, commitment.node, commitment.version, policy)
+        if commitment.policy != order.policy:
+            raise RemoteProtocolError("an accepted submission is of another policy")
+        claimed, groups = await decode_off_loop(
             self._node.world,
             _open_groups_untrusted,
             work.submission.content,
             work.logprobs,
             rate=DECODE_RATE,
         )
-        order = draw_order(self._run, commitment.node, commitment.version, policy)
-        seeds = order.task_seeds(commitment.index)
-        tasks = order.with_draws(commitment.index, await self._environment.tasks(seeds))
-        size = self._run.terms.recipe.group_size
-        numbers = [task.group for _, task in tasks]
-        if commitment.policy != order.policy or [group.group for group in groups] != numbers:
-            raise RemoteProtocolError("an accepted submission is of another policy or place")
-        if len(verdict.rewards) != size * len(groups):
+        self._check_place(order, work, claimed)
+        if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
+            raise RemoteProtocolError("an accepted submission has the wrong shape")
+        await self.auditor.check_possible(work)
+        made = await self._environment.tasks(order.task_seeds(commitment.index))
+        return Claim(work, claimed, groups, tuple(order.with_draws(commitment.index, made)))
+
+    def _check_place(
+        self, order: DrawOrder, work: AcceptedWork, groups: Sequence[Group]
+    ) -> None:
+        """Raise `RemoteProtocolError` unless these are the groups of its place, with a reward
+        for each completion."""
+        numbers = list(order.numbers(work.verdict.commitment.index))
+        if [group.group for group in groups] != numbers:
+            raise RemoteProtocolError("an accepted submission is of another place")
+        if len(work.verdict.rewards) != order.group_size * len(numbers):
             raise RemoteProtocolError("a verdict's rewards do not fit its submission")
-        self._check_shapes(groups)
-        answers = [
-            (task, [completion.tokens for completion in group.completions])
-            for (task, _), group in zip(tasks, groups, strict=True)
-        ]
-        rewards = tuple(map(_as_float32, await self._environment.rewards(answers)))
-        if rewards != verdict.rewards:
-            raise RemoteProtocolError("a verdict's rewards are not those of its submission")
-        checked = []
-        for number, (group, (task, _)) in enumerate(zip(groups, tasks, strict=True)):
-            paid = rewards[number * size : (number + 1) * size]
+
+    async def _pay(self, claim: Claim) -> list[float]:
+        """What the environment pays, completion after completion."""
+        tasks = [task for task, _ in claim.tasks]
+        return await self._environment.rewards(answers_of(tasks, claim.groups))
+
+    def _buffered(self, claim: Claim, rewards: Sequence[float]) -> list[BufferedGroup]:
+        commitment, size = claim.work.verdict.commitment, self._run.terms.recipe.group_size
+        paid = tuple(map(as_signed, rewards))
+        buffered = []
+        for number, (group, (task, _)) in enumerate(
+            zip(claim.groups, claim.tasks, strict=True)
+        ):
+            earned = paid[number * size : (number + 1) * size]
             learnt = tuple(replace(one, proof=b"") for one in group.completions)
-            training = TrainingGroup(tuple(task.prompt), learnt, paid)
-            checked.append(
+            training = TrainingGroup(tuple(task.prompt), learnt, earned)
+            buffered.append(
                 BufferedGroup(commitment.version, commitment.content, number, training)
             )
-        return checked
-
-    def _check_shapes(self, groups: Sequence[Group]) -> None:
-        """Raise `RemoteProtocolError` if one is not shaped as all of this run are."""
-        shape = self._run.shape()
-        for group in groups:
-            tokens = [completion.tokens for completion in group.completions]
-            if check_shape(tokens, shape).verdict is not Verdict.ACCEPTED:
-                raise RemoteProtocolError("an accepted submission has the wrong shape")
+        return buffered
 
 
-def _open_groups_untrusted(content: bytes, logprobs: bytes) -> tuple[Group, ...]:
-    """The groups of a submission, with a validator's log-probs. Raise `BadMessage`."""
-    return decode_logprobs_untrusted(logprobs, decode_groups_untrusted(content))
-
-
-def _as_float32(reward: float) -> float:
-    """As a verdict carries it."""
-    value: float = struct.unpack("<f", struct.pack("<f", reward))[0]
-    return value
+def _open_groups_untrusted(
+    content: bytes, logprobs: bytes
+) -> tuple[tuple[Group, ...], tuple[Group, ...]]:
+    """The groups of a submission, as they came and with a validator's log-probs. Raise
+    `BadMessage`."""
+    groups = decode_groups_untrusted(content)
+    return groups, decode_logprobs_untrusted(logprobs, groups)

@@ -9,9 +9,13 @@ order: a validator that is told that it was taken can rely on it. Content that w
 answered as taken again, also after a restart, and not learnt from twice; each place in the draw
 order is taken once, or a validator could sell one place many times.
 
-Two deliveries of one submission may come at a time, and everything may change while the disk or
-the environment works. So what is being taken is noted first (``_taking``), and what must hold
-is looked at again after each wait.
+Two deliveries of one submission may come at a time, and everything may change while the disk,
+the environment or the engine works. So what is being taken is noted first (``_taking``), and
+what must hold is looked at again after each wait.
+
+A delivery that is replayed (`roles.trainer.audit`) is not taken before it is found in order.
+Nothing of a validator that was convicted goes into a step: not what comes, not what waits in
+the buffer, not what an earlier life took.
 """
 
 from __future__ import annotations
@@ -48,6 +52,7 @@ from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
+from roles.trainer.audit import AuditCounts, NotBorneOut
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.inbox import GroupPlace, Inbox
@@ -99,16 +104,33 @@ class Intake:
         """Those that are being written to disk now."""
         self._filled: dict[DrawPlace, None] = {}
         """Places in the draw order that were taken, under versions that may still be used."""
+        self._givers: dict[bytes, PeerId] = {}
+        """Which validator each submission in the buffer is of."""
 
     @property
     def taken(self) -> int:
         """Submissions taken so far, in all lives."""
         return len(self._taken)
 
+    @property
+    def audits(self) -> AuditCounts:
+        """What became of the looks at validators' work."""
+        return self._check.auditor.counts
+
+    @property
+    def liars(self) -> dict[PeerId, str]:
+        """Validators of which nothing is taken any more, and what convicted each."""
+        return self._check.auditor.liars
+
     # What the session calls.
 
+    async def audit_forever(self) -> None:
+        """Replay what the lot falls on, until cancelled. Raises `WorkerDied`."""
+        await self._check.auditor.work_forever()
+
     async def recall(self) -> None:
-        """Read what was taken in earlier lives, and what was learnt from it."""
+        """Read what was taken in earlier lives, what was learnt from it, and who lied."""
+        await self._check.recall()
         await self._inbox.recall()
         async for entry in self._ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
@@ -132,7 +154,7 @@ class Intake:
                 return None
             try:
                 groups = await self._check.groups_again(delivery)
-            except (RemoteProtocolError, EnvironmentFailed) as error:
+            except (RemoteProtocolError, EnvironmentFailed, NotBorneOut) as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 return None
             found |= {(content, one.number): one.group for one in groups}
@@ -150,19 +172,23 @@ class Intake:
                 await self._durable.insist(partial(self._ledger.append, RECEIPT_KIND, content))
             if not self._node.shardcast.holds(commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
+            if self._check.why_refused(work.verdict.validator):
+                continue  # the same
             try:
-                groups = await self._check.groups(work)
-            except (RemoteProtocolError, EnvironmentFailed) as error:
+                groups = await self._check.groups_kept(work)
+            except (RemoteProtocolError, EnvironmentFailed, NotBorneOut) as error:
                 logger.warning("intake_unusable %s: %s", content.hex(), error)
                 continue
-            self._put([group for group in groups if group.number not in used])
+            self._put(work, [group for group in groups if group.number not in used])
 
     async def wait_groups(self, count: int) -> list[BufferedGroup]:
         """The ``count`` oldest groups that are fresh enough for the next step, once there are
         so many."""
+        self._drop_liars()
         while (groups := self.buffer.take(count, self._step)) is None:
             self._make_room()
             await self._arrived.wait()
+            self._drop_liars()
         self._make_room()
         return groups
 
@@ -178,7 +204,11 @@ class Intake:
         self.buffer.drop_stale(self._step)
         oldest = self._step - self._recipe.lag
         self._filled = {place: None for place in self._filled if place[1] >= oldest}
-        needed = self.buffer.sources | self._taking | self._inbox.learnt_from_after(covered)
+        waiting = self.buffer.sources
+        self._givers = {
+            source: who for source, who in self._givers.items() if source in waiting
+        }
+        needed = waiting | self._taking | self._inbox.learnt_from_after(covered)
         await self._durable.insist(partial(self._inbox.forget_all_but, needed))
         self._make_room()
 
@@ -225,6 +255,9 @@ class Intake:
         )
         verdict = work.verdict
         content = verdict.commitment.content
+        refused = self._check.why_refused(peer)
+        if refused:
+            return Receipt.UNWANTED, refused
         reason = self._check.why_unwanted(peer, verdict)
         if reason:
             return self._check.turn_down(peer, reason)
@@ -241,18 +274,36 @@ class Intake:
         reason = self._why_useless(verdict.commitment)
         if reason:
             return Receipt.UNWANTED, reason
+        self._taking[content] = None
         try:
-            groups = await self._check.groups(work)
-            # All of it may have changed while the environment worked.
-            if content in self._taken or self._must_wait(content):
-                return Receipt.LATER, "it was handed over twice at a time"
-            if _place(verdict.commitment) in self._filled:
-                return Receipt.UNWANTED, PLACE_TAKEN
-            await self._keep(work, groups)
+            return await self._take_in(work)
         except (StorageError, EnvironmentFailed) as error:
             return self._turn_away(error)
+        except NotBorneOut as error:
+            self._drop_liars()
+            return Receipt.UNWANTED, self._check.why_refused(peer) or str(error)
+        finally:
+            del self._taking[content]
+            self._make_room()
+
+    async def _take_in(self, work: AcceptedWork) -> tuple[Receipt, str]:
+        """Look at a delivery as closely as need be, and keep it."""
+        verdict = work.verdict
+        groups = await self._check.groups(work)
+        # All of it may have changed while environment and engine worked.
+        refused = self._check.why_refused(verdict.validator)
+        if refused:
+            return Receipt.UNWANTED, refused
+        if _place(verdict.commitment) in self._filled:
+            return Receipt.UNWANTED, PLACE_TAKEN
+        await self._keep(work, groups)
         self._is_turning_away = False
         return Receipt.TAKEN, ""
+
+    def _drop_liars(self) -> None:
+        """Nothing is learnt from what waits of a validator that was convicted."""
+        liars = [of for of, giver in self._givers.items() if self._check.why_refused(giver)]
+        self.buffer.drop(liars)
 
     def _why_useless(self, commitment: Commitment) -> str:
         """Why no step can use it, though it is the judge's; empty if one may."""
@@ -286,7 +337,6 @@ class Intake:
         """Disk, ledger, buffer, in this order."""
         verdict = work.verdict
         place, content = _place(verdict.commitment), verdict.commitment.content
-        self._taking[content] = None
         self._filled[place] = None
         try:
             # else no step takes one
@@ -295,14 +345,15 @@ class Intake:
             await dawdle(self._node.world, "trainer/slow receipt")
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
-            self._put(groups)
+            # while the disk worked, it may have been convicted
+            if not self._check.why_refused(verdict.validator):
+                self._put(work, groups)
         finally:
-            del self._taking[content]
             if content not in self._taken:
                 del self._filled[place]
-            self._make_room()
 
-    def _put(self, groups: list[BufferedGroup]) -> None:
+    def _put(self, work: AcceptedWork, groups: list[BufferedGroup]) -> None:
+        self._givers[work.verdict.commitment.content] = work.verdict.validator
         self.buffer.add(groups)
         self._arrived.notify_all()
 

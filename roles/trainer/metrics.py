@@ -16,6 +16,7 @@ from typing import Final
 from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.engines.base import StepReport
+from roles.trainer.audit import AuditCounts
 
 logger = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ METRICS: Final = "trainer/metrics.jsonl"
 OLDER: Final = "trainer/metrics.1.jsonl"
 """Where the lines before those of `METRICS` are."""
 METRICS_BYTES: Final = 8 * 1024 * 1024
-"""Size at which `METRICS` becomes `OLDER`, in place of what was there. A line is about 250
-bytes: each file holds 33,000 steps, both together at most 16 MiB."""
+"""Size at which `METRICS` becomes `OLDER`, in place of what was there. A line is about 280
+bytes: each file holds 30,000 steps, both together at most 16 MiB."""
 _DIGITS: Final = 6
 """Significant digits of a number: more is noise, and a third of the file."""
 
@@ -38,14 +39,22 @@ class Metrics:
         """Of `METRICS`; None before the first line of this life."""
 
     async def note(
-        self, report: StepReport, reward: float, staleness: Sequence[int], seconds: float
+        self,
+        report: StepReport,
+        reward: float,
+        staleness: Sequence[int],
+        seconds: float,
+        audits: AuditCounts,
     ) -> None:
         """Add a line, if the disk takes it.
 
         ``reward`` is the mean of the step's groups, ``staleness`` says of each how many steps
-        old its policy was, ``seconds`` is what the engine took.
+        old its policy was, ``seconds`` is what the engine took; ``audits`` counts replays and
+        lies since the trainer was started.
         """
         numbers = asdict(report) | {
+            "replayed": audits.replayed,
+            "lies": audits.lies,
             "reward": reward,
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),

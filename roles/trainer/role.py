@@ -24,6 +24,7 @@ from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
+from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import BufferCounts, GroupBuffer
@@ -70,7 +71,14 @@ class Trainer:
             "staleness": dict(counts.staleness),
             "groups_stale": counts.stale,
             "groups_without_spread": counts.without_spread,
+            "groups_discredited": counts.discredited,
             "submissions_taken": 0 if session is None else session.intake.taken,
+            "replayed": 0 if session is None else session.intake.audits.replayed,
+            "replays_unsure": 0 if session is None else session.intake.audits.unsure,
+            "lies": 0 if session is None else session.intake.audits.lies,
+            "liars": {}
+            if session is None
+            else {str(who): lie for who, lie in session.intake.liars.items()},
             "waits_for_disk": 0 if session is None else session.writes_waiting,
             "last_step": None if last is None else asdict(last),
         }
@@ -93,6 +101,8 @@ class Trainer:
             parts.append(
                 f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}"
             )
+        if session.intake.liars:
+            parts.append(f"{len(session.intake.liars)} lying validators refused")
         if session.is_at_rest:
             parts.append("rests")
         return Progress(text=", ".join(parts), over=session.is_over)
@@ -146,7 +156,8 @@ class Trainer:
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
-        check = DeliveryCheck(node, run, environment, standing)
+        auditor = Auditor(node, engine, standing, ledger, durable)
+        check = DeliveryCheck(node, run, environment, standing, auditor)
         buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
         inbox = Inbox(node.world, INBOX)
         intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)

@@ -81,6 +81,7 @@ class TrainerSession:
             step = await self._resume()
             nursery.start_soon(self._standing.watch)
             await self.intake.restore(step)
+            nursery.start_soon(self.intake.audit_forever)
             with self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve):
                 while step < self._recipe.steps:
                     step = await self._step(step)
@@ -195,7 +196,9 @@ class TrainerSession:
         await self.publish(step)
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
-        await self.curve.metrics.note(report, learnt.train_reward, staleness, seconds)
+        await self.curve.metrics.note(
+            report, learnt.train_reward, staleness, seconds, self.intake.audits
+        )
         await self.intake.forget_used(self._policies.covered)
         await self.curve.evaluate(self.engine, step)
         return step

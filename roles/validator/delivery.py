@@ -12,6 +12,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.node.node import Node
 from roles.protocol.core.messages import (
+    LIED,
     MAX_RECEIPT,
     VERDICT_PROTOCOL,
     AcceptedWork,
@@ -46,6 +47,8 @@ class Deliveries:
         self._under_way = 0
         self._durable = Durable(node.world, "delivery")
         self._on_room = on_room
+        self._is_refused = False
+        """Whether the trainer has said that this validator lies."""
 
     async def resume(self) -> None:
         """Take up again what a previous life left."""
@@ -97,11 +100,23 @@ class Deliveries:
         except BadMessage as error:
             self._node.host.penalise(trainer, NONSENSE, str(error))
             return False
-        if receipt is Receipt.UNWANTED:
+        if receipt is Receipt.UNWANTED and reason.startswith(LIED):
+            self._tell_refused(reason)
+        elif receipt is Receipt.UNWANTED:
             self._node.book.hint(trainer)  # it may know an edition that no longer names us
         if receipt is not Receipt.TAKEN:
             logger.info("%s, says the trainer: %s", receipt.value, printable(reason))
         return receipt is not Receipt.LATER
+
+    def _tell_refused(self, reason: str) -> None:
+        """The operator hears once that the trainer takes nothing more of this validator."""
+        if not self._is_refused:
+            logger.warning(
+                "the trainer takes nothing more of this validator, says it: %s; if this machine"
+                " computes as it should, ask the run's owner to name one with a new key",
+                printable(reason),
+            )
+        self._is_refused = True
 
     def _path(self, verdict: SignedVerdict) -> str:
         return f"{self._folder}/{verdict.commitment.content.hex()}"

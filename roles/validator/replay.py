@@ -15,20 +15,12 @@ from p2p.errors import BadMessage
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
-from proofs.checks import (
-    Evidence,
-    Judgement,
-    Limits,
-    Reason,
-    Verdict,
-    check_shape,
-    judge,
-    judge_pool,
-)
+from proofs.checks import Judgement, Verdict
 from roles.engines.base import Engine, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.protocol.core.assignment import draw_order, run_sampling
+from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.messages import (
     DECODE_RATE,
     MAX_REASON,
@@ -143,18 +135,7 @@ class Replayer:
     def _open_groups_untrusted(self, content: bytes) -> tuple[tuple[Group, ...], Judgement]:
         """The groups of a submission, and what their shapes alone say. Raise `BadMessage`."""
         groups = decode_groups_untrusted(content)
-        return groups, self._check_shapes(groups)
-
-    def _check_shapes(self, groups: tuple[Group, ...]) -> Judgement:
-        """The first group that is not even shaped right, or acceptance."""
-        shape = self._run.shape()
-        judgement = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
-        for group in groups:
-            tokens = [completion.tokens for completion in group.completions]
-            judgement = check_shape(tokens, shape)
-            if judgement.verdict is not Verdict.ACCEPTED:
-                break
-        return judgement
+        return groups, check_shapes(groups, self._run.shape())
 
     async def _replay(
         self, tasks: list[GroupTask], groups: tuple[Group, ...], *, is_suspect: bool
@@ -180,7 +161,7 @@ class Replayer:
                 sampling,
             )
             scored.update(zip(places, some, strict=True))
-            judgement = _judge_all([scored[place].evidence for place in sorted(scored)], limits)
+            judgement = judge_all([scored[place].evidence for place in sorted(scored)], limits)
             if judgement.verdict is not Verdict.ACCEPTED:
                 return judgement, b""
         return judgement, b"".join(scored[place].logprobs for place in sorted(scored))
@@ -220,12 +201,3 @@ class Replayer:
     def _signed(self, verdict: SignedVerdict) -> SignedVerdict:
         self._standing.check()  # an edition may have come since the submission was taken up
         return verdict.signed(self._node.world.signer)
-
-
-def _judge_all(pool: list[Evidence], limits: Limits) -> Judgement:
-    """Each group by itself, then all of them together."""
-    for evidence in pool:
-        judgement = judge(evidence, limits)
-        if judgement.verdict is not Verdict.ACCEPTED:
-            return judgement
-    return judge_pool(pool, limits)

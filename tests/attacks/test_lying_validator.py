@@ -15,10 +15,11 @@ import trio
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
+from roles.demo.players import CAST
 from roles.engines.base import Completion, Group, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
-from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.assignment import draw_order, run_sampling, validator_of
 from roles.protocol.core.messages import (
     AcceptedWork,
     Commitment,
@@ -28,6 +29,7 @@ from roles.protocol.core.messages import (
     content_digest,
     decode_groups_untrusted,
 )
+from roles.protocol.replay import answers_of
 from roles.rl.recipe import Recipe
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
@@ -44,6 +46,8 @@ from sim.workloads.spine import Spine
 WORKER, STRANGER = KeyPair(b"w" * 32), KeyPair(b"s" * 32)
 JUDGES = (KeyPair(b"j" * 32), KeyPair(b"k" * 32))
 RUN_ID = b"r" * 32
+LOOK = 0.5
+"""Virtual seconds between looks at the trainer."""
 
 
 class LyingJudge(Judge):
@@ -91,6 +95,32 @@ class MumblingJudge(LyingJudge):
         return self.said * (len(super().logprobs(groups)) // 2)
 
 
+class RubberStampingJudge(Judge):
+    """Pays what is right, and accepts what is not: cheap tokens count as drawn."""
+
+    async def judge(self, job: Job, weights: str) -> Ruling:
+        ruling = await super().judge(job, weights)
+        if ruling.verdict.verdict is Verdict.ACCEPTED:
+            return ruling
+        replayer, commitment = self._replayer, job.submission.commitment
+        groups = decode_groups_untrusted(job.submission.content)
+        order = draw_order(self.run, commitment.node, commitment.version, commitment.policy)
+        made = await replayer._environment.tasks(order.task_seeds(commitment.index))
+        tasks = order.with_draws(commitment.index, made)
+        answers = answers_of([task for task, _ in tasks], groups)
+        scored = await replayer._engine.score(
+            [task for _, task in tasks], groups, run_sampling(self.run)
+        )
+        logprobs = b"".join(one.logprobs for one in scored)
+        lie = replace(
+            ruling.verdict,
+            verdict=Verdict.ACCEPTED,
+            rewards=tuple(await replayer._environment.rewards(answers)),
+            logprobs=content_digest(logprobs),
+        )
+        return Ruling(lie.signed(self.node.world.signer), logprobs)
+
+
 class LyingValidator(Validator):
     name: ClassVar[str] = "validator"
     judge_type: ClassVar[type[Judge]] = LyingJudge
@@ -104,25 +134,40 @@ class MumblingValidator(LyingValidator):
     judge_type: ClassVar[type[Judge]] = MumblingJudge
 
 
-def play(validator: type[Validator]) -> Mapping[str, Any]:
-    """Every node's health after two minutes of a swarm whose only validator lies."""
+class RubberStampingValidator(LyingValidator):
+    judge_type: ClassVar[type[Judge]] = RubberStampingJudge
+
+
+def is_convicted(spine: Spine) -> bool:
+    trainer = spine.health().get("trainer-1", {}).get("roles", {}).get("trainer", {})
+    return bool(trainer.get("liars"))
+
+
+def play(validator: type[Validator], steps: int = 3, **others: str) -> Mapping[str, Any]:
+    """Every node's health when the only validator of a swarm, a liar, has been convicted for
+    two seconds; after two minutes if it never is."""
     cast = {
         "relay-1": "none",
         "trainer-1": "trainer",
         "validator-1": f"{__name__}:{validator.__name__}",
         "inference-1": "inference",
+        **others,
     }
     spine = Spine(cast)
     scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast))
     scenario = replace(
-        scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99}
+        scenario, parameters={**scenario.parameters, "steps": steps, "kill_at_step": 99}
     )
 
     async def main(simulation: Simulation) -> Mapping[str, Any]:
-        async with open_swarm(simulation) as swarm:
+        async with open_swarm(simulation) as swarm, trio.open_nursery() as nursery:
+            nursery.start_soon(spine.run, swarm, scenario)
             with trio.move_on_after(120):
-                await spine.run(swarm, scenario)
-            return spine.health()
+                while not is_convicted(spine):
+                    await swarm.sleep(LOOK)
+            await swarm.sleep(2)
+            nursery.cancel_scope.cancel()
+        return spine.health()
 
     outcome = run_simulation(main, seed=7, horizon=600)
     assert outcome.value is not None
@@ -139,6 +184,41 @@ def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(
     trainer = play(validator)["trainer-1"]["roles"]["trainer"]
     assert trainer["groups_used"] == 0
     assert trainer["step"] == 0
+
+
+def test_a_validator_that_accepts_greedy_tokens_is_found_and_refused() -> None:
+    """It was believed for as long as the run lasted, and its friend's tokens were learnt
+    from."""
+    health = play(RubberStampingValidator, 400, **{"inference-2": CAST["cheat-1"]})
+    trainer = health["trainer-1"]["roles"]["trainer"]
+    assert list(trainer["liars"]) == [health["validator-1"]["peer"]]
+    assert trainer["lies"] == 1
+    # it accepted 90 lies at most: 99 of 100 such validators are found by then
+    assert trainer["submissions_taken"] <= 180
+    assert trainer["pooled"] == 0
+    assert 0 < trainer["step"] < 400
+    assert trainer["groups_discredited"] > 0
+    validator = next(iter(health["validator-1"]["roles"].values()))
+    assert validator["accepted"] > trainer["submissions_taken"]  # the rest was refused
+
+
+def test_in_an_honest_swarm_replays_convict_nobody() -> None:
+    """With the demo's cheat, as its validator refuses him."""
+    scenario = load_scenario("spine")
+    scenario = replace(scenario, parameters={**scenario.parameters, "steps": 40})
+
+    async def main(simulation: Simulation) -> Mapping[str, Any]:
+        async with open_swarm(simulation) as swarm:
+            spine = Spine()
+            await spine.run(swarm, scenario)
+            return spine.health()
+
+    outcome = run_simulation(main, seed=7, horizon=600)
+    assert outcome.value is not None
+    trainer = outcome.value["trainer-1"]["roles"]["trainer"]
+    assert trainer["done"]
+    assert trainer["replayed"] >= 5
+    assert (trainer["liars"], trainer["lies"], trainer["replays_unsure"]) == ({}, 0, 0)
 
 
 def delivery(
@@ -189,7 +269,8 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
     standing: Any = SimpleNamespace(run=TRAINER_RUN, why_not="")
-    checks = check(node, TRAINER_RUN, nothing, standing)
+    auditor: Any = SimpleNamespace(why_refused=lambda _: "")
+    checks = check(node, TRAINER_RUN, nothing, standing, auditor)
     return Intake(node, Recipe(), checks, disk, inbox or disk, GroupBuffer(100, 2), nothing)
 
 

@@ -108,7 +108,8 @@ def test_a_segment_never_raises(data: bytes) -> None:
 @settings(max_examples=60)
 def test_run_requests(question: bytes) -> None:
     book = RunBook(RealWorld(AUTHOR, Path("/nowhere")), open_run)
-    steps = book._answer(AUTHOR.peer_id, question)
-    # it never waits: it has answered, or refused
-    with pytest.raises((BadMessage, StopIteration)):
-        steps.send(None)
+    for answer in (book._answer, book._answer_rival):
+        steps = answer(AUTHOR.peer_id, question)
+        # it never waits: it has answered, or refused
+        with pytest.raises((BadMessage, StopIteration)):
+            steps.send(None)

@@ -17,14 +17,14 @@ from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.demo.status import SwarmStatus
 from roles.inference import session as inference_session
 from roles.inference.session import InferenceSession
-from roles.protocol.core import assignment
+from roles.protocol.core import assignment, judging
 from roles.protocol.core.messages import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import AdmissionMode, AdmissionRules
 from roles.trainer import check as trainer_check
 from roles.trainer.session import TrainerSession
-from roles.validator import reception as validator_reception, replay
+from roles.validator import reception as validator_reception
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
@@ -32,6 +32,10 @@ from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, two_validators
 
 __all__ = ["two_validators"]  # a fixture
+
+
+REFRESH = 2.0
+"""Seconds between questions of one node, where a test waits for all to have asked."""
 
 
 class Edited(Play):
@@ -277,7 +281,7 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
 def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Issue 10.9: verdicts follow the limits of the newest edition."""
     used: list[float] = []
-    plain = replay.judge
+    plain = judging.judge
 
     def judge(evidence: Evidence, limits: Limits) -> Judgement:
         used.append(limits.surprise)
@@ -286,7 +290,7 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
     def change(_: Swarm, terms: Terms) -> Terms:
         return replace(terms, limits=replace(terms.limits, surprise=21.0))
 
-    monkeypatch.setattr(replay, "judge", judge)
+    monkeypatch.setattr(judging, "judge", judge)
     play = Edited(CAST, change)
     play.seconds = 2
     play.spy(monkeypatch)
@@ -348,3 +352,53 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     ) == len(CAST)
     assert sum("rests, the node goes on relaying" in line for line in said) == len(CAST) - 1
     assert roles_of(health, "trainer-1")["step"] > 2
+
+
+def test_two_camps_with_two_editions_of_one_epoch_all_learn_of_it_and_meet_again(
+    two_validators: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each camp ignored the other's edition in silence, and refused its honest work."""
+    camps = {"validator-1": ("validator-1", "inference-1"), "validator-2": ("validator-2",)}
+    seen: dict[str, tuple[int, bool]] = {}
+
+    class Torn(Edited):
+        seconds = 1.0
+
+        async def disturb(self, swarm: Swarm) -> None:
+            for judge, camp in camps.items():
+                self._change = naming(validators=(judge,))
+                self._epoch = 2
+                for name in camp:
+                    assert await self._open[name][0].book.offer(self.edition(swarm).document)
+            await swarm.sleep(5 * REFRESH)
+            for name, (node, _) in self._open.items():
+                assert node.book.rival is not None, name
+                assert node.health()["two_editions"] is True
+            swarm.restart("validator-2")
+            await swarm.sleep(REFRESH / 2)
+            node, _ = self._open["validator-2"]
+            assert node.book.rival is not None
+            assert node.run.terms.validators == names(swarm, "validator-2")  # type: ignore[attr-defined]
+            self._change = nothing
+            self._epoch = 3
+            assert await self._open["relay-1"][0].book.offer(self.edition(swarm).document)
+            await swarm.sleep(5 * REFRESH)
+            for name, (node, _) in self._open.items():
+                seen[name] = node.run.epoch, node.book.rival is not None
+
+        def edition(self, swarm: Swarm, **changes: Any) -> Run:
+            return super().edition(swarm, epoch=self._epoch, **changes)
+
+    real = spine._config
+    monkeypatch.setattr(
+        spine, "_config", lambda: replace(real(), run=RunConfig(refresh=REFRESH))
+    )
+    perform(Torn(two_validators, nothing), steps=400)
+    assert seen == dict.fromkeys(two_validators, (3, False))
+    said = [
+        one.getMessage() for one in caplog.records if "signed two run files" in one.getMessage()
+    ]
+    lives = len(two_validators) + 1  # one was started again, and its operator is told again
+    assert len(said) == lives

@@ -12,6 +12,7 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from roles.engines.base import StepReport
 from roles.trainer import metrics
+from roles.trainer.audit import AuditCounts
 from roles.trainer.metrics import METRICS, OLDER, Metrics
 
 KEY = KeyPair(b"t" * 32)
@@ -25,7 +26,8 @@ def report(step: int) -> StepReport:
 
 
 async def note(written: Metrics, step: int) -> None:
-    await written.note(report(step), 0.25, [0, 1, 2], 3.0)
+    audits = AuditCounts(replayed=12, lies=1)
+    await written.note(report(step), 0.25, [0, 1, 2], 3.0, audits)
 
 
 def steps(path: Path) -> list[int]:
@@ -39,9 +41,9 @@ async def test_a_line_says_what_a_step_was(tmp_path: Path) -> None:
         "step": 7, "loss": -0.333333, "k3": 0.001, "ratio_max": 1.5, "clipped": 0.01,
         "capped": 0.02, "entropy": 0.5, "gradient_norm": 2.0, "tokens": 900,
         "changed": 0.0345679, "reward": 0.25, "staleness_mean": 1.0, "staleness_max": 2,
-        "seconds": 3.0,
+        "seconds": 3.0, "replayed": 12, "lies": 1,
     }  # fmt: skip
-    assert len(line) < 280
+    assert len(line) < 310
 
 
 async def test_two_files_of_bounded_size(

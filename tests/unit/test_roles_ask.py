@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
 from roles.inference.outbox import SubmissionOutbox
 from roles.protocol.core.messages import (
+    LIED,
     ROLLOUT_PROTOCOL,
     AcceptedWork,
     Commitment,
@@ -32,6 +34,7 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     Submission,
     content_digest,
+    decode_delivery_untrusted,
     decode_receipt_untrusted,
     encode_receipt,
 )
@@ -41,6 +44,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
+from roles.validator import delivery as delivery_module
 
 WORKER, JUDGE = KeyPair(b"w" * 32), KeyPair(b"j" * 32)
 RUN_ID = b"r" * 32
@@ -134,7 +138,9 @@ async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_come
     node: Any = SimpleNamespace(
         world=sound_world(), shardcast=SimpleNamespace(holds=lambda _: True)
     )
-    check: Any = SimpleNamespace(groups=_one_group, why_unwanted=lambda *_: "")
+    check: Any = SimpleNamespace(
+        groups=_one_group, why_unwanted=lambda *_: "", why_refused=lambda _: ""
+    )
     both: Any = disk
     intake = Intake(node, Recipe(), check, both, both, GroupBuffer(100, 2), cast(Any, None))
     answers: list[Receipt] = []
@@ -156,7 +162,7 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     node: Any = SimpleNamespace(world=sound_world())
-    check: Any = SimpleNamespace(why_unwanted=lambda *_: "")
+    check: Any = SimpleNamespace(why_unwanted=lambda *_: "", why_refused=lambda _: "")
     nothing: Any = None
     intake = Intake(node, Recipe(), check, nothing, nothing, GroupBuffer(0, 2), nothing)
     with trio.fail_after(119):
@@ -213,3 +219,31 @@ async def test_an_outbox_does_not_send_what_was_made_under_another_key(tmp_path:
     ]
     assert (await SubmissionOutbox.open(world, "outbox")).newest == 1
     assert not list(await SubmissionOutbox.open(RealWorld(JUDGE, tmp_path), "outbox"))
+
+
+async def test_an_operator_hears_once_that_its_validator_is_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuses(*_: object, **__: object) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return encode_receipt(Receipt.UNWANTED, f"{LIED}: a gap")
+
+    monkeypatch.setattr(delivery_module, "ask", refuses)
+    run = SimpleNamespace(terms=SimpleNamespace(trainers=[JUDGE.peer_id]))
+    monkeypatch.setattr(delivery_module, "run_of", lambda _: run)
+    hinted: list[object] = []
+    node: Any = SimpleNamespace(
+        world=RealWorld(JUDGE, tmp_path), book=SimpleNamespace(hint=hinted.append)
+    )
+    async with trio.open_nursery() as nursery:
+        deliveries = delivery_module.Deliveries(node, "accepted", nursery, lambda: None)
+        for index in range(3):
+            work = decode_delivery_untrusted(delivery(index), node.world.verify)
+            await deliveries.keep(work)
+            deliveries.expect()
+            deliveries.deliver(work)
+    said = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert len(said) == 1
+    assert "a gap" in said[0]
+    assert hinted == []
+    assert await node.world.disk.list("accepted") == []

@@ -7,17 +7,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
-from p2p.errors import BadMessage, ConfigError, PeerUnreachable
-from p2p.host import Host, request
-from p2p.identity import KeyPair
+from p2p.errors import BadMessage, ConfigError, PeerUnreachable, ProtocolNotSupported
+from p2p.host import Host, StreamHandler, request
+from p2p.identity import KeyPair, ProtocolId
 from p2p.machine import RealWorld
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability
+from p2p.node.rival import RIVAL_PATH, RIVAL_PROTOCOL
 from p2p.node.rundoc import (
     EXPIRY_TOLERANCE,
     HINT_PAUSE,
@@ -30,7 +33,7 @@ from p2p.node.rundoc import (
 )
 from p2p.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
-from p2p.wire import pack
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from roles.run.core.file import Run, open_run, sign_run
 from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
 
@@ -38,6 +41,8 @@ NEWER = sign_run(replace(TERMS, epoch=2), OWNER)
 OTHER = sign_run(replace(TERMS, name="other"), OWNER)
 STOLEN = sign_run(replace(TERMS, epoch=9), STRANGER)
 EXPIRED = sign_run(replace(TERMS, epoch=3, expiry=1), OWNER)
+RIVAL = sign_run(replace(TERMS, validators=(STRANGER.peer_id,)), OWNER)
+THIRD = sign_run(replace(TERMS, validators=(TRAINER.peer_id,)), OWNER)
 
 
 def book_in(folder: Path, key: bytes = b"k") -> RunBook:
@@ -80,9 +85,20 @@ async def test_a_rotten_pin_says_so(tmp_path: Path) -> None:
         await book_in(tmp_path).load()
 
 
+def old_host(host: Host) -> Host:
+    """A node of the version before, which knows one question only."""
+
+    def set_handler(protocol: ProtocolId, handler: StreamHandler) -> None:
+        if protocol == PROTOCOL_ID:
+            host.set_handler(protocol, handler)
+
+    old: Any = SimpleNamespace(set_handler=set_handler)
+    return cast(Host, old)
+
+
 @asynccontextmanager
 async def two_hosts(
-    folder: Path,
+    folder: Path, *, is_first_old: bool = False
 ) -> AsyncIterator[tuple[tuple[Host, RunBook], tuple[Host, RunBook]]]:
     network = MemoryNetwork()
     worlds = [RealWorld(KeyPair(key * 32), folder / key.hex()) for key in (b"a", b"b")]
@@ -93,7 +109,7 @@ async def two_hosts(
     ):
         books = [RunBook(world, open_run) for world in worlds]
         for host, book in zip((first, second), books, strict=True):
-            book.serve(host)
+            book.serve(old_host(host) if host is first and is_first_old else host)
         yield (first, books[0]), (second, books[1])
 
 
@@ -251,3 +267,149 @@ async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
     gaps = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(asked)]
     assert min(gaps) >= HINT_PAUSE
     assert book.hint(peers[-1])
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+
+
+async def test_the_second_edition_of_an_epoch_is_kept_as_proof_and_told_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was ignored in silence, while its holders refused the work of this node."""
+    book = book_in(tmp_path)
+    await book.offer(RUN.document)
+    assert book.rival is None
+    for other in (RIVAL, RIVAL, THIRD, RUN):
+        assert not await book.offer(other.document)
+    assert book.run == RUN
+    assert book.rival == RIVAL
+    (said,) = warnings_of(caplog)
+    assert "signed two run files of epoch 1" in said
+    assert "ask the owner for one with a higher epoch" in said
+    assert (tmp_path / PATH).read_bytes() == RUN.document
+    assert (tmp_path / RIVAL_PATH).read_bytes() == RIVAL.document
+
+
+async def test_a_proof_that_the_owner_contradicts_himself_survives_a_restart(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    book = book_in(tmp_path)
+    await book.offer(RUN.document)
+    await book.offer(RIVAL.document)
+    caplog.clear()
+    again = book_in(tmp_path)
+    await again.load(RIVAL.document)  # and not the other, because a person has it at hand
+    assert again.run == RUN
+    assert again.rival == RIVAL
+    assert len(warnings_of(caplog)) == 1
+    assert await again.offer(NEWER.document)
+    assert again.rival is None
+    assert not (tmp_path / RIVAL_PATH).exists()
+    assert not await again.offer(RIVAL.document)
+    assert again.rival is None
+
+
+@pytest.mark.parametrize("run", [OTHER, STOLEN, NEWER], ids=["name", "owner", "epoch"])
+async def test_a_file_that_is_no_rival_is_removed(tmp_path: Path, run: Run) -> None:
+    await book_in(tmp_path).offer(RUN.document)
+    for content in (run.document, RUN.document, RIVAL.document[:-1], b""):
+        (tmp_path / RIVAL_PATH).write_bytes(content)
+        book = book_in(tmp_path)
+        await book.load()
+        assert (book.run, book.rival) == (RUN, None)
+        assert not (tmp_path / RIVAL_PATH).exists()
+
+
+async def test_nobody_without_the_owners_key_makes_two_editions(tmp_path: Path) -> None:
+    """The same terms in another encoding, or under another signature, say nothing else."""
+    book = book_in(tmp_path)
+    await book.offer(RUN.document)
+    form, owner, body, signature = fields_untrusted(
+        unpack_untrusted(RUN.document), int, bytes, bytes, bytes, what="run file"
+    )
+    long_form = b"".join(
+        b"\xc6" + len(part).to_bytes(4, "big") + part for part in (owner, body, signature)
+    )
+    reencoded = b"\x94" + pack(form) + long_form
+    assert reencoded != RUN.document
+    assert not await book.offer(reencoded)
+    for forged in (
+        pack([form, STRANGER.peer_id.digest, body, signature]),
+        pack([form, owner, unpack_body(RIVAL), signature]),
+        sign_run(RIVAL.terms, STRANGER).document,
+    ):
+        with pytest.raises(BadMessage):
+            await book.offer(forged)
+    assert book.rival is None
+
+
+def unpack_body(run: Run) -> bytes:
+    parts = unpack_untrusted(run.document)
+    assert isinstance(parts, list)
+    body: bytes = parts[2]
+    return body
+
+
+async def test_of_two_nodes_that_hold_two_editions_both_learn_by_one_question(
+    tmp_path: Path,
+) -> None:
+    async with two_hosts(tmp_path) as ((host, book), (other, asker)):
+        await book.offer(RUN.document)
+        await asker.offer(RIVAL.document)
+        await other.connect_addr(host.addrs[0])
+        assert not await asker.ask(other, host.peer_id)
+        assert asker.rival == RUN
+        async with trio.open_nursery() as nursery:  # it was hinted at the asker
+            nursery.start_soon(book.follow_hints, host, 5.0)
+            with trio.fail_after(10):
+                while book.rival is None:
+                    await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert book.rival == RIVAL
+        assert (book.run, asker.run) == (RUN, RIVAL)
+
+
+async def test_a_node_of_either_camp_is_told_by_one_that_knows(tmp_path: Path) -> None:
+    async with two_hosts(tmp_path) as ((host, book), (other, asker)):
+        await book.offer(RUN.document)
+        await book.offer(RIVAL.document)
+        await asker.offer(RUN.document)
+        await other.connect_addr(host.addrs[0])
+        assert not await asker.ask(other, host.peer_id)
+        assert (asker.run, asker.rival) == (RUN, RIVAL)
+        await book.offer(NEWER.document)  # and both camps take what settles it
+        assert await asker.ask(other, host.peer_id)
+        assert (asker.run, asker.rival) == (NEWER, None)
+
+
+async def test_what_a_peer_hands_over_as_a_rival_is_judged(tmp_path: Path) -> None:
+    async with two_hosts(tmp_path) as ((host, book), (other, asker)):
+        await book.offer(RUN.document)
+        await asker.offer(RUN.document)
+        peer = await other.connect_addr(host.addrs[0])
+        for question in (b"garbage", pack([RUN.id, 1]), pack([RUN.id, "1", RUN.digest])):
+            with pytest.raises((trio.BrokenResourceError, BadMessage, PeerUnreachable)):
+                await request(other, peer, RIVAL_PROTOCOL, question)
+            peer = await other.connect_addr(host.addrs[0])
+    async with two_hosts(tmp_path / "lies") as ((host, book), (other, asker)):
+        await book.offer(RUN.document)
+        await asker.offer(RUN.document)
+        lie = sign_run(RIVAL.terms, STRANGER).document
+        book._rivalry.answer = lambda *_: lie  # type: ignore[method-assign]
+        await other.connect_addr(host.addrs[0])
+        with pytest.raises(BadMessage):
+            await asker.ask(other, host.peer_id)
+        assert asker.rival is None
+
+
+async def test_a_node_that_knows_no_such_question_is_left_in_peace(tmp_path: Path) -> None:
+    """One of an older version answers what it knows; nothing is broken between the two."""
+    async with two_hosts(tmp_path, is_first_old=True) as ((host, book), (other, asker)):
+        await book.offer(RUN.document)
+        await asker.offer(RIVAL.document)
+        peer = await other.connect_addr(host.addrs[0])
+        with pytest.raises(ProtocolNotSupported):
+            await request(other, peer, RIVAL_PROTOCOL, b"")
+        assert not await asker.ask(other, host.peer_id)
+        assert asker.rival is None

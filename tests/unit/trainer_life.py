@@ -34,6 +34,7 @@ from roles.protocol.core.messages import (
 )
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
+from roles.trainer.audit import AuditCounts
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
@@ -93,7 +94,14 @@ class Check:
             for number in range(GROUPS)
         ]
 
-    groups_again = groups
+    groups_again = groups_kept = groups
+    auditor = SimpleNamespace(counts=AuditCounts(), liars={})
+
+    async def recall(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    def why_refused(self, _: object) -> str:
+        return ""
 
 
 class Ledger:
@@ -194,7 +202,7 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
             work = delivery(coming)
             coming += 1
             await inbox.keep(work)
-            intake._put(await check.groups(work))
+            intake._put(work, await check.groups(work))
         step = await session._step(step)
 
 

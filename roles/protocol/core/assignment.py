@@ -38,16 +38,17 @@ class DrawOrder:
 
     def task_seeds(self, index: int) -> list[bytes]:
         """What the environment makes the tasks of the ``index``-th submission of."""
-        return [task_seed(*self._name, group) for group in self._numbers(index)]
+        return [task_seed(*self._name, group) for group in self.numbers(index)]
 
     def with_draws(self, index: int, tasks: Sequence[Task]) -> list[tuple[Task, GroupTask]]:
         """Those tasks, each with the seeds that its group is drawn with."""
-        numbers = self._numbers(index)
+        numbers = self.numbers(index)
         return [
             (task, self._draws(task, group)) for task, group in zip(tasks, numbers, strict=True)
         ]
 
-    def _numbers(self, index: int) -> range:
+    def numbers(self, index: int) -> range:
+        """Of the groups in the ``index``-th submission."""
         return range(index * self.groups, (index + 1) * self.groups)
 
     def _draws(self, task: Task, group: int) -> GroupTask:

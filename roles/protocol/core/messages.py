@@ -63,6 +63,8 @@ MAX_REASON: Final = 200
 reads on one line."""
 TOO_LONG: Final = "the submission is too long"
 """Beginning of the reason of a verdict on work of which no more than the head was read."""
+LIED: Final = "this validator signed what a replay shows to be false"
+"""Beginning of what a trainer answers to a validator that it has convicted."""
 _SUBMISSION: Final = b"\x93"
 """msgpack: a list of three."""
 _BINARY: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}

@@ -318,6 +318,12 @@ class Run:
         return tuple(dict.fromkeys((*self.terms.trainers, *self.terms.validators)))
 
     @property
+    def digest(self) -> bytes:
+        """SHA-256 of what its owner signed: of owner and terms, not of the signature."""
+        body = pack(_sorted(write_table(self.terms)))
+        return hashlib.sha256(_signed(self.owner, body)).digest()
+
+    @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
         return {"shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}}

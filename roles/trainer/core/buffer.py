@@ -8,7 +8,7 @@ under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from p2p.shardcast.manifest import PolicyVersion
@@ -35,6 +35,8 @@ class BufferCounts:
     used: int = 0
     without_spread: int = 0
     stale: int = 0
+    discredited: int = 0
+    """Groups of validators that were found to lie."""
     staleness_max: int = 0
     staleness: dict[int, int] = field(default_factory=dict)
     """Used groups by how many steps behind they were."""
@@ -76,6 +78,12 @@ class GroupBuffer:
         fresh = [pooled for pooled in self._groups if step - pooled.version <= self._staleness]
         self.counts.stale += len(self._groups) - len(fresh)
         self._groups = fresh
+
+    def drop(self, sources: Collection[bytes]) -> None:
+        """Drop what came in these submissions."""
+        kept = [pooled for pooled in self._groups if pooled.source not in sources]
+        self.counts.discredited += len(self._groups) - len(kept)
+        self._groups = kept
 
     def take(self, count: int, step: int) -> list[BufferedGroup] | None:
         """The ``count`` oldest groups, for the step that follows ``step``; None while there are

@@ -1,0 +1,277 @@
+"""Validators under suspicion: a share of their work is repeated, and who lies is refused.
+
+Theory of operation
+-------------------
+One validator judges a submission, and nothing but a replay shows that a model was run for it.
+So of the deliveries one in twenty, by a lot that is drawn with a secret after a delivery is
+here (`roles.trainer.core.lot`), is replayed before it is taken: with the policy that it names,
+by the trainer's own engine, within the limits of the run. How sure it is that the validator has
+lied is weighed in `roles.protocol.core.lies`; what is not borne out is not learnt from, even if
+no validator is at fault.
+
+The engine is the learner's. A process of its own would hold a second copy of its libraries, and
+on a device a second context; in the learner's there is one more copy of the weights: 2 or 4
+bytes a parameter beside its 18, from the first replay on. Calls take turns: groups are scored
+one at a time, so that a step waits for one group at most, and a replay for a step. An engine
+that dies at a replay takes the learner with it: the error goes to the role, which goes on from
+its disk, and no validator is accused.
+
+Who is convicted is refused for ever, by name, and across restarts: the lie is an entry of the
+ledger, of kind `LIE_KIND`, and the delivery a file below `LIES`, for a bystander to repeat it
+(`roles.protocol.core.lies.open_lie`). After an edition of the run file that changes the limits
+no validator is accused for a while: what comes was judged by those before.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from p2p.concurrency import Notifier
+from p2p.errors import ShoalError, StorageError
+from p2p.identity import PeerId
+from p2p.ledger import Ledger
+from p2p.node.node import Node
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from roles.engines.base import Engine, EngineError, Group, GroupTask
+from roles.protocol.core.lies import (
+    Finding,
+    Lie,
+    Strikes,
+    Weight,
+    decode_lie_untrusted,
+    worst,
+)
+from roles.protocol.core.messages import LIED, AcceptedWork
+from roles.protocol.replay import impossible_reward, replay, wrong_reward
+from roles.run import Run
+from roles.shared.durable import Durable
+from roles.shared.standing import RoleStanding
+from roles.trainer.core.lot import Lot
+
+logger = logging.getLogger(__name__)
+
+LIE_KIND: Final = "lie"
+"""Kind of our ledger entries; the body is `Lie.to_bytes`."""
+LIES: Final = "trainer/lies"
+"""Where the deliveries lie that convict, or may: two for each validator at most, and those of
+the convicted."""
+SETTLING: Final = 600.0
+"""Seconds after other limits came in which no validator is accused: what it had under way
+was judged by those before. As long as `roles.validator.limits.SUCCESSION`."""
+REPLAY: Final = "replay"
+PAY: Final = "rewards"
+"""The two kinds of looks at a validator's work (`Strikes`)."""
+
+
+class NotBorneOut(ShoalError):
+    """The trainer's own engine or environment does not bear a verdict out, or could not say."""
+
+
+@dataclass(slots=True)
+class AuditCounts:
+    """What became of the looks at validators' work, in this life."""
+
+    replayed: int = 0
+    """Deliveries."""
+    unsure: int = 0
+    """Replays that the engine could not do, or of which the result accuses no validator."""
+    lies: int = 0
+    """Deliveries of which the verdict is no honest one: lies, and strikes."""
+
+
+@dataclass(slots=True, eq=False)
+class _Replay:
+    """A delivery that waits for the engine."""
+
+    run: Run
+    work: AcceptedWork
+    tasks: Sequence[GroupTask]
+    groups: Sequence[Group]
+    done: trio.Event = field(default_factory=trio.Event)
+    found: list[Finding] | None = None
+    """None once it is ``done``: nothing is known."""
+
+
+class Auditor:
+    """What the trainer knows of its validators' honesty."""
+
+    def __init__(
+        self,
+        node: Node,
+        engine: Engine,
+        standing: RoleStanding,
+        ledger: Ledger,
+        durable: Durable,
+        lot: Lot | None = None,
+    ) -> None:
+        self._node = node
+        self._engine = engine
+        self._standing = standing
+        self._ledger = ledger
+        self._durable = durable
+        self._lot = lot or Lot(node.world.entropy(32))
+        self._strikes = Strikes()
+        self._waiting: deque[_Replay] = deque()
+        self._asked = Notifier()
+        self._loaded = NO_POLICY, b""
+        """Version and digest of the policy in the engine that scores."""
+        self._limits = standing.run.terms.limits
+        self._accuses_from = -math.inf
+        if standing.run.epoch > 1:  # it may have come while this node was down
+            self._accuses_from = node.world.now() + SETTLING
+        self._kept: dict[str, None] = {}
+        """Files below `LIES` of strikes, which may come to nothing."""
+        self.liars: dict[PeerId, str] = {}
+        """Who is refused, and what convicted it."""
+        self.counts = AuditCounts()
+
+    async def recall(self) -> None:
+        """Take up who was convicted in earlier lives. What was kept of strikes is removed:
+        those are forgotten."""
+        needed = set()
+        async for entry in self._ledger.entries(LIE_KIND):
+            lie = decode_lie_untrusted(entry.body, self._node.world.verify)
+            self.liars[lie.verdict.validator] = str(lie.finding)
+            needed.add(lie.path)
+        disk = self._node.world.disk
+        for name in await disk.list(LIES):
+            if f"{LIES}/{name}" not in needed:
+                await self._durable.insist(partial(disk.remove, f"{LIES}/{name}"))
+
+    def why_refused(self, validator: PeerId) -> str:
+        """Why nothing of ``validator`` is taken; empty if it is not known to lie."""
+        lie = self.liars.get(validator)
+        return "" if lie is None else f"{LIED}: {lie}"
+
+    async def audit(
+        self, work: AcceptedWork, tasks: Sequence[GroupTask], groups: Sequence[Group]
+    ) -> None:
+        """Replay a delivery, if the lot falls on it. Raises `NotBorneOut`.
+
+        ``tasks`` and ``groups`` are those of its place, and have the right shape.
+        """
+        if not self._lot.falls_on(work.verdict.commitment):
+            return
+        asked = _Replay(self._standing.run, work, tasks, groups)
+        self._waiting.append(asked)
+        self._asked.notify_all()
+        await asked.done.wait()
+        if asked.found is None:
+            self.counts.unsure += 1
+            raise NotBorneOut("the trainer could not replay it")
+        self.counts.replayed += 1
+        await self._look(work, REPLAY, worst(asked.found))
+
+    async def check_rewards(self, work: AcceptedWork, ours: Sequence[float]) -> None:
+        """Compare the rewards of a verdict with the environment's. Raises `NotBorneOut`."""
+        await self._look(work, PAY, wrong_reward(work.verdict.rewards, ours))
+
+    async def check_possible(self, work: AcceptedWork) -> None:
+        """Look at rewards before the environment is asked. Raises `NotBorneOut`."""
+        found = impossible_reward(work.verdict.rewards)
+        if found is not None:
+            await self._look(work, PAY, found)
+
+    async def work_forever(self) -> None:
+        """Replay what waits, one delivery after the other, until cancelled. Raises
+        `WorkerDied`: the learner has died with it."""
+        try:
+            while True:
+                while not self._waiting:
+                    await self._asked.wait()
+                asked = self._waiting.popleft()
+                try:
+                    asked.found = await self._replay(asked)
+                finally:
+                    asked.done.set()
+        finally:
+            while self._waiting:
+                self._waiting.popleft().done.set()
+
+    async def _replay(self, asked: _Replay) -> list[Finding] | None:
+        """What is found; None if nothing can be said."""
+        commitment, shardcast = asked.work.verdict.commitment, self._node.shardcast
+        if not shardcast.holds(commitment.version):
+            return None
+        try:
+            with shardcast.pin(commitment.version) as weights:
+                await self._load(commitment.version, commitment.policy, weights)
+                return await replay(
+                    asked.run, self._engine, asked.tasks, asked.groups, asked.work.logprobs
+                )
+        except (EngineError, StorageError) as error:
+            logger.error("replay_failed %s: %s", commitment.content.hex(), error)
+            return None
+
+    async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
+        if (version, policy) != self._loaded:
+            await self._node.shardcast.check_weights(version)
+            self._loaded = NO_POLICY, b""  # should it fail in the middle
+            await self._engine.load(weights)
+            self._loaded = version, policy
+
+    async def _look(self, work: AcceptedWork, kind: str, found: Finding | None) -> None:
+        """Count a look at a validator's work. Raises `NotBorneOut` if something was found."""
+        verdict = work.verdict
+        if found is None:
+            self._strikes.note(verdict.validator, kind, None)
+            return
+        lie = Lie(verdict, found, f"{LIES}/{verdict.commitment.content.hex()}")
+        if found.weight < Weight.STRIKE or not self._may_accuse():
+            self.counts.unsure += 1
+            self._strikes.note(verdict.validator, kind, None)
+        else:
+            self.counts.lies += 1
+            await self._suspect(kind, lie, work)
+        raise NotBorneOut(f"the trainer finds otherwise: {found}")
+
+    async def _forget_old(self) -> None:
+        """Remove what was kept of strikes that count no more."""
+        pending = self._strikes.pending
+        for path in [path for path in self._kept if path not in pending]:
+            await self._durable.insist(partial(self._node.world.disk.remove, path))
+            self._kept.pop(path, None)
+
+    def _may_accuse(self) -> bool:
+        """Whether what is delivered now was judged by the limits of now."""
+        limits, now = self._standing.run.terms.limits, self._node.world.now()
+        if limits != self._limits:
+            self._limits, self._accuses_from = limits, now + SETTLING
+        return now >= self._accuses_from
+
+    async def _suspect(self, kind: str, lie: Lie, work: AcceptedWork) -> None:
+        """Keep a lie or a strike, and convict its validator if it is enough."""
+        validator, world = lie.verdict.validator, self._node.world
+        logger.warning(
+            "validator %s signed what a trainer's look does not bear out: %s",
+            validator,
+            lie.finding,
+        )
+        convicting = self._strikes.note(validator, kind, lie)
+        is_news = bool(convicting) and validator not in self.liars
+        if is_news:  # before anything is awaited: no more of it is taken
+            self.liars[validator] = str(lie.finding)
+        await self._durable.insist(partial(world.disk.replace, lie.path, work.to_bytes()))
+        self._kept[lie.path] = None
+        if not is_news:
+            await self._forget_old()
+            return
+        for one in convicting:
+            self._kept.pop(one.path, None)
+        entries = [(LIE_KIND, one.to_bytes()) for one in convicting]
+        await self._durable.insist(partial(self._ledger.append_all, entries))
+        world.trace("validator.convicted", validator=str(validator))
+        logger.warning(
+            "validator %s lies: nothing more of it is taken. The proof is in this node's ledger"
+            " and in %s; ask the run's owner for an edition that does not name it",
+            validator,
+            world.disk.locate(LIES),
+        )
