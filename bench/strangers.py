@@ -98,8 +98,9 @@ def write_run(folder: Path, names: Sequence[str]) -> Run:
         trainers=(keys["trainer-1"],),
         validators=(keys["validator-1"],),
         model=Model(engine="fake"),
-        recipe=replace(Recipe(), steps=100_000, groups=256, draw_limit=1024,
-            group_size=8, submission=4),
+        recipe=replace(
+            Recipe(), steps=100_000, groups=256, draw_limit=1024, group_size=8, submission=4
+        ),
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * KI),
     )
@@ -114,7 +115,9 @@ class BenchNode(NodeProcess):
 
     async def begin(self, folder: Path, bootstrap: str, role: str) -> None:
         """Start it, and hear what it says until it ends."""
-        where = ["--bootstrap", bootstrap] if bootstrap else ["--run", str(folder / "run.shoal")]
+        where = (
+            ["--bootstrap", bootstrap] if bootstrap else ["--run", str(folder / "run.shoal")]
+        )
         await self.start([
             *("--role", role, "--data", str(self.folder), "--listen", "/ip4/127.0.0.1/tcp/0"),
             *("--config", str(folder / "node.toml"), "--json", "--status", str(STATUS)),
@@ -306,9 +309,7 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, list
                 for number, newcomer in enumerate(swarm.newcomers):
                     case = ("quiet", "attacked")[number % 2]
                     told = orders if number % 2 else None
-                    turn = await play_turn(
-                        swarm, newcomer, options.seconds, told, attack_core
-                    )
+                    turn = await play_turn(swarm, newcomer, options.seconds, told, attack_core)
                     turns[case].append(turn)
                     figures = {key: round(value, 3) for key, (value, _) in turn.figures.items()}
                     print(case, figures, turn.rejected, turn.tally, file=sys.stderr, flush=True)
