@@ -237,7 +237,7 @@ async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dic
         await process.stdin.aclose()
         said = b""
         with trio.move_on_after(10):
-            async for piece in process.stdout:
+            while not said.endswith(b"\n") and (piece := await process.stdout.receive_some()):
                 said += piece
         with contextlib.suppress(ValueError):
             tally.update(json.loads(said))

@@ -17,7 +17,7 @@ from typing import Final
 
 import trio
 
-from p2p.host import Host, send_frame
+from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.shardcast.manifest import PolicyVersion
@@ -221,19 +221,17 @@ async def _run(crowd: Crowd) -> None:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(crowd.attack)
         await crowd.listen()
+        # before a thousand streams are closed, which takes a while
+        sys.stdout.write(json.dumps(dict(crowd.tally)) + "\n")
+        sys.stdout.flush()
         nursery.cancel_scope.cancel()
 
 
 def main(arguments: list[str]) -> int:
     """Attack until standard input ends; says then what was done."""
-    crowd = Crowd(Orders(**json.loads(arguments[0])))
-    trio.run(_run, crowd)
-    print(json.dumps(dict(crowd.tally)))
+    trio.run(_run, Crowd(Orders(**json.loads(arguments[0]))))
     return 0
 
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
-
-
-__all__ = ["KINDS", "Orders", "frame", "send_frame"]
