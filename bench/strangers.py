@@ -39,15 +39,18 @@ from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
 from tests.attacks.live import HERE, Vitals
+from tests.attacks.raw import pause
 from tests.attacks.strangers import KINDS, Orders
 
 WORKERS: Final = 2
 """Honest workers from the start; each turn has a newcomer more."""
 WARM: Final = 200
-"""Acceptances of each worker before the first turn: by then a few policies have come and gone."""
+"""Acceptances of each worker before the first turn: a few policies have come and gone."""
 SHARE: Final = 0.8
 """Of the quiet rate that honest acceptances keep."""
-STATUS: Final = 1.0
+LEAD: Final = 3.0
+"""Seconds that the strangers have before a turn counts: they are all connected by then."""
+STATUS: Final = 0.5
 """Seconds between status lines of the nodes."""
 NODE: Final = "[membership]\ninterval = 1.0\n\n[role.trainer]\nevaluate_every = 0\n"
 FIRST_SECONDS: Final = 90.0
@@ -93,7 +96,7 @@ def write_run(folder: Path, names: Sequence[str]) -> Run:
     keys = {name: load_or_create_key(folder / name / "key").peer_id for name in names}
     terms = Terms(
         name="strangers",
-        expiry=int(time.time()) + 24 * 3600,
+        expiry=2**32 - 1,
         environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(keys["trainer-1"],),
         validators=(keys["validator-1"],),
@@ -217,7 +220,7 @@ def _tree_cpu(pid: int) -> float:
 
 @asynccontextmanager
 async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dict[str, int]]:
-    """Strangers on their own core for the length of the block; the dictionary is what they did."""
+    """Strangers on their own core for the length of the block, and what they did, after it."""
     tally: dict[str, int] = {}
     process = await trio.lowlevel.open_process(
         [sys.executable, "-m", "tests.attacks.strangers", orders.to_json()],
@@ -251,7 +254,7 @@ async def _tell(process: trio.Process, newest: Any) -> None:
     assert process.stdin is not None
     while True:
         await process.stdin.send_all(b"%d\n" % newest())
-        await trio.sleep(0.5)
+        await pause(0.5)
 
 
 async def play_turn(
@@ -270,12 +273,12 @@ async def play_turn(
         if orders is not None:
             told = replace(orders, addr=addr, run=swarm.run.id.hex())
             turn.tally = await stack.enter_async_context(strangers(told, core, newest))
-            await trio.sleep(3.0)
+            await pause(LEAD)
         started = time.perf_counter()
         await swarm.validator.wait_status(lambda _: True)
         accepted, cpu, ledger = swarm.accepted(), swarm.cpu(), swarm.ledger_bytes()
         rejected, own = swarm.said()["rejected"], swarm.validator.vitals.cpu
-        await trio.sleep(seconds)
+        await pause(seconds)
         turn.seconds = time.perf_counter() - started
         turn.accepted = swarm.accepted() - accepted
         turn.rejected = swarm.said()["rejected"] - rejected
@@ -284,8 +287,7 @@ async def play_turn(
         started = time.perf_counter()
         await swarm.add(newcomer, "inference")
         with trio.move_on_after(FIRST_SECONDS):
-            while not swarm.accepted_of(newcomer):
-                await trio.sleep(0.25)
+            await swarm.validator.wait_status(lambda _: swarm.accepted_of(newcomer) > 0)
             turn.newcomer = time.perf_counter() - started
         turn.attacked = time.perf_counter() - entered
     swarm.nodes[newcomer].kill()

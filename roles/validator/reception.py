@@ -168,7 +168,7 @@ class Reception:
         if self._queue.is_proven(peer, world.now()) and self._meter(peer):
             return True
         network, turn = self._node.host.network_of(peer), trio.Event()
-        if not self._door.add(peer, network, turn):
+        if not self._door.add(peer, network, turn, world.now()):
             return False
         self._let_in()
         world.sometimes("validator/waits at the door", not turn.is_set())

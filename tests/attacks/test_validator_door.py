@@ -154,14 +154,14 @@ def test_strangers_leave_nothing_in_the_ledger_and_honest_work_goes_on(
     assert sum(health[f"heads-{n}"]["roles"]["heads"]["submitted"] for n in range(STRANGERS))
     assert accepted(health, "inference") > 30
     assert accepted(health, "heads") == 0
-    honest = [
-        record for peer, record in judged["nodes"].items() if peer not in strangers
-    ]
+    honest = [record for peer, record in judged["nodes"].items() if peer not in strangers]
     assert [record["rejected"] for record in honest] == [0] * len(honest)
     entries = trio.run(_entries, ledger)
     assert entries <= accepted(health, "inference")
     if kind in (FarPlaces, TooLong, NoSuchPolicy):
-        assert strangers.isdisjoint(map(str, verified)), "a head that is refuted is not verified"
+        assert strangers.isdisjoint(map(str, verified)), (
+            "a head that is refuted is not verified"
+        )
 
 
 def test_strangers_together_are_heard_so_often_and_no_more(
@@ -169,10 +169,12 @@ def test_strangers_together_are_heard_so_often_and_no_more(
 ) -> None:
     """Whatever a stranger sent was read as it came, before the work of nodes that do it."""
     heard: list[tuple[PeerId, float]] = []
-    receive, stages = reception.receive_head, []
+    stages: list[Any] = []
+    receive = reception.receive_head
 
     async def counted(stream: Any) -> Any:
-        heard.append((stream.peer, trio.current_time()))
+        node, _ = stages[0]._open["validator-1"]
+        heard.append((stream.peer, node.world.now()))
         return await receive(stream)
 
     monkeypatch.setattr(reception, "receive_head", counted)
@@ -246,10 +248,10 @@ def test_turns_go_by_network_then_by_peer_and_what_waits_has_an_end() -> None:
     door: Turnstile[str] = Turnstile(1.0, 1.0, in_all=12, per_network=6)
     mob = peers(9)
     for number in range(8):  # two peers of one network
-        door.add(mob[number % 2], "net", f"mob {number}")
+        door.add(mob[number % 2], "net", f"mob {number}", 0.0)
     assert len(door) == 6
-    assert door.add(mob[2], "", "lone")
-    assert door.add(mob[3], "other", "neighbour")
+    assert door.add(mob[2], "", "lone", 0.0)
+    assert door.add(mob[3], "other", "neighbour", 0.0)
     order = [door.next(now) for now in map(float, range(4))]
     assert order == ["mob 0", "lone", "neighbour", "mob 1"]
     assert door.next(3.5) is None
@@ -258,8 +260,30 @@ def test_turns_go_by_network_then_by_peer_and_what_waits_has_an_end() -> None:
     door.remove(mob[0], "net", "never came")
     assert [door.next(now) for now in (4.0, 5.0, 6.0, 7.0)] == ["mob 4", "mob 3", "mob 5", None]
     assert len(door) == 0
-    assert all(door.add(peer, "", "one") for peer in mob)
-    assert [door.add(peer, "", "another") for peer in mob] == [True] * 3 + [False] * 6
+    assert all(door.add(peer, "", "one", 8.0) for peer in mob)
+    assert [door.add(peer, "", "another", 8.0) for peer in mob] == [True] * 3 + [False] * 6
+
+
+def test_a_newcomer_is_heard_before_those_who_had_many_turns_and_shuts_none_of_them_out() -> (
+    None
+):
+    """It waited for a turn behind each of a hundred that send and send."""
+    door: Turnstile[str] = Turnstile(64.0, 64.0, in_all=1024, per_network=128)
+    crowd, (newcomer, *mob) = peers(100), peers(2000)[1000:]
+    now = 0.0
+    for number in range(2000):
+        for peer in crowd[: 1 + number % 8]:
+            door.add(peer, "", "crowd", now)
+        now += 1 / 64
+        door.next(now)
+    door.add(newcomer, "", "newcomer", now)
+    assert "newcomer" in [door.next(now + turn / 64) for turn in (1, 2)]
+    now, names = now + 1.0, iter(mob)
+    heard = []
+    for turn in range(400):  # a new name for each turn
+        door.add(next(names), "", "minted", now)
+        heard.append(door.next(now + turn / 64))
+    assert heard.count("crowd") >= 400 / 4 / 2
 
 
 def test_who_mints_names_displaces_no_node_that_has_worked() -> None:
