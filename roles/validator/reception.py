@@ -156,8 +156,7 @@ class Reception:
                     await send_frame(stream, encode_reply(reply))
 
     def _turn_away(self, peer: PeerId) -> Refusal:
-        """More streams than a peer may have; a flood of a peer that nobody knows costs it its
-        connection."""
+        """Refuse more streams than a peer may have; one without accepted work pays for it."""
         if not self._judge.has_worked(peer):
             self._node.host.penalise(peer, FLOODING, "too many submissions at a time")
         return self._refuse("too many streams", retry=True)
@@ -186,7 +185,7 @@ class Reception:
         return meter.allows(1.0, self._world.now())
 
     def _let_in(self) -> None:
-        """Whose turn it is; a timer does it again while somebody waits."""
+        """Whose turn it is; a timer does it again while others wait."""
         now = self._world.now()
         while (turn := self._door.next(now)) is not None:
             turn.set()

@@ -3,7 +3,7 @@
 A submission is under way (a `Job` in the queue or at the scorer), judged (its verdict is an
 entry of the ledger), or given up (`INCONCLUSIVE`, which leaves no entry and is remembered here
 alone). Rejections of nodes that never had work accepted, and those that a head alone earns,
-leave no entry either: their makers have nothing to lose, and whoever mints names would fill the
+leave no entry either: their makers have nothing to lose, and a maker of names would fill the
 disk. The last `PASSING` of them are remembered. Another submission for the same place is a
 replay (`roles.validator.core.sequence`).
 """

@@ -40,7 +40,7 @@ class PlaceState(Enum):
     REPLAYED = "replayed"
     GAP = "gap"
     UNSEEN = "unseen"
-    """It is taken, and nobody's fault: it lies in the lot of a node that another validator
+    """It is taken and blames no worker: it lies in the lot of a node that another validator
     judged before."""
 
 

@@ -86,7 +86,7 @@ class Turnstile(Generic[T]):
             self._leave(place)
 
     def next(self, now: float) -> T | None:
-        """Who passes now; None if nobody waits, or no turn is due."""
+        """Who passes now; None if no stream waits, or no turn is due."""
         if not self._count or not self._turns.allows(1.0, now):
             return None
         self._number += 1
