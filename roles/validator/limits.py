@@ -24,9 +24,9 @@ nodes. As long, a node may come from another validator's hands in the middle of 
 AHEAD: Final = 8
 """Policies beyond the newest here that a worker may name, and have waited for: it is a forest
 or two ahead. More it has not got from any trainer."""
-HEADS: Final = 64.0
-"""Heads of nodes without accepted work that are heard in a second, all together: at 0.5 ms each
-3 % of a core. A scorer judges fewer."""
+HEADS: Final = 32.0
+"""Heads of nodes without accepted work that are heard in a second, all together: at 0.6 ms each
+2 % of a core. A scorer judges fewer."""
 HEADS_AT_ONCE: Final = 64.0
 """Of them after a pause: sixteen newcomers with the four that each has under way."""
 OWN_HEADS: Final = 64.0
@@ -36,8 +36,9 @@ AT_DOOR: Final = 1024
 """Streams of such nodes that wait to be heard: 128 nodes with eight each, 7 MiB."""
 AT_DOOR_PER_NETWORK: Final = AT_DOOR // 8
 """Of one network, as of seats."""
-DOOR_SECONDS: Final = 30.0
-"""How long such a stream waits at most: twice what a full door takes."""
+DOOR_SECONDS: Final = 60.0
+"""How long such a stream waits at most: twice what a full door takes, and less than its peer
+waits for an answer."""
 FLOODING: Final = 10.0
 """Penalty points of a stream more than a peer may have, from a node without accepted work: the
 tenth within a minute or so disconnects. An honest one has four."""

@@ -19,7 +19,7 @@ MAX_NODES: Final = 10_000
 """Nodes with a record of their own, as many peers as a host remembers: identities are cheap to
 mint. The one judged longest ago goes first; its verdicts stay in the ledger and in the
 totals."""
-MAX_STRANGERS: Final = 256
+MAX_STRANGERS: Final = 64
 """Nodes without accepted work with a record of their own, apart from the others, which they do
 not displace: an operator looks at the latest, and each is 300 bytes of every status."""
 MAX_WORKERS: Final = 64

@@ -299,7 +299,7 @@ def test_who_mints_names_displaces_no_node_that_has_worked() -> None:
     for node in mob:
         records.count(say(node, Verdict.REJECTED))
     assert records.of(worker).accepted == 1
-    assert len(records) < 300
+    assert len(records) < 100
 
 
 def test_what_is_remembered_of_passing_rejections_and_places_has_an_end() -> None:
