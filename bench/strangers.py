@@ -5,7 +5,8 @@ engine pretends, so that the validator's own work is what there is) is pinned to
 strangers to another. By turns the strangers are quiet and hand in heads of submissions. In each
 turn a newcomer begins, and its first acceptance is waited for. Figures: honest acceptances a
 second, the same by second of the swarm's CPU (which a busy machine does not change), the
-newcomer's first, the validator's CPU, and what the strangers left in its ledger.
+newcomer's first, the validator's CPU, what the strangers cost the swarm (of a core that is the
+swarm's own, the share that honest work loses), and what they left in its ledger.
 
 Gate: honest acceptances under attack are 80 % of those of quiet turns. Exit status 1 if not.
 ``--tree PATH`` measures the code of another checkout.
@@ -326,6 +327,15 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, list
     return turns
 
 
+def strangers_cpu(turns: dict[str, list[Turn]]) -> float:
+    """CPU seconds a second that strangers cost the swarm: what attacked turns took beyond
+    what as many acceptances took in quiet ones."""
+    quiet, attacked = turns["quiet"], turns["attacked"]
+    each = sum(turn.swarm_cpu for turn in quiet) / max(1, sum(turn.accepted for turn in quiet))
+    beyond = sum(turn.swarm_cpu - each * turn.accepted for turn in attacked)
+    return beyond / sum(turn.seconds for turn in attacked)
+
+
 def run(args: Sequence[str]) -> int:
     """``python -m bench strangers [--json FILE] [--kind NAME] [--strangers N] [--rate KB/S]
     [--seconds N] [--turns N] [--cores SWARM ATTACKERS] [--tree PATH]``.
@@ -344,7 +354,8 @@ def run(args: Sequence[str]) -> int:
     os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(options.tree)  # ``python -m`` looks here first
     report = Report("strangers")
-    trio.run(measure, options, report)
+    turns = trio.run(measure, options, report)
+    report.add(options.kind, "attacked", "strangers_cpu", "CPU s/s", (strangers_cpu(turns),))
     ratio = report.compare(options.kind, "acceptances", "attacked", "quiet")
     report.compare(options.kind, "acceptances_by_cpu", "attacked", "quiet")
     report.compare(options.kind, "newcomer_first", "attacked", "quiet")
