@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -94,9 +94,8 @@ class Life:
             unsigned = SignedVerdict(ME.peer_id, commitment, verdict, reason, 0.0, 0.0, ())
             return unsigned.signed(ME)
 
-        self.node: Any = SimpleNamespace(
-            world=world, run=run, host=SimpleNamespace(peer_id=ME.peer_id)
-        )
+        host = SimpleNamespace(peer_id=ME.peer_id)
+        self.node = cast(Any, SimpleNamespace(world=world, run=run, host=host))
         replayer: Any = SimpleNamespace(sign=sign, max_submission=1000)
         self.judge = Judge(self.node, run, replayer, ValidatorStats())
         self._durable = Durable(world, "validator")
