@@ -3,6 +3,7 @@
 Read `session` first: one submission after the other, from the queue to a durable verdict. A
 submission's way, in this order:
 
+* `core.turnstile` lets nodes without accepted work pass one by one;
 * `reception` reads its head, then its content, and answers its peer; `limits` bounds how many
   at a time;
 * `verdicts` looks up the earlier verdict on a submission that is sent again;

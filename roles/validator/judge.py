@@ -13,25 +13,39 @@ asks again is told the same. After a restart nothing tells such a place from one
 submission is on its way: it may be filled, and is no gap.
 
 An environment is foreign code: what it raises makes its submission `INCONCLUSIVE`, and the
-operator hears of it once. A submission that is too long gets a verdict by its head: a refusal
-would leave a gap, and the worker would ask again for ever.
+operator hears of it once.
+
+What a head alone refutes (`Judge.refute`: out of place, too long) is answered by it: no queue,
+no ledger, no disk. It is a verdict none the less, and a place taken: a refusal would leave a
+gap, and the worker would ask again for ever.
+
+After an edition with other validators, nodes come whose places, under the same policy, another
+one judged. `DrawSequences.succeed` forgives what it may have judged, for `SUCCESSION` seconds.
+Whether the validators are others is known from the edition before, which is on disk: a restart
+is no succession.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import Final
+from functools import cached_property, partial
+from random import Random
+from typing import Any, Final
 
 from p2p.errors import StorageError, WorkerDied
+from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.core.assignment import validator_among
 from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run import Run, run_of
-from roles.validator.core.sequence import DrawSequences, PlaceState
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
+from roles.shared.durable import Durable
+from roles.validator.core.sequence import LOT, DrawSequences, PlaceState
 from roles.validator.limits import SUCCESSION
 from roles.validator.replay import Replayer
 from roles.validator.stats import ValidatorStats
@@ -43,6 +57,12 @@ REPLAYED: Final = "this place in the draw order was filled before"
 GAP: Final = "places before it in the draw order were left out"
 STALE: Final = "the policy is older than the run uses"
 NOT_HELD: Final = "the policy is not held by this validator"
+SUCCEEDED: Final = "another validator judged the places before it"
+OUT_OF_PLACE: Final = (REPLAYED, GAP)
+"""Reasons of verdicts on work that takes no place."""
+EDITION: Final = "validator/edition"
+"""Where the validators are kept by which this one judged last, and until when it succeeds
+others."""
 ENGINE_FAILED: Final = "the validator's engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
 
@@ -62,6 +82,10 @@ class Judge:
         self._succeeds_until = -math.inf
         """Until when nodes may come whose earlier places, under the same policy, another
         validator judged."""
+        self._openings = 0
+        """How often that was so in this life."""
+        self._before: tuple[PeerId, ...] | None = None
+        """The validators of the edition before; None if they cannot be known."""
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -83,7 +107,7 @@ class Judge:
         follows the last."""
         judged = verdict.commitment
         self.verdicts.record(judged, seqno)
-        if verdict.reason in (REPLAYED, GAP):
+        if verdict.reason in OUT_OF_PLACE:
             self._sequences.misplace(judged.node, judged.version)
         else:
             self._sequences.recall(judged.node, judged.version, judged.index, judged.content)
@@ -117,27 +141,38 @@ class Judge:
         self._fill(commitment)
         return self.give_up(commitment, NOT_HELD)
 
+    def refute(self, commitment: Commitment, length: int) -> SignedVerdict | None:
+        """The verdict on what a head of a submission of ``length`` bytes refutes by itself; its
+        place is taken. None if there is more to look at."""
+        self._succeed(commitment)
+        verdict = self._misplaced(commitment)
+        if verdict is None and length > self._replayer.max_submission:
+            reason = self._replayer.too_long(length)
+            verdict = self._replayer.sign(commitment, Verdict.REJECTED, reason)
+        if verdict is None and self._place(commitment) is PlaceState.UNSEEN:
+            verdict = self.give_up(commitment, SUCCEEDED)
+        if verdict is not None:
+            self._fill(commitment)
+        return verdict
+
+    def has_worked(self, node: PeerId) -> bool:
+        """Whether work of the node was ever accepted: it has something to lose."""
+        return self._stats.records.of(node).accepted > 0
+
     async def decide(self, job: Job) -> Ruling:
         """The verdict on the submission whose turn it is; its place is taken, whatever it
         says."""
         commitment = job.submission.commitment
         if self.is_stale(commitment.version):
             return Ruling(self.give_up(commitment, STALE))
-        if job.length > self._replayer.max_submission:
-            ruling = Ruling(self._dismiss(commitment, job.length))
-        elif self.node.shardcast.holds(commitment.version):
+        if self.node.shardcast.holds(commitment.version):
             ruling = await self._look(job)
         else:
             ruling = Ruling(self.give_up(commitment, NOT_HELD))
         self._fill(commitment)
+        if ruling.verdict.verdict is Verdict.ACCEPTED:
+            self._sequences.settle_in(commitment.node, commitment.version)
         return ruling
-
-    def _dismiss(self, commitment: Commitment, length: int) -> SignedVerdict:
-        """The verdict on a submission that is too long to be read."""
-        reason = self._replayer.too_long(length)
-        return self._misplaced(commitment) or self._replayer.sign(
-            commitment, Verdict.REJECTED, reason
-        )
 
     async def _look(self, job: Job) -> Ruling:
         """Judge under the policy, which is here; our engine's failure is not the worker's."""
@@ -166,8 +201,6 @@ class Judge:
     async def judge(self, job: Job, weights: str) -> Ruling:
         """From its place to the model's replay; the first violation decides."""
         commitment = job.submission.commitment
-        if self._world.now() < self._succeeds_until:
-            self._sequences.succeed(commitment.node, commitment.version, commitment.index)
         misplaced = self._misplaced(commitment)
         if misplaced is not None:
             return Ruling(misplaced)
@@ -176,11 +209,14 @@ class Judge:
     def _misplaced(self, commitment: Commitment) -> SignedVerdict | None:
         """The verdict on a submission that fills a place twice, or leaves places out; None if
         it does not."""
-        state = self._sequences.judge(commitment.node, commitment.version, commitment.index)
-        if state is PlaceState.FRESH:
+        state = self._place(commitment)
+        if state in (PlaceState.FRESH, PlaceState.UNSEEN):
             return None
         reason = REPLAYED if state is PlaceState.REPLAYED else GAP
         return self._replayer.sign(commitment, Verdict.REJECTED, reason)
+
+    def _place(self, commitment: Commitment) -> PlaceState:
+        return self._sequences.judge(commitment.node, commitment.version, commitment.index)
 
     def _fill(self, commitment: Commitment) -> None:
         """The place is taken, whatever the verdict on it will be."""
@@ -188,17 +224,89 @@ class Judge:
             commitment.node, commitment.version, commitment.index, commitment.content
         )
 
-    async def watch_succession(self) -> None:
-        """Be lenient to work that comes from another validator's hands: after each edition that
-        names others than the one before, and, as this cannot be known, at the start under a
-        later edition than the first.
+    @cached_property
+    def _lots(self) -> Random:
+        return self._world.rng("succession")
+
+    def _succeed(self, commitment: Commitment) -> None:
+        """Forgive the places that another validator judged before this edition, while it is
+        new."""
+        if self._world.now() >= self._succeeds_until:
+            return
+        node, version = commitment.node, commitment.version
+        if self._before is not None:
+            judge = validator_among(self._before, self.run.id, node, version)
+            if judge == self.node.host.peer_id:  # all its places were judged here
+                return
+        lot = self._lots.randint(1, LOT)
+        self._sequences.succeed(node, version, commitment.index, self._openings, lot)
+
+    async def take_up_edition(self, durable: Durable) -> None:
+        """Before the first judgement: have the validators changed since this one judged
+        last?
+
+        One that has never judged cannot know, unless the edition is the first. Nor can one
+        that missed an edition: the validators may have been others for a while.
         """
-        run = self.run
-        if run.epoch > 1:
-            self._succeeds_until = self._world.now() + SUCCESSION
+        disk, run = self._world.disk, run_of(self.node)
+        known: Any = None
+        try:
+            known = await recall(disk, EDITION)
+        except DamagedFile as error:
+            await discard(disk, EDITION, error)
+        if known is None:
+            if run.epoch > 1:
+                self._open(None, SUCCESSION)
+        else:
+            epoch, validators, until, before = known
+            if not self._note_change(epoch, _peers(validators), run):
+                left = min(until - self._world.wall(), SUCCESSION)
+                self._open(None if before is None else _peers(before), left)
+        await self._keep_edition(durable, run)
+
+    async def watch_editions(self, durable: Durable) -> None:
+        """Notice each edition that names other validators than the one before. Works until
+        cancelled."""
+        run = run_of(self.node)
         while True:
             await self.node.book.wait_edition(run.epoch)
             newer = run_of(self.node)
-            if newer.terms.validators != run.terms.validators:
-                self._succeeds_until = self._world.now() + SUCCESSION
+            self._note_change(run.epoch, run.terms.validators, newer)
             run = newer
+            await self._keep_edition(durable, run)
+
+    def _note_change(self, epoch: int, validators: tuple[PeerId, ...], newer: Run) -> bool:
+        """Be lenient from now on, if the validators may have changed since ``epoch``, whose
+        ``validators`` are known; returns whether."""
+        if newer.epoch > epoch + 1:
+            self._open(None, SUCCESSION)
+            return True
+        if newer.terms.validators != validators:
+            self._open(validators, SUCCESSION)
+            return True
+        return False
+
+    def _open(self, before: tuple[PeerId, ...] | None, seconds: float) -> None:
+        """Be lenient for ``seconds`` from now on, if those are any."""
+        if seconds > 0:
+            self._before = before
+            self._openings += 1
+            self._succeeds_until = self._world.now() + seconds
+
+    async def _keep_edition(self, durable: Durable, run: Run) -> None:
+        left = max(self._succeeds_until - self._world.now(), 0.0)
+        value = [
+            run.epoch,
+            _names(run.terms.validators),
+            self._world.wall() + left,
+            None if self._before is None else _names(self._before),
+        ]
+        await durable.insist(partial(keep, self._world.disk, EDITION, value))
+
+
+def _names(peers: tuple[PeerId, ...]) -> list[str]:
+    return [peer.digest.hex() for peer in peers]
+
+
+def _peers(names: list[str]) -> tuple[PeerId, ...]:
+    return tuple(PeerId(bytes.fromhex(name)) for name in names)

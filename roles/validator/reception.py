@@ -10,6 +10,11 @@ policy to come, or for its verdict, has none. Both parts are one frame on the wi
 
 A *refusal* is no verdict at all: the worker keeps the submission and asks again. The ledger
 answers a peer that asks again about what was judged.
+
+Nodes without accepted work wait at the door until it is their turn to be heard
+(`roles.validator.core.turnstile`), the others go past them. What a head alone refutes is
+answered by it, by the peer's word that is the connection's: the signature, which costs more
+than all of that, is looked at when something is to be kept.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import BoundedDict, RateLimit
 from p2p.errors import BadMessage, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
@@ -27,8 +33,10 @@ from p2p.ledger import Ledger
 from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
+from proofs.checks import Verdict
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.messages import (
     HASH_RATE,
@@ -46,10 +54,19 @@ from roles.shared.seats import STRANGERS, Seat, Seats
 from roles.shared.sizes import MAX_HEAD
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
+from roles.validator.core.turnstile import Turnstile
 from roles.validator.judge import STALE, Judge
 from roles.validator.limits import (
+    AHEAD,
+    AT_DOOR,
+    AT_DOOR_PER_NETWORK,
+    DOOR_SECONDS,
+    FLOODING,
     FORTHCOMING,
     FORTHCOMING_PER_PEER,
+    HEADS,
+    HEADS_AT_ONCE,
+    OWN_HEADS,
     POLICY_SECONDS,
     REPLY_SECONDS,
 )
@@ -66,6 +83,8 @@ CONTENT_SECONDS: Final = 5.0
 CONTENT_RATE: Final = 128 * KI
 """Bytes per second that a content takes at most to be worth a seat: 1 Mbit/s, 64 s for the
 largest."""
+_METERED: Final = 1024
+"""Nodes with accepted work whose heads are counted: as many as are connected."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
@@ -94,6 +113,14 @@ class Reception:
         self._world = node.world
         self._streams = Seats(in_all=MAX_SERVED)
         """Streams that are heard at all: a kilobyte each."""
+        self._door: Turnstile[trio.Event] = Turnstile(
+            HEADS, HEADS_AT_ONCE, in_all=AT_DOOR, per_network=AT_DOOR_PER_NETWORK
+        )
+        """Streams of strangers that wait to be heard."""
+        self._turn_due = False
+        """Whether a timer runs for the next of them."""
+        self._heads: BoundedDict[PeerId, RateLimit] = BoundedDict(_METERED)
+        """Of nodes that do not wait there."""
         self._seats = Seats(strangers=STRANGERS)
         """Contents that are read."""
         self._forthcoming = Seats(FORTHCOMING_PER_PEER, FORTHCOMING, strangers=FORTHCOMING // 2)
@@ -108,9 +135,7 @@ class Reception:
         """A `StreamHandler`: one submission in, one answer out."""
         with self._streams.seat(stream.peer) as seated:
             if not seated:
-                reply: SignedVerdict | Refusal | None = self._refuse(
-                    "too many streams", retry=True
-                )
+                reply: SignedVerdict | Refusal | None = self._turn_away(stream.peer)
             elif self._standing.why_not:
                 reply = self._rest()
             elif not self._node.may(
@@ -119,6 +144,8 @@ class Reception:
                 reply = self._refuse(
                     "not admitted", f"{stream.peer} may not generate in this run"
                 )
+            elif not await self._pass_door(stream.peer):
+                reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:
                 try:
                     reply = await self._hear(stream)
@@ -128,20 +155,64 @@ class Reception:
                 with trio.move_on_after(REPLY_SECONDS):
                     await send_frame(stream, encode_reply(reply))
 
+    def _turn_away(self, peer: PeerId) -> Refusal:
+        """Refuse more streams than a peer may have; one without accepted work pays for it."""
+        if not self._judge.has_worked(peer):
+            self._node.host.penalise(peer, FLOODING, "too many submissions at a time")
+        return self._refuse("too many streams", retry=True)
+
+    async def _pass_door(self, peer: PeerId) -> bool:
+        """Return True when it is the peer's turn to be heard; False if it was not in time."""
+        world = self._world
+        if self._queue.is_proven(peer, world.now()) and self._meter(peer):
+            return True
+        network, turn = self._node.host.network_of(peer), trio.Event()
+        if not self._door.add(peer, network, turn, world.now()):
+            return False
+        self._let_in()
+        world.sometimes("validator/waits at the door", not turn.is_set())
+        with trio.move_on_after(DOOR_SECONDS):
+            try:
+                await turn.wait()
+            finally:
+                self._door.remove(peer, network, turn)
+        return turn.is_set()
+
+    def _meter(self, peer: PeerId) -> bool:
+        """Whether a node that has worked hands in no more than a node can."""
+        meter = self._heads.get(peer) or RateLimit(OWN_HEADS, OWN_HEADS)
+        self._heads.renew(peer, meter)
+        return meter.allows(1.0, self._world.now())
+
+    def _let_in(self) -> None:
+        """Whose turn it is; a timer does it again while others wait."""
+        now = self._world.now()
+        while (turn := self._door.next(now)) is not None:
+            turn.set()
+        if len(self._door) and not self._turn_due:
+            self._turn_due = True
+            self._world.call_at(now + self._door.seconds_left(now), self._on_turn)
+
+    def _on_turn(self) -> None:
+        self._turn_due = False
+        self._let_in()
+
     async def _hear(self, stream: Stream) -> SignedVerdict | Refusal | None:
         """The answer to the submission on ``stream``; None if none comes."""
         head = await receive_head(stream)
         if head is None:
             return None
-        head.check_signature(self._world.verify)
         commitment = head.commitment
-        early = self._admit(stream.peer, commitment) or await self._answer_again(commitment)
-        early = early or await self._prepare(commitment)
-        early = early or await self._answer_again(commitment)
+        early = (
+            self._admit(stream.peer, commitment)
+            or self._refuse_version(commitment.version)
+            or await self._answer_again(commitment)
+            or await self._prepare(head)
+            or await self._answer_again(commitment)
+        )
         if early is not None:
             return early
-        if head.total > self._judge.max_submission:
-            return await self._answer(Submission(commitment, head.signature, b""), head.total)
+        head.check_signature(self._world.verify)
         return await self._read(stream, head)
 
     async def _read(self, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
@@ -176,7 +247,7 @@ class Reception:
                 else "it took too long to arrive"
             )
             return self._refuse("too slow", why, retry=True)
-        return await self._answer(submission, head.total)
+        return await self._answer(submission)
 
     async def _answer_again(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
         """What was, or is being, answered before; None if this place was not asked about."""
@@ -193,13 +264,13 @@ class Reception:
             return decode_verdict_untrusted(entry.body, self._world.verify)
         return found
 
-    async def _answer(self, submission: Submission, length: int) -> SignedVerdict | Refusal:
+    async def _answer(self, submission: Submission) -> SignedVerdict | Refusal:
         """Put it in the queue, unless it is there by now, and wait for the scorer."""
         commitment = submission.commitment
         early = await self._answer_again(commitment)
         if early is not None:
             return early
-        job = Job(submission, length)
+        job = Job(submission)
         taken, gone = self._queue.push(
             commitment.node, commitment.version, job, self._world.now()
         )
@@ -234,9 +305,22 @@ class Reception:
             )
         return None
 
-    async def _prepare(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
-        """Wait for the policy. None if the scorer should look at it."""
-        world, shardcast = self._world, self._node.shardcast
+    def _refuse_version(self, version: PolicyVersion) -> Refusal | None:
+        """Why there can be no work under this version; None if there can."""
+        steps = self._judge.run.terms.recipe.steps
+        if version > steps:
+            sentence = f"the run has no policy {version}: it ends with {steps}"
+            return self._refuse("no such policy", sentence)
+        if version > self._node.shardcast.newest + AHEAD:
+            return self._refuse(
+                "policy to come", "the validator has no such policy yet", retry=True
+            )
+        return None
+
+    async def _prepare(self, head: SubmissionHead) -> SignedVerdict | Refusal | None:
+        """Say what a head says by itself, and wait for its policy. None if the scorer should
+        look at the content."""
+        world, shardcast, commitment = self._world, self._node.shardcast, head.commitment
         author, version = commitment.node, commitment.version
         judge = validator_of(self._standing.run, author, version)
         if self._judge.is_stale(version):
@@ -258,11 +342,22 @@ class Reception:
             return self._judge.forgo(commitment)
         if self._judge.has_strayed(commitment):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
+        refuted = self._judge.refute(commitment, head.total)
+        if refuted is not None:
+            return self._dismiss(refuted)
         if not self._queue.has_room(author, world.now()) or world.buggify(
             "validator/full queue"
         ):
             return self._refuse("queue is full", retry=True)
         return None
+
+    def _dismiss(self, verdict: SignedVerdict) -> SignedVerdict:
+        """A head was enough: what the verdict leaves of its node is a debt, for a while."""
+        if verdict.verdict is Verdict.REJECTED:
+            self._queue.blame(verdict.commitment.node, self._world.now(), by_head=True)
+            self._stats.records.count(verdict)
+            self._judge.verdicts.let_pass(verdict)
+        return verdict
 
     async def _wait_policy(self, commitment: Commitment) -> None:
         """Return when the policy is here, or will not be waited for any longer; nothing is read
@@ -288,7 +383,7 @@ class Reception:
         """A refusal, counted by its kind: sentences name peers and runs, of which there is no
         end."""
         self._stats.refuse(kind)
-        logger.info("refused: %s", sentence or kind)
+        logger.debug("refused: %s", sentence or kind)
         return Refusal(sentence or kind, retry)
 
 

@@ -1,14 +1,14 @@
 """A validator at work: from the queue through the scorer to a durable verdict.
 
-Theory of operation
--------------------
-`roles.validator.reception` hears peers, in a task for each stream, and puts what is worth a
-replay into the queue. One scorer takes it from there, whose turns go by node
-(`roles.validator.core.fair_queue`); `roles.validator.judge` says what becomes of it. While the
-disk makes one verdict durable (`ValidatorSession._record`) the scorer works on the next. A
-verdict is in the ledger before any peer hears of it. Accepted submissions stay on disk until
-the trainer has taken them; `roles.validator.delivery` lets a few wait for it, and when they do,
-judging stops, but for nodes whose work was rejected of late: back-pressure, not loss.
+Theory of operation ------------------- `roles.validator.reception` hears peers, in a task for
+each stream, and puts what is worth a replay into the queue. One scorer takes it from there,
+whose turns go by node (`roles.validator.core.fair_queue`); `roles.validator.judge` says what
+becomes of it. While the disk makes one verdict durable (`ValidatorSession._record`) the scorer
+works on the next. A verdict is in the ledger before any peer hears of it, unless it rejects a
+node that never had work accepted: that is remembered for a while, and no more. Accepted
+submissions stay on disk until the trainer has taken them; `roles.validator.delivery` lets a few
+wait for it, and when they do, judging stops, but for nodes whose work was rejected of late:
+back-pressure, not loss.
 
 What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
 of place, and what is counted about nodes and reasons. One validator judges all work of a node
@@ -75,9 +75,7 @@ class ValidatorSession:
         self._stats = stats
         self._world = node.world
         self._durable = Durable(node.world, "validator")
-        self._queue: FairQueue[Job] = FairQueue(
-            lambda peer: stats.records.of(peer).accepted > 0
-        )
+        self._queue: FairQueue[Job] = FairQueue(judge.has_worked)
         self._work = Notifier()
         self._recording = trio.Semaphore(RECORDING)
         self._reception = Reception(
@@ -124,7 +122,8 @@ class ValidatorSession:
             deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
             await deliveries.resume()
             nursery.start_soon(self._standing.watch)
-            nursery.start_soon(self._judge.watch_succession)
+            await self._judge.take_up_edition(self._durable)
+            nursery.start_soon(self._judge.watch_editions, self._durable)
             with self.node.host.serving(ROLLOUT_PROTOCOL, self._reception.serve):
                 while True:
                     await self._judge_next(deliveries, nursery)
@@ -135,6 +134,10 @@ class ValidatorSession:
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._judge.recall(verdict, entry.seqno)
             self._stats.records.count(verdict)
+            if verdict.verdict is Verdict.ACCEPTED:
+                self._queue.praise(verdict.commitment.node)
+            else:
+                self._queue.pardon(verdict.commitment.node)
         self._judge.settle()
 
     # The scorer: one submission at a time, in the queue's order.
@@ -160,12 +163,20 @@ class ValidatorSession:
         finally:
             self._queue.charge(world.now() - began)
         verdict = ruling.verdict
+        node = verdict.commitment.node
         if verdict.verdict is Verdict.REJECTED:
-            self._queue.blame(verdict.commitment.node, world.now())
+            self._queue.blame(node, world.now())
         if verdict.verdict is Verdict.INCONCLUSIVE:
             self._end_without_entry(job, verdict)
             return
+        if verdict.verdict is Verdict.REJECTED and not self._judge.has_worked(node):
+            self._judge.verdicts.let_pass(verdict)
+            self._stats.records.count(verdict)
+            self._end_without_entry(job, verdict)
+            self._trace(verdict)
+            return
         if verdict.verdict is Verdict.ACCEPTED:
+            self._queue.praise(node)
             self._queue.note_accepted(of_debtors=of_debtors)
             deliveries.expect()
         nursery.start_soon(self._record, job, ruling, deliveries)
@@ -200,6 +211,10 @@ class ValidatorSession:
     def _wake(self) -> None:
         self._work.notify_all()
 
+    def _trace(self, verdict: SignedVerdict) -> None:
+        version = int(verdict.commitment.version)
+        self._world.trace("verdict", verdict=verdict.verdict.value, version=version)
+
     async def _record(self, job: Job, ruling: Ruling, deliveries: Deliveries) -> None:
         """Make a verdict durable, then known, then send what it accepts on its way."""
         commitment, durable = job.submission.commitment, self._durable
@@ -221,8 +236,6 @@ class ValidatorSession:
         self.node.host.protect("work", self._stats.records.workers)
         job.finish(verdict)
         self._recording.release()
-        self._world.trace(
-            "verdict", verdict=verdict.verdict.value, version=int(commitment.version)
-        )
+        self._trace(verdict)
         if verdict.verdict is Verdict.ACCEPTED:
             deliveries.deliver(work)

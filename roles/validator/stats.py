@@ -1,7 +1,7 @@
 """What became of submissions: counts for people.
 
-Those by node (`Records`) are rebuilt from the ledger at a restart; those of refusals and of
-work given up begin anew, as neither leaves an entry.
+Those by node (`Records`) are rebuilt from the ledger at a restart; those of refusals, of work
+given up, and of nodes that never had work accepted begin anew, as none leaves an entry.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ MAX_NODES: Final = 10_000
 """Nodes with a record of their own, as many peers as a host remembers: identities are cheap to
 mint. The one judged longest ago goes first; its verdicts stay in the ledger and in the
 totals."""
+MAX_STRANGERS: Final = 64
+"""Nodes without accepted work with a record of their own, apart from the others, which they do
+not displace: an operator looks at the latest, and each is 300 bytes of every status."""
 MAX_WORKERS: Final = 64
 """Nodes whose connections are kept for their work: more than one scorer can serve, and a
 sixteenth of all connections."""
@@ -39,13 +42,14 @@ class Records:
     def __init__(self, max_nodes: int = MAX_NODES) -> None:
         self._workers: BoundedDict[PeerId, None] = BoundedDict(MAX_WORKERS)
         self._nodes: BoundedDict[PeerId, NodeRecord] = BoundedDict(max_nodes)
+        self._strangers: BoundedDict[PeerId, NodeRecord] = BoundedDict(MAX_STRANGERS)
         self.accepted = 0
         self.rejected = 0
         self.reasons: dict[str, int] = {}
         """Rejections by reason, of all nodes."""
 
     def __len__(self) -> int:
-        return len(self._nodes)
+        return len(self._nodes) + len(self._strangers)
 
     def count(self, verdict: SignedVerdict) -> None:
         """Add an acceptance or a rejection; nothing else leaves a mark."""
@@ -61,7 +65,11 @@ class Records:
             record.rejected += 1
             tally(record.reasons, verdict.reason)
             tally(self.reasons, verdict.reason)
-        self._nodes.renew(node, record)
+        if record.accepted:
+            self._strangers.pop(node, None)
+            self._nodes.renew(node, record)
+        else:
+            self._strangers.renew(node, record)
 
     @property
     def workers(self) -> tuple[PeerId, ...]:
@@ -70,7 +78,7 @@ class Records:
 
     def of(self, node: PeerId) -> NodeRecord:
         """One node's record, empty if it has none."""
-        return self._nodes.get(node) or NodeRecord()
+        return self._nodes.get(node) or self._strangers.get(node) or NodeRecord()
 
     def health(self) -> dict[str, dict[str, object]]:
         """As plain values, by node."""
@@ -80,7 +88,7 @@ class Records:
                 "rejected": record.rejected,
                 "reasons": dict(record.reasons),
             }
-            for peer, record in self._nodes.items()
+            for peer, record in (*self._nodes.items(), *self._strangers.items())
         }
 
 

@@ -2,7 +2,10 @@
 
 A submission is under way (a `Job` in the queue or at the scorer), judged (its verdict is an
 entry of the ledger), or given up (`INCONCLUSIVE`, which leaves no entry and is remembered here
-alone). Another submission for the same place is a replay (`roles.validator.core.sequence`).
+alone). Rejections of nodes that never had work accepted, and those that a head alone earns,
+leave no entry either: their makers have nothing to lose, and a maker of names would fill the
+disk. The last `PASSING` of them are remembered. Another submission for the same place is a
+replay (`roles.validator.core.sequence`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import trio
 from p2p.bounded import BoundedDict
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
-from roles.validator.limits import GIVEN_UP, KNOWN
+from roles.validator.limits import GIVEN_UP, KNOWN, PASSING
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +35,6 @@ class Job:
     """A submission on its way through the scorer."""
 
     submission: Submission
-    length: int
-    """Bytes of the message it came in; of one that is too long nothing but the head was
-    read."""
     is_suspect: bool = False
     """Whether work of its node was rejected of late."""
     done: trio.Event = field(default_factory=trio.Event)
@@ -61,6 +61,9 @@ class VerdictIndex:
         must be told the same. Not that a policy is stale: it stays so, and 1,024 claims of old
         work would displace the others, whose authors would then be rejected for a replay."""
 
+        self._passing: BoundedDict[bytes, SignedVerdict] = BoundedDict(PASSING)
+        """Rejections that are in no ledger. Theirs do not displace what was given up."""
+
     def __len__(self) -> int:
         return len(self._known)
 
@@ -68,7 +71,7 @@ class VerdictIndex:
         """The job, the ledger entry's number, or the verdict; None if this submission is
         new."""
         key = _key(commitment)
-        return self._given_up.get(key) or self._known.get(key)
+        return self._given_up.get(key) or self._passing.get(key) or self._known.get(key)
 
     def begin(self, job: Job) -> None:
         """It is in the queue from now on."""
@@ -85,8 +88,12 @@ class VerdictIndex:
         self._recorded.append((commitment.version, key))
 
     def give_up(self, verdict: SignedVerdict) -> None:
-        """Remember a verdict that is in no ledger."""
+        """Remember an `INCONCLUSIVE` verdict: it is in no ledger."""
         self._given_up[_key(verdict.commitment)] = verdict
+
+    def let_pass(self, verdict: SignedVerdict) -> None:
+        """Remember a rejection that is in no ledger, for a while."""
+        self._passing[_key(verdict.commitment)] = verdict
 
     def forget_below(self, version: PolicyVersion) -> None:
         """Forget which entries are about places under older policies, beyond `KNOWN`."""

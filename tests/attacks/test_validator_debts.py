@@ -5,30 +5,47 @@ from __future__ import annotations
 import itertools
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import trio
 
+from p2p.identity import KeyPair
+from p2p.ledger import open_ledger
+from p2p.machine import open_world
 from proofs.checks import Evidence, Limits, Verdict
 from roles.engines.base import Group, GroupTask, Scored
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
+from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.rl.recipe import Recipe
-from roles.validator.core.fair_queue import DEBT_HALF_LIFE, STRANGERS_SHARE
+from roles.validator.core.fair_queue import (
+    DEBT_HALF_LIFE,
+    EARNS,
+    PARDONS,
+    STRANGERS_SHARE,
+    FairQueue,
+)
+from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
-from roles.validator.session import ValidatorSession
+from roles.validator.session import VERDICT_KIND, ValidatorSession
+from roles.validator.stats import ValidatorStats
 from tests.attacks.judged import accepted, play, validator
 from tests.attacks.test_validator_turns import (
     OTHER,
     V0,
+    V1,
     WORKER,
     WellFormed,
+    replays,
     served,
     spoil_places,
     turns,
 )
+
+__all__ = ["replays"]  # a fixture
 
 SLOW_TRAINER = {"trainer": {"evaluate_every": 0, "profile": {"step_seconds": 2.0}}}
 """It takes less than four workers draw and the validator judges."""
@@ -173,3 +190,103 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
         judgement, logprobs = await replayer._replay(tasks, groups, is_suspect=is_suspect)
         assert judgement.verdict is Verdict.ACCEPTED
         assert logprobs == bytes(range(8))
+
+
+def praised(times: int) -> FairQueue[str]:
+    queue = turns(WORKER, OTHER)
+    for _ in range(times):
+        queue.praise(WORKER)
+    return queue
+
+
+def test_one_rejection_among_many_acceptances_leaves_turn_and_standing_as_they_were() -> None:
+    """An honest submission in 1,000 is refused by limits that fit; its node stood behind
+    strangers for a minute, and its work was scored twice.
+    """
+    queue = praised(EARNS)
+    queue.blame(WORKER, 0.0)
+    assert queue.is_proven(WORKER, 0.0)
+    assert queue.debt(WORKER, 0.0) == 0.0
+    queue.push(WORKER, V0, "worker", 0.0)
+    queue.push(OTHER, V1, "other", 0.0)
+    assert served(queue, 2) == ["worker", "other"]
+    assert not queue.has_debtor(0.0)
+    queue.blame(WORKER, 0.0)
+    assert queue.is_in_debt(WORKER, 0.0), "the second at once is a debt"
+
+
+def test_a_newcomers_rejection_counts_and_so_do_ten_in_a_row() -> None:
+    queue = praised(100 * EARNS)
+    queue.blame(OTHER, 0.0)
+    assert queue.is_in_debt(OTHER, 0.0)
+    for _ in range(10):
+        queue.blame(WORKER, 0.0)
+    assert queue.debt(WORKER, 0.0) == 10 - PARDONS
+    assert not queue.is_proven(WORKER, 60.0)
+
+
+@pytest.mark.parametrize(("rate", "most"), [(1e-4, 1e-6), (1e-3, 1e-5), (0.5, 1.0)])
+def test_what_is_refused_by_chance_is_seldom_a_debt_and_a_cheat_is_always_in_debt(
+    rate: float, most: float
+) -> None:
+    """The arithmetic of the module's theory: three within `EARNS` acceptances."""
+    queue, rng, debts, count = praised(2 * EARNS), random.Random(3), 0, 400_000
+    if rate == 0.5:
+        count = 1000
+    for _ in range(count):
+        if rng.random() < rate:
+            before = queue.debt(WORKER, 0.0)
+            queue.blame(WORKER, 0.0)
+            debts += queue.debt(WORKER, 0.0) > before
+        else:
+            queue.praise(WORKER)
+    assert debts <= most * count
+    assert debts > 400 or rate < 0.5
+
+
+async def test_pardons_are_remembered_over_a_restart(tmp_path: Path) -> None:
+    """They follow from the ledger."""
+    judge = KeyPair(b"j" * 32)
+    async with open_world(tmp_path, key=judge) as world, open_ledger(world, "ledger") as ledger:
+        for index in range(EARNS + 10):
+            commitment = Commitment(bytes(32), WORKER, V1, bytes(32), index, bytes(32))
+            signed = SignedVerdict(
+                judge.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, ()
+            ).signed(judge)
+            await ledger.append(VERDICT_KIND, signed.to_bytes())
+        node: Any = SimpleNamespace(world=world)
+        nothing: Any = None
+        stats = ValidatorStats()
+        judged = Judge(node, nothing, nothing, stats)
+        session = ValidatorSession(node, nothing, judged, ledger, nothing, stats)
+        await session.recall()
+    session._queue.blame(WORKER, 0.0)
+    assert session._queue.is_proven(WORKER, 0.0)
+
+
+class Unlucky(Inference):
+    """An honest worker of which one submission is refused, when many were accepted."""
+
+    name: ClassVar[str] = "inference"
+
+    def make_session(self, *parts: Any) -> InferenceSession:
+        session = super().make_session(*parts)
+        drawn = itertools.count()
+
+        def spoil(groups: list[Group]) -> list[Group]:
+            if next(drawn) != EARNS + 12:
+                return groups
+            return [replace(group, completions=group.completions[:1]) for group in groups]
+
+        spoil_places(session, spoil)
+        return session
+
+
+def test_a_refusal_by_chance_costs_a_worker_no_turns(replays: list[int]) -> None:
+    """It was behind strangers for a minute, and what it handed in was scored in two parts."""
+    cast = {"inference-1": "inference", "unlucky-1": f"{__name__}:Unlucky"}
+    health = play(cast, 60.0, steps=1000)
+    record = validator(health)["nodes"][health["unlucky-1"]["peer"]]
+    assert record["rejected"] == 1
+    assert record["accepted"] > EARNS + 12
+    assert 1 not in replays

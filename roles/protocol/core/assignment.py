@@ -82,9 +82,16 @@ def validator_of(run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
 
     Derived, so that a node cannot choose its judge; another policy, perhaps another judge.
     """
-    drawn = b"".join((run.id, node.digest, int(version).to_bytes(8, "big")))
+    return validator_among(run.terms.validators, run.id, node, version)
+
+
+def validator_among(
+    validators: Sequence[PeerId], run: bytes, node: PeerId, version: PolicyVersion
+) -> PeerId:
+    """The same, by the list of an edition that is no more than its list."""
+    drawn = b"".join((run, node.digest, int(version).to_bytes(8, "big")))
     number = int.from_bytes(hashlib.sha256(drawn).digest()[:8], "big")
-    return run.terms.validators[number % len(run.terms.validators)]
+    return validators[number % len(validators)]
 
 
 def run_sampling(run: Run) -> Sampling:

@@ -10,19 +10,23 @@ the oldest policy goes first: weights are loaded seldom then, and nothing goes s
 There are two lines. In one stand the nodes whose work was accepted, and none rejected of late;
 in the other all others, which get `STRANGERS_SHARE` of the time while both wait, newcomers
 before nodes in debt. A rejection is a debt of one, halved every `DEBT_HALF_LIFE`: one puts a
-node behind for a minute, eight for four. Work of nodes in debt is scored a group first
-(`roles.validator.replay`), so that their share finds out several times as much. What the
-scorer has to spare, because the trainer takes nothing more, is for nodes in debt: most of their
-work needs no trainer. What of it is accepted overtakes those who wait for the trainer, so the
-next such turn comes when the share of its line covers it (`note_accepted`). Before that, a node
-that handed in a bad submission every 40 s and good ones otherwise had 176 of 245 acceptances of
-a slow trainer, and its three honest neighbours 69.
+node behind for a minute, eight for four. One among many acceptances is none: a run's limits are
+drawn so that they refuse an honest submission in 1,000 to 10,000, a cheat is refused nearly
+each time. So `EARNS` acceptances earn a pardon, up to `PARDONS` of them, and a rejection uses
+one up before it is a debt. The third within 64 acceptances is the first that counts: at one in
+1,000 an honest node meets that once in 500,000 submissions (the chance of two more within 64 is
+0.002). Of ten in a row eight count, and of a newcomer's the first. Work of nodes in debt is
+scored a group first (`roles.validator.replay`), so that their share finds out several times as
+much. What the scorer has to spare, because the trainer takes nothing more, is for nodes in
+debt: most of their work needs no trainer. What of it is accepted overtakes those who wait for
+the trainer, so the next such turn comes when the share of its line covers it (`note_accepted`).
+Before that, a node that handed in a bad submission every 40 s and good ones otherwise had 176
+of 245 acceptances of a slow trainer, and its three honest neighbours 69.
 
-A rejection stays in the validator's ledger for ever, so nodes in debt, all together, get no
-more than `REJECTIONS` of them before earlier ones are forgiven: one identity that handed in
-empty submissions as fast as they were judged filled 4.7 GB of disk a day. Newcomers are not
-held up by that: they have no debt, and an identity for each rejection costs its maker more than
-the half kilobyte that it leaves.
+Nodes in debt, all together, get no more than `REJECTIONS` of them before earlier ones are
+forgiven: each is a turn of the scorer, and of a node that has worked an entry of the ledger for
+ever; one identity that handed in empty submissions as fast as they were judged filled 4.7 GB of
+disk a day. Newcomers are not held up by that: they have no debt, and leave no entry.
 
 Bounded: `QUEUE` submissions, `PER_NODE` of each node, half of all for the second line. When
 that is full, the newest of the node that stands worst goes (its worker is told to ask again: no
@@ -36,6 +40,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.limits import FadingCounts
 from p2p.shardcast.manifest import PolicyVersion
@@ -54,6 +59,11 @@ tenth."""
 DEBT_HALF_LIFE: Final = 60.0
 """Seconds in which half of a node's rejections is forgiven: ten are, down to `IN_DEBT`, after
 4.3 minutes. The demo's cheat, with 1.4 a second, stands at 120."""
+EARNS: Final = 64
+"""Acceptances that earn the pardon of one rejection: an honest node of which one submission in
+1,000 is refused earns sixteen for each that it needs."""
+PARDONS: Final = 2.0
+"""Pardons that a node may have saved up."""
 IN_DEBT: Final = 0.5
 """Debt from which a node stands behind: one rejection, for a minute."""
 REJECTIONS: Final = 128
@@ -67,6 +77,9 @@ minutes, though a group of its eight was enough to find it out."""
 ROUND: Final = 4.0
 """Submissions' worth of the scorer's time within which two nodes count as served alike, and the
 older policy goes first."""
+PARDONED: Final = 10_000
+"""Nodes whose pardons are remembered, as many as have a record (`roles.validator.stats`); the
+one accepted longest ago goes first."""
 REMEMBERED: Final = 1024
 """Nodes whose share of the scorer's time is remembered: one that is forgotten begins again
 where its line is (`_clock`), which forgives what it had beyond that. None that waits is
@@ -94,6 +107,7 @@ class FairQueue(Generic[T]):
         self._numbers = itertools.count()
         self._debts = FadingCounts(DEBT_HALF_LIFE)
         self._rejections = FadingCounts(DEBT_HALF_LIFE)
+        self._pardons: BoundedDict[PeerId, float] = BoundedDict(PARDONED)
         self._served: dict[PeerId, float] = {}
         """Seconds of the scorer that a node has had, counted from the clock of its line."""
         self._clock = {True: 0.0, False: 0.0}
@@ -122,10 +136,25 @@ class FairQueue(Generic[T]):
         """Rejections of the node that are not forgiven yet."""
         return self._debts.count(node.digest.hex(), now)
 
-    def blame(self, node: PeerId, now: float) -> None:
-        """Work of the node was rejected."""
-        self._debts.add(node.digest.hex(), now)
-        self._rejections.add("", now)
+    def praise(self, node: PeerId) -> None:
+        """Work of the node was accepted."""
+        earned = min(self._pardons.get(node, 0.0) + 1 / EARNS, PARDONS)
+        self._pardons.renew(node, earned)
+
+    def pardon(self, node: PeerId) -> bool:
+        """Whether the node had a pardon, which is used up by this rejection."""
+        left = self._pardons.get(node, 0.0)
+        if left >= 1.0:
+            self._pardons[node] = left - 1.0
+        return left >= 1.0
+
+    def blame(self, node: PeerId, now: float, *, by_head: bool = False) -> None:
+        """Work of the node was rejected: a debt, unless it is pardoned. ``by_head``: without a
+        turn."""
+        if not self.pardon(node):
+            self._debts.add(node.digest.hex(), now)
+        if not by_head:
+            self._rejections.add("", now)
 
     def is_weary(self, now: float) -> bool:
         """Whether so much was rejected of late that nodes in debt wait."""
@@ -224,7 +253,7 @@ class FairQueue(Generic[T]):
     def _is_full(self, node: PeerId, now: float) -> bool:
         if len(self) >= QUEUE:
             return True
-        if self.is_proven(node, now):
+        if len(self) < QUEUE // 2 or self.is_proven(node, now):
             return False
         others = sum(
             len(held) for one, held in self._waiting.items() if not self.is_proven(one, now)

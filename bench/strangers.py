@@ -1,0 +1,364 @@
+"""``python -m bench strangers``: what a hundred strangers cost the honest workers of a swarm.
+
+A swarm of real processes on loopback (a relay, a trainer, a validator, honest workers; the
+engine pretends, so that the validator's own work is what there is) is pinned to one core, the
+strangers to another. By turns the strangers are quiet and hand in heads of submissions. In each
+turn a newcomer begins, and its first acceptance is waited for. Figures: honest acceptances a
+second, the same by second of the swarm's CPU (which a busy machine does not change), the
+newcomer's first, the validator's CPU, what the strangers cost the swarm (of a core that is the
+swarm's own, the share that honest work loses), and what they left in its ledger.
+
+Gate: honest acceptances under attack are 80 % of those of quiet turns. Exit status 1 if not.
+``--tree PATH`` measures the code of another checkout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from bench.report import Report
+from p2p.machine import load_or_create_key
+from p2p.wire import KI
+from proofs.checks import Limits
+from roles.demo.processes import NodeProcess
+from roles.envs.base import environment_digest
+from roles.rl.recipe import Recipe
+from roles.run import Run, sign_run
+from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
+from tests.attacks.live import HERE, Vitals
+from tests.attacks.raw import pause
+from tests.attacks.strangers import KINDS, Orders
+
+WORKERS: Final = 2
+"""Honest workers from the start; each turn has a newcomer more."""
+WARM: Final = 200
+"""Acceptances of each worker before the first turn: a few policies have come and gone."""
+SHARE: Final = 0.8
+"""Of the quiet rate that honest acceptances keep."""
+LEAD: Final = 3.0
+"""Seconds that the strangers have before a turn counts: they are all connected by then."""
+STATUS: Final = 0.5
+"""Seconds between status lines of the nodes."""
+NODE: Final = "[membership]\ninterval = 1.0\n\n[role.trainer]\nevaluate_every = 0\n"
+FIRST_SECONDS: Final = 90.0
+"""For a newcomer's first acceptance at most, beyond its turn."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """What one turn came to."""
+
+    seconds: float = 0.0
+    attacked: float = 0.0
+    """Seconds for which the strangers were at it."""
+    accepted: int = 0
+    """Honest submissions; the newcomer's, too."""
+    rejected: int = 0
+    swarm_cpu: float = 0.0
+    validator_cpu: float = 0.0
+    ledger_bytes: int = 0
+    """By which the validator's ledger has grown."""
+    newcomer: float = FIRST_SECONDS
+    """Seconds from its process's start to its first acceptance."""
+    tally: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def figures(self) -> dict[str, tuple[float, str]]:
+        """By name, with units."""
+        return {
+            "acceptances": (self.accepted / self.seconds, "1/s"),
+            "acceptances_by_cpu": (self.accepted / max(self.swarm_cpu, 1e-9), "1/CPU s"),
+            "newcomer_first": (self.newcomer, "s"),
+            "validator_cpu": (self.validator_cpu / self.seconds, "CPU s/s"),
+            "swarm_cpu": (self.swarm_cpu / self.seconds, "CPU s/s"),
+            "ledger_growth": (self.ledger_bytes / self.seconds, "B/s"),
+            "ledger_by_acceptance": (self.ledger_bytes / max(self.accepted, 1), "B"),
+            "heads": (self.tally.get("heads", 0) / max(self.attacked, 1e-9), "1/s"),
+            "head_bytes": (self.tally.get("bytes", 0) / max(self.attacked, 1e-9), "B/s"),
+        }
+
+
+def write_run(folder: Path, names: Sequence[str]) -> Run:
+    """Keys of all nodes, the owner's run file, and the nodes' configuration."""
+    keys = {name: load_or_create_key(folder / name / "key").peer_id for name in names}
+    terms = Terms(
+        name="strangers",
+        expiry=2**32 - 1,
+        environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+        trainers=(keys["trainer-1"],),
+        validators=(keys["validator-1"],),
+        model=Model(engine="fake"),
+        recipe=replace(
+            Recipe(), steps=100_000, groups=256, draw_limit=1024, group_size=8, submission=4
+        ),
+        limits=replace(Limits.fp32(), end_probability=1e-12),
+        delivery=Delivery(chunk_bytes=8 * KI),
+    )
+    run = sign_run(terms, load_or_create_key(folder / "owner.key"))
+    (folder / "run.shoal").write_bytes(run.document)
+    (folder / "node.toml").write_text(NODE)
+    return run
+
+
+class BenchNode(NodeProcess):
+    """A node of ``tree``, in a session of its own as `NodeProcess` makes it."""
+
+    async def begin(self, folder: Path, bootstrap: str, role: str) -> None:
+        """Start it, and hear what it says until it ends."""
+        where = (
+            ["--bootstrap", bootstrap] if bootstrap else ["--run", str(folder / "run.shoal")]
+        )
+        await self.start([
+            *("--role", role, "--data", str(self.folder), "--listen", "/ip4/127.0.0.1/tcp/0"),
+            *("--config", str(folder / "node.toml"), "--json", "--status", str(STATUS)),
+            *("--die-with-parent", *where),
+        ])  # fmt: skip
+
+    @property
+    def vitals(self) -> Vitals:
+        """Of its process."""
+        assert self.process is not None
+        return Vitals.of(self.process.pid)
+
+
+class BenchSwarm:
+    """The swarm, and the strangers in front of it."""
+
+    def __init__(self, folder: Path, turns: int, nursery: trio.Nursery) -> None:
+        self._folder = folder
+        self._nursery = nursery
+        self._workers = [f"inference-{number + 1}" for number in range(WORKERS)]
+        self.newcomers = [f"newcomer-{number + 1}" for number in range(turns)]
+        names = ("relay-1", "trainer-1", "validator-1", *self._workers, *self.newcomers)
+        self.run = write_run(folder, names)
+        self.nodes = {name: BenchNode(name, folder) for name in names}
+        self._bootstrap = ""
+        self._stopping = False
+
+    async def start(self) -> None:
+        """All but the newcomers, until work is accepted."""
+        await self.add("relay-1", "none")
+        greeting = await self.nodes["relay-1"].wait_greeting()
+        self._bootstrap = greeting["addrs"][0]
+        for name in ("trainer-1", "validator-1", *self._workers):
+            await self.add(name, name.partition("-")[0])
+        await self.validator.wait_status(
+            lambda _: all(self.accepted_of(name) > WARM for name in self._workers)
+        )
+
+    @property
+    def validator(self) -> BenchNode:
+        """The one that is attacked."""
+        return self.nodes["validator-1"]
+
+    async def add(self, name: str, role: str) -> None:
+        """Start one of them."""
+        node = self.nodes[name]
+        await node.begin(self._folder, self._bootstrap, role)
+        self._nursery.start_soon(self._hear, node)
+
+    async def _hear(self, node: BenchNode) -> None:
+        await node.listen(lambda: None)
+        if not self._stopping and node.name not in self.newcomers:  # those are killed
+            log = (node.folder / "log").read_text(errors="replace")
+            raise RuntimeError(f"{node.name} ended: {log[-2000:]}")
+
+    async def stop(self) -> None:
+        """End all."""
+        self._stopping = True
+        for node in self.nodes.values():
+            await node.stop()
+
+    def said(self) -> dict[str, Any]:
+        """The validator's role, as of its last status."""
+        status = self.validator.status
+        return {} if status is None else status["roles"].get("validator", {})
+
+    def accepted_of(self, name: str) -> int:
+        """Of one worker."""
+        peer = str(load_or_create_key(self._folder / name / "key").peer_id)
+        record: dict[str, int] = self.said().get("nodes", {}).get(peer, {})
+        return record.get("accepted", 0)
+
+    def accepted(self) -> int:
+        """Of all: no stranger's work is."""
+        count: int = self.said().get("accepted", 0)
+        return count
+
+    def cpu(self) -> float:
+        """Seconds of all nodes but newcomers, and their engines and environments."""
+        own = [node.process.pid for node in self.nodes.values() if node.process is not None]
+        return sum(map(_tree_cpu, own))
+
+    def ledger_bytes(self) -> int:
+        """On the validator's disk."""
+        folder = self.validator.folder / "ledger"
+        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _tree_cpu(pid: int) -> float:
+    """CPU seconds of a process and its children."""
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return Vitals.of(pid).cpu + sum(_tree_cpu(int(child)) for child in children)
+    except OSError:
+        return 0.0
+
+
+@asynccontextmanager
+async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dict[str, int]]:
+    """Strangers on their own core for the length of the block, and what they did, after it."""
+    tally: dict[str, int] = {}
+    process = await trio.lowlevel.open_process(
+        [sys.executable, "-m", "tests.attacks.strangers", orders.to_json()],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=HERE,
+        start_new_session=True,
+    )
+    os.sched_setaffinity(process.pid, {core})
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tell, process, newest)
+            yield tally
+            nursery.cancel_scope.cancel()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        await process.stdin.aclose()
+        said = b""
+        with trio.move_on_after(10):
+            while not said.endswith(b"\n") and (piece := await process.stdout.receive_some()):
+                said += piece
+        with contextlib.suppress(ValueError):
+            tally.update(json.loads(said))
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def _tell(process: trio.Process, newest: Any) -> None:
+    assert process.stdin is not None
+    while True:
+        await process.stdin.send_all(b"%d\n" % newest())
+        await pause(0.5)
+
+
+async def play_turn(
+    swarm: BenchSwarm, newcomer: str, seconds: float, orders: Orders | None, core: int
+) -> Turn:
+    """One turn, quiet without ``orders``."""
+    turn = Turn()
+    addr = next(iter(swarm.validator.greeting["addrs"])) if swarm.validator.greeting else ""
+
+    def newest() -> int:
+        status = swarm.validator.status
+        return 0 if status is None else int(status["shardcast"]["newest"])
+
+    entered = time.perf_counter()
+    async with contextlib.AsyncExitStack() as stack:
+        if orders is not None:
+            told = replace(orders, addr=addr, run=swarm.run.id.hex())
+            turn.tally = await stack.enter_async_context(strangers(told, core, newest))
+            await pause(LEAD)
+        started = time.perf_counter()
+        await swarm.validator.wait_status(lambda _: True)
+        accepted, cpu, ledger = swarm.accepted(), swarm.cpu(), swarm.ledger_bytes()
+        rejected, own = swarm.said()["rejected"], swarm.validator.vitals.cpu
+        await pause(seconds)
+        turn.seconds = time.perf_counter() - started
+        turn.accepted = swarm.accepted() - accepted
+        turn.rejected = swarm.said()["rejected"] - rejected
+        turn.swarm_cpu, turn.validator_cpu = swarm.cpu() - cpu, swarm.validator.vitals.cpu - own
+        turn.ledger_bytes = swarm.ledger_bytes() - ledger
+        started = time.perf_counter()
+        await swarm.add(newcomer, "inference")
+        with trio.move_on_after(FIRST_SECONDS):
+            await swarm.validator.wait_status(lambda _: swarm.accepted_of(newcomer) > 0)
+            turn.newcomer = time.perf_counter() - started
+        turn.attacked = time.perf_counter() - entered
+    swarm.nodes[newcomer].kill()
+    return turn
+
+
+async def measure(options: argparse.Namespace, report: Report) -> dict[str, list[Turn]]:
+    """Quiet and attacked turns, one after the other."""
+    turns: dict[str, list[Turn]] = {"quiet": [], "attacked": []}
+    swarm_core, attack_core = options.cores
+    os.sched_setaffinity(0, {swarm_core})  # what is started from here on inherits it
+    orders = Orders(
+        addr="", run="", kind=options.kind, strangers=options.strangers,
+        bytes_per_second=options.rate * 1000.0,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="shoal-strangers-") as name:
+        async with trio.open_nursery() as nursery:
+            swarm = BenchSwarm(Path(name), 2 * options.turns, nursery)
+            try:
+                await swarm.start()
+                for number, newcomer in enumerate(swarm.newcomers):
+                    case = ("quiet", "attacked")[number % 2]
+                    told = orders if number % 2 else None
+                    turn = await play_turn(swarm, newcomer, options.seconds, told, attack_core)
+                    turns[case].append(turn)
+                    figures = {key: round(value, 3) for key, (value, _) in turn.figures.items()}
+                    print(case, figures, turn.rejected, turn.tally, file=sys.stderr, flush=True)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await swarm.stop()
+                nursery.cancel_scope.cancel()
+    for case, played in turns.items():
+        for key, (_, unit) in played[0].figures.items():
+            values = [turn.figures[key][0] for turn in played]
+            report.add(options.kind, case, key, unit, values)
+    return turns
+
+
+def strangers_cpu(turns: dict[str, list[Turn]]) -> float:
+    """CPU seconds a second that strangers cost the swarm: what attacked turns took beyond
+    what as many acceptances took in quiet ones."""
+    quiet, attacked = turns["quiet"], turns["attacked"]
+    each = sum(turn.swarm_cpu for turn in quiet) / max(1, sum(turn.accepted for turn in quiet))
+    beyond = sum(turn.swarm_cpu - each * turn.accepted for turn in attacked)
+    return beyond / sum(turn.seconds for turn in attacked)
+
+
+def run(args: Sequence[str]) -> int:
+    """``python -m bench strangers [--json FILE] [--kind NAME] [--strangers N] [--rate KB/S]
+    [--seconds N] [--turns N] [--cores SWARM ATTACKERS] [--tree PATH]``.
+    """
+    parser = argparse.ArgumentParser(prog="python -m bench strangers", description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--kind", choices=KINDS, default="mixed")
+    parser.add_argument("--strangers", type=int, default=100)
+    parser.add_argument("--rate", type=float, default=50.0, help="KB/s of all strangers")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each turn")
+    parser.add_argument("--turns", type=int, default=3, help="of each kind")
+    parser.add_argument("--cores", type=int, nargs=2, default=(0, 1))
+    parser.add_argument("--tree", type=Path, default=HERE, help="checkout whose nodes run")
+    options = parser.parse_args(args)
+    os.environ["PYTHONPATH"] = str(options.tree.resolve())
+    os.environ["OMP_NUM_THREADS"] = "1"
+    os.chdir(options.tree)  # ``python -m`` looks here first
+    report = Report("strangers")
+    turns = trio.run(measure, options, report)
+    report.add(options.kind, "attacked", "strangers_cpu", "CPU s/s", (strangers_cpu(turns),))
+    ratio = report.compare(options.kind, "acceptances", "attacked", "quiet")
+    report.compare(options.kind, "acceptances_by_cpu", "attacked", "quiet")
+    report.compare(options.kind, "newcomer_first", "attacked", "quiet")
+    print(report)
+    report.write(options.json)
+    return int(ratio < SHARE)

@@ -1,0 +1,131 @@
+"""Which stranger is heard next: so many a second, in turns by network and peer.
+
+Theory of operation
+-------------------
+To hear a stranger costs this node half a millisecond before the first thing about it is known,
+a name costs the stranger nothing, and nodes that do the work pay with the time of the same
+loop. So nodes without accepted work pass one by one, at a rate that all of them share, and wait
+outside meanwhile: nothing is read, and a stream that waits takes 7 KiB and no time.
+
+Among those that wait networks take turns, and within each its peers: who comes with many names
+has one turn where its addresses show it. A peer whose network is not known is a network of its
+own. Who had few turns of late goes before who had twice as many, so that a newcomer is heard at
+once in front of a crowd that sends and sends; every `EVEN`-th turn goes to the others, or new
+names without end would keep them out.
+
+Bounded: ``in_all`` that wait, ``per_network`` of one network. No I/O: the caller knows the
+time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from typing import Final, Generic, TypeVar
+
+from p2p.bounded import RateLimit
+from p2p.identity import PeerId
+from p2p.limits import FadingCounts
+
+T = TypeVar("T")
+
+EVEN: Final = 4
+"""One turn in so many goes to those who had more turns than others."""
+TURN_HALF_LIFE: Final = 60.0
+"""Seconds in which half of the turns that a network had is forgotten, as of debts."""
+
+_Peers = dict[PeerId, deque[T]]
+
+
+class Turnstile(Generic[T]):
+    """Who waits to be heard."""
+
+    def __init__(self, rate: float, at_once: float, *, in_all: int, per_network: int) -> None:
+        """``rate`` pass in a second, ``at_once`` after a pause."""
+        self._rate = rate
+        self._turns = RateLimit(rate, at_once)
+        self._in_all = in_all
+        self._per_network = per_network
+        self._had = FadingCounts(TURN_HALF_LIFE)
+        """Turns that networks had of late."""
+        self._level: dict[str, int] = {}
+        """By network: the logarithm of that, while one of its peers waits."""
+        self._waiting: dict[int, dict[str, _Peers[T]]] = {}
+        """By level, network and peer, who is next first."""
+        self._count = 0
+        self._number = 0
+        """Of turns."""
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, peer: PeerId, network: str, item: T, now: float) -> bool:
+        """Let ``item`` of ``peer`` wait; whether there is room for it."""
+        place = _place(peer, network)
+        peers = self._peers(place)
+        if self._count >= self._in_all or sum(map(len, peers.values())) >= self._per_network:
+            return False
+        if not peers:
+            self._settle(place, peers, now)
+        peers.setdefault(peer, deque()).append(item)
+        self._count += 1
+        return True
+
+    def remove(self, peer: PeerId, network: str, item: T) -> None:
+        """It does not wait any more; harmless if it has passed."""
+        place = _place(peer, network)
+        peers = self._peers(place)
+        own = peers.get(peer, deque())
+        if item not in own:
+            return
+        own.remove(item)
+        self._count -= 1
+        if not own:
+            del peers[peer]
+        if not peers:
+            self._leave(place)
+
+    def next(self, now: float) -> T | None:
+        """Who passes now; None if no stream waits, or no turn is due."""
+        if not self._count or not self._turns.allows(1.0, now):
+            return None
+        self._number += 1
+        levels = sorted(self._waiting)
+        even, left = divmod(self._number, EVEN)
+        level = levels[0 if left else even % len(levels)]
+        place, peers = next(iter(self._waiting[level].items()))
+        peer, own = next(iter(peers.items()))
+        item = own.popleft()
+        self._count -= 1
+        self._had.add(place, now)
+        # behind the others: the peer in its network, the network among all
+        del peers[peer]
+        if own:
+            peers[peer] = own
+        self._leave(place)
+        if peers:
+            self._settle(place, peers, now)
+        return item
+
+    def seconds_left(self, now: float) -> float:
+        """How long until the next turn is due."""
+        return max(0.0, (1.0 - self._turns.available(now)) / self._rate)
+
+    def _peers(self, place: str) -> _Peers[T]:
+        level = self._level.get(place)
+        return {} if level is None else self._waiting[level][place]
+
+    def _settle(self, place: str, peers: _Peers[T], now: float) -> None:
+        level = int(math.log2(1.0 + self._had.count(place, now)))
+        self._level[place] = level
+        self._waiting.setdefault(level, {})[place] = peers
+
+    def _leave(self, place: str) -> None:
+        level = self._level.pop(place)
+        del self._waiting[level][place]
+        if not self._waiting[level]:
+            del self._waiting[level]
+
+
+def _place(peer: PeerId, network: str) -> str:
+    return network or peer.hex()
