@@ -198,7 +198,7 @@ def record(
     """The figures of one way to work."""
     tokens = sum(one.tokens for one in found)
     gap = sum(one.gap_mean * one.tokens for one in found) / tokens
-    off = sum(one.draw_mismatches for one in found) / tokens
+    off = sum(one.off[0] for one in found) / tokens
     for metric, unit, values in (
         ("rejected", "of a group", [groups.share]),
         ("rejected", "of 16 groups", [pools.share]),

@@ -154,7 +154,7 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
     """
     evidence = Evidence(
         tokens=1, malformed="", exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0,
-        draw_distance=0.0, draw_mismatches=0, gap_mean=0.0, gap_max=0.0, end_probability=1.0,
+        draw_distance=0.0, off=(0,) * 5, gap_mean=0.0, gap_max=0.0, end_probability=1.0,
         surprise=0.0, mantissa_worst=0.0, chunks=1.0,
     )  # fmt: skip
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
+from proofs.checks import LADDER, LARGEST
 from proofs.draws import DrawStatistics, Replay, draw, replay
 from proofs.sampling import DrawRule, Words, draw_words, gumbel, noise_bits, uniforms
 
@@ -191,13 +192,16 @@ def test_blocks_amount_to_the_whole(seed: int, sizes: list[int], rule: DrawRule)
         apart.append(parts.add(logits[at], tokens[at], words[at]))
         start += size
     assert np.allclose(np.concatenate(apart), together, rtol=0, atol=1e-6)
+    seen = replay(logits, tokens, words, 1.0, rule)
+    off = seen.distance if rule is DrawRule.CDF else seen.gap
     assert (
-        (parts.tokens, parts.mismatches)
-        == (whole.tokens, whole.mismatches)
-        == (
-            count,
-            int(replay(logits, tokens, words, 1.0, rule).mismatch.sum()),
-        )
+        (parts.tokens, parts.off[1:])
+        == (whole.tokens, whole.off[1:])
+        == (count, tuple(int((off > step).sum()) for step in LADDER[1:]))
+    )
+    assert parts.largest == pytest.approx(whole.largest, abs=1e-7)
+    assert parts.largest == pytest.approx(
+        np.sort(off[off > LADDER[0]])[::-1][:LARGEST], abs=1e-7
     )
     assert parts.distance == pytest.approx(whole.distance, abs=1e-7)
     assert parts.gap_max == pytest.approx(whole.gap_max, abs=1e-9)
