@@ -215,9 +215,9 @@ def run(args: list[str]) -> int:
             total / options.submissions for total in (outcome.steered, outcome.spent)
         )
         print(
-            f"cap {cap:g}: reward {outcome.reward:.4f} ({gain:+.4f}), steered {tokens:.1f} tokens"
-            f" by {nats:.2f} nats a submission, refused {refused} of {options.submissions}:"
-            f" {dict(outcome.refused)}",
+            f"cap {cap:g}: reward {outcome.reward:.4f} ({gain:+.4f}), steered {tokens:.1f}"
+            f" tokens by {nats:.2f} nats a submission, refused {refused} of"
+            f" {options.submissions}: {dict(outcome.refused)}",
             flush=True,
         )
         pays.append(gain >= GAIN and not refused)

@@ -193,10 +193,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         }
         tasks = make_tasks(prompts, recipe.group_size, "honest")
         fitted = [bench.honest(tasks[::2]) for bench in benches.values()]
-        if options.out is not None:
-            for one in fitted:
-                check_enough(one.evidence)
-        limits = loosest([fit(one.evidence, config.draw, recipe.submission) for one in fitted])
+        limits = _fit(fitted, config, is_written=options.out is not None)
         dishonest = make_tasks(few, recipe.group_size, "cheat")
         ways = _judge(benches, tasks[1::2], dishonest, others)
     rows = [_row(pair, way, limits) for pair, way in ways]
@@ -204,6 +201,16 @@ def _calibrate(options: argparse.Namespace) -> None:
     tokens = sum(one.tokens for way in (*fitted, *held_out) for one in way.evidence)
     honest = _honest(held_out, limits, recipe.submission, tokens)
     _report(options, subject, limits, rows, honest, console)
+
+
+def _fit(fitted: Sequence[Measured], config: EngineConfig, *, is_written: bool) -> Limits:
+    """Limits for every pair of engines. Raises `ConfigError` if they are to be written, and
+    this is too little work to fit them to."""
+    if is_written:
+        for one in fitted:
+            check_enough(one.evidence)
+    groups = config.recipe.submission
+    return loosest([fit(one.evidence, config.draw, groups) for one in fitted])
 
 
 def _judge(

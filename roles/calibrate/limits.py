@@ -5,10 +5,9 @@ Theory of operation
 A limit is for what one submission in 10,000 shows (`proofs.checks.FALSE_REJECTIONS`, shared out
 over all tests), and no calibration draws so many. So limits are not the largest that was seen,
 with a margin: the largest values are fitted, and the fit is read off at the chance that is
-promised. The largest few hundred honest gaps fall exponentially; where they spread more than
-that, they are fitted by a generalised Pareto distribution. What is one number a group is
-exponential, too.
-Shares and scales are upper confidence bounds, for they come from samples.
+promised. The largest honest gaps fall exponentially; where they spread more than that, they are
+fitted by a generalised Pareto distribution. What is one number a group is taken to fall
+exponentially. Shares and scales are upper confidence bounds, for they come from samples.
 
 What was fitted says nothing about how often it is wrong: that is counted on other work, in
 submissions that are drawn from it again and again (`resampled`).
@@ -40,15 +39,14 @@ from proofs.checks import (
 from proofs.sampling import DrawRule
 from roles.run.core.file import Calibration
 
-TAIL: Final = 256
-"""Largest values that a tail is fitted to: they give its scale within 6 %, and with it the
-logarithm of what is extrapolated."""
+TAIL: Final = 128
+"""Least number of largest values that a tail is fitted to: they give its scale within 9 %."""
 RAREST: Final = 1 / 256
-"""Share of all tokens that those may be: what is more frequent is body, and falls faster. In
-bfloat16 the tail begins where 1 token in 300 lies beyond."""
+"""Share of all tokens that those are: what is more frequent is body, and falls faster. In
+bfloat16 honest gaps are exponential from 0.1 on, beyond which 1 token in 260 lies."""
 MIN_TOKENS: Final = round(TAIL / RAREST)
-"""65,536 honest tokens, before any limit of a noisy dtype is believed: 256 of them are the
-rarest 1/256."""
+"""32,768 honest tokens to fit to, or no limit of a noisy dtype is written. The hard bound is
+then extrapolated by a factor of a million, and its scale's error is in it."""
 MIN_GROUPS: Final = 256
 """Honest groups, for what is one number a group: the largest 32 of them are its tail."""
 GROUP_TAIL: Final = 8
@@ -103,8 +101,8 @@ def check_enough(honest: Sequence[Evidence]) -> None:
         raise ConfigError(
             f"{tokens:,} honest tokens in {len(honest)} groups are too few to fit limits to: a"
             f" hard bound that refuses one submission in {1 / POOL_CHANCE:,.0f} is extrapolated"
-            f" from the {TAIL} largest of {MIN_TOKENS:,} tokens at least, in {MIN_GROUPS}"
-            " groups, and half of the honest work is held out: take"
+            f" from the {TAIL} largest gaps of {MIN_TOKENS:,} tokens at least, in {MIN_GROUPS}"
+            " groups, and half of all honest work is held out: take"
             f" {_factor(tokens, len(honest)):.1f} times as many --sequences"
         )
 
@@ -122,8 +120,10 @@ def fit(honest: Sequence[Evidence], rule: DrawRule, groups: int) -> Limits:
     tokens = sum(one.tokens for one in honest)
 
     def of_group(value: Callable[[Evidence], float]) -> float:
-        tail = max(2, len(honest) // GROUP_TAIL)
-        return extrapolate(map(value, honest), len(honest), POOL_CHANCE / groups, tail)
+        of = len(honest)
+        return extrapolate(
+            map(value, honest), of, POOL_CHANCE / groups, max(2, of // GROUP_TAIL)
+        )
 
     chunks = sum(one.chunks for one in honest)
     mantissa = sum(one.mantissa_mean * one.chunks for one in honest) / chunks
@@ -135,7 +135,8 @@ def fit(honest: Sequence[Evidence], rule: DrawRule, groups: int) -> Limits:
     )
     chance = POOL_CHANCE / (groups * tokens / len(honest))
     furthest = [off for one in honest for off in one.largest]
-    hard = extrapolate(furthest, tokens, chance, TAIL)
+    tail = max(TAIL, round(RAREST * tokens))
+    hard = extrapolate(furthest, tokens, chance, tail)
     distance, gap = (hard, 0.0) if rule is DrawRule.CDF else (0.0, hard)
     mean = sum(one.gap_mean * one.tokens for one in honest) / tokens
     return Limits(
@@ -148,7 +149,7 @@ def fit(honest: Sequence[Evidence], rule: DrawRule, groups: int) -> Limits:
         gap_max=max(floor.gap_max, gap),
         off=_shares(honest, tokens),
         gap_mean=max(floor.gap_mean, MEAN_MARGIN * mean),
-        gap_scale=max(floor.gap_scale, tail_scale(furthest, TAIL)),
+        gap_scale=max(floor.gap_scale, tail_scale(furthest, tail)),
         surprise=max(floor.surprise, of_group(lambda one: abs(one.surprise))),
         pooled_mantissa_mean=pooled,
     )
@@ -172,12 +173,12 @@ def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> f
     beyond = len(excesses) / (of * chance)
     if not mean or beyond <= 1:
         return threshold
-    shape = 0.0
+    shape: float = 0.0
     if len(excesses) >= TAIL:  # of fewer the spread is too uncertain to extrapolate from
         shape = (1 - fmean(excesses) ** 2 / pvariance(excesses)) / 2
     if shape * math.log(beyond) < 1e-6:
         return threshold + mean * math.log(beyond)
-    return threshold + mean * (1 - shape) / shape * (beyond**shape - 1)
+    return threshold + mean * (1.0 - shape) / shape * math.expm1(shape * math.log(beyond))
 
 
 def tail_scale(values: Iterable[float], tail: int) -> float:

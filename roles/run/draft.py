@@ -180,7 +180,7 @@ def _environment(value: object, where: str) -> DraftEnvironment:
 
 
 def check_calibrated(terms: Terms) -> None:
-    """Raise `ConfigError` if these limits are nobody's measurement where it takes one.
+    """Raise `ConfigError` if these limits were not measured where they must be.
 
     In float32 honest errors are rounding errors, whatever the model, and the preset is
     measured. In bfloat16 they depend on model, task and engines.

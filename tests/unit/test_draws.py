@@ -258,17 +258,16 @@ def test_distance_by_hand() -> None:
 
 def test_near_numerics_are_near() -> None:
     """The noise of float32 decoding against prefill moves borders, and scores, by as little;
-    a token that it turns into another counts as a mismatch only beyond what is calibrated."""
+    a token that it turns into another is not off by more than the first step."""
     logits, words = scores(4000, vocabulary=500), words_of(4000)
     tokens = draw(logits, words, 1.0).tokens
     near = logits + np.float32(3e-6) * scores(4000, seed=1, vocabulary=500)
     seen = replay(near, tokens, words, 1.0)
-    assert 0 < seen.distance.max() < 1e-5
+    assert 0 < seen.distance.max() < LADDER[0]
     assert seen.mismatch.any()
-    for limit, mismatches in ((0.0, int(seen.mismatch.sum())), (1e-5, 0)):
-        statistics = DrawStatistics(1.0, CDF, limit)
-        statistics.add(near, tokens, words)
-        assert statistics.mismatches == mismatches
+    statistics = DrawStatistics(1.0, CDF)
+    statistics.add(near, tokens, words)
+    assert (sum(statistics.off), statistics.largest) == (0, ())
     by_noise = draw(logits, words, 1.0, GUMBEL).tokens
     assert replay(near, by_noise, words, 1.0, GUMBEL).gap.max() < 1e-4
 
