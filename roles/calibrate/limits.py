@@ -173,9 +173,9 @@ def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> f
     beyond = len(excesses) / (of * chance)
     if not mean or beyond <= 1:
         return threshold
-    shape: float = 0.0
-    if len(excesses) >= TAIL:  # of fewer the spread is too uncertain to extrapolate from
-        shape = (1 - fmean(excesses) ** 2 / pvariance(excesses)) / 2
+    shape, spread = 0.0, pvariance(excesses)
+    if spread and len(excesses) >= TAIL:  # fewer say too little about their spread
+        shape = (1 - fmean(excesses) ** 2 / spread) / 2
     if shape * math.log(beyond) < 1e-6:
         return threshold + mean * math.log(beyond)
     return threshold + mean * (1.0 - shape) / shape * math.expm1(shape * math.log(beyond))

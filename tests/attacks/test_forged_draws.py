@@ -121,7 +121,7 @@ def test_in_bfloat16_limits_small_gaps_add_up_to_a_rejection() -> None:
     forged = replace(evidence, gap_mean=0.0045, off=(15, 0, 0, 0, 0))
     assert judge(forged, limits).verdict is Verdict.ACCEPTED
     assert judge_pool([forged], limits).verdict is Verdict.ACCEPTED
-    assert judge_pool([forged] * 4, limits).reason is Reason.DRAW_GAPS
+    assert judge_pool([forged] * 8, limits).reason is Reason.DRAW_GAPS
     often = replace(evidence, gap_mean=0.0019, off=(20, 0, 0, 0, 0))
     assert judge_pool([often] * 8, limits).reason is Reason.DRAW_MISMATCHES
 

@@ -97,7 +97,7 @@ def test_honest_evidence_is_accepted(limits: Limits) -> None:
 
 VIOLATIONS = [
     ("malformed", "too short", Reason.MALFORMED_PROOF),
-    ("exponent_mismatches", 15, Reason.EXPONENTS),
+    ("exponent_mismatches", 23, Reason.EXPONENTS),
     ("mantissa_mean", 5.1, Reason.MANTISSA_MEAN),
     ("mantissa_mean", inf, Reason.MANTISSA_MEAN),
     ("mantissa_worst", 5.1, Reason.MANTISSA_CHUNK),
