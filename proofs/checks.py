@@ -79,18 +79,18 @@ FALSE_REJECTIONS: Final = 1e-4
 in 10,000: a node that works for a month hands in fewer."""
 
 TESTS: Final = 16
-"""At least as many as a pool has tests, and as a group has. Half of `FALSE_REJECTIONS` is for
-the pool and half for its groups, in equal parts for each test."""
+"""At least as many as a group has, as a pool has, and as a worker's history has. A third of
+`FALSE_REJECTIONS` is for each of the three, in equal parts for each test."""
 
 GROUPS: Final = 256
 """Groups that a submission may have, each of which is tested. A promise for the largest costs
 a group of a small one little: limits grow with the logarithm."""
 
-POOL_CHANCE: Final = FALSE_REJECTIONS / 2 / TESTS
-"""That one test of a pool rejects honest work: 3e-6."""
+POOL_CHANCE: Final = FALSE_REJECTIONS / 3 / TESTS
+"""That one test of a pool, or of a history, rejects honest work: 2e-6."""
 
 GROUP_CHANCE: Final = POOL_CHANCE / GROUPS
-"""That one test of a group does: 1e-8."""
+"""That one test of a group does: 8e-9."""
 
 OVERDISPERSION: Final = 1.5
 """Variance of honest counts and sums over that of independent tokens: equal answers share their
@@ -368,6 +368,12 @@ def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
     limit = limits.mantissa_limit(chunks)
     if not total <= limit * chunks:
         return _rejected(Reason.MANTISSA_MEAN, total / chunks if chunks else total, limit)
+    return _judge_draws(pool, limits, POOL_CHANCE)
+
+
+def judge_draws(pool: Sequence[Evidence], limits: Limits) -> Judgement:
+    """Judge several submissions of one worker by their draws together; each was judged by
+    itself as well."""
     return _judge_draws(pool, limits, POOL_CHANCE)
 
 

@@ -17,6 +17,7 @@ from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.rl.recipe import Recipe
 from roles.validator.core.fair_queue import DEBT_HALF_LIFE, STRANGERS_SHARE
+from roles.validator.history import DrawHistory
 from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
 from tests.attacks.judged import accepted, play, validator
@@ -167,9 +168,12 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
     replayer._standing = SimpleNamespace(run=SimpleNamespace(terms=terms))
     replayer._node = SimpleNamespace(world=SimpleNamespace(buggify=lambda _: False))
     replayer._engine, replayer._rng = SimpleNamespace(score=score), random.Random(5)
+    replayer._history = DrawHistory()
     tasks = [GroupTask(number, (1,), ()) for number in range(8)]
     groups = tuple(Group(number, ()) for number in range(8))
     for _ in range(16):
-        judgement, logprobs = await replayer._replay(tasks, groups, is_suspect=is_suspect)
+        judgement, logprobs = await replayer._replay(
+            tasks, groups, WORKER, is_suspect=is_suspect
+        )
         assert judgement.verdict is Verdict.ACCEPTED
         assert logprobs == bytes(range(8))
