@@ -31,6 +31,7 @@ from torch import Tensor
 
 from bench.llm_controls import MODEL
 from bench.report import Report
+from p2p.identity import KeyPair
 from p2p.node.tables import read_table
 from p2p.node.toml import load_toml
 from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
@@ -47,10 +48,12 @@ from roles.envs.arithmetic import ArithmeticEnvironment
 from roles.envs.text import TextTask
 from roles.models.bundle import end_tokens, read_config
 from roles.models.tokenizer import Tokenizer
+from roles.validator.history import DrawHistory
 
 GROUPS: Final = 8
 """Of a submission."""
 SAMPLING: Final = Sampling(1.0, 12, 16)
+WORKER: Final = KeyPair(bytes(32)).peer_id
 GAIN: Final = 0.02
 """Mean reward that may be gained: one answer in fifty."""
 
@@ -142,6 +145,8 @@ class Worker:
         load_weights(self._model, folder)
         self._environment = ArithmeticEnvironment()
         self._limits = limits
+        self.history = DrawHistory()
+        """Of this worker, as a validator has it."""
 
     def submit(self, number: int, cap: float, outcome: Outcome) -> None:
         """One submission."""
@@ -181,6 +186,8 @@ class Worker:
     def _verdict(self, pool: Sequence[Evidence]) -> str:
         """Why it is refused; empty if it is not."""
         judged = [*(judge(one, self._limits) for one in pool), judge_pool(pool, self._limits)]
+        if all(one.verdict is Verdict.ACCEPTED for one in judged):
+            judged.append(self.history.judge(WORKER, pool, self._limits))
         return next((j.reason.value for j in judged if j.verdict is Verdict.REJECTED), "")
 
 
@@ -207,6 +214,7 @@ def run(args: list[str]) -> int:
     worker, report, pays = Worker(options.model, limits), Report("steering"), []
     outcomes = {cap: Outcome() for cap in (0.0, *options.caps)}
     for cap, outcome in outcomes.items():
+        worker.history = DrawHistory()
         for number in range(options.submissions):
             worker.submit(number, cap, outcome)
         gain = outcome.reward - outcomes[0.0].reward
