@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -138,12 +138,14 @@ class Store:
 
     def keep_evidence(self, way: Way, piece: int, evidence: Sequence[Evidence]) -> None:
         """What the reader saw."""
-        _write(self._seen / _name(way, piece), [astuple(one) for one in evidence])
+        _write(
+            self._seen / _name(way, piece), [codec.evidence_to_wire(one) for one in evidence]
+        )
 
     def evidence(self, way: Way) -> list[Evidence]:
         """Of all pieces that were read."""
         found = (_read(self._seen / _name(way, piece)) for piece in way.pieces)
-        return [Evidence(*one) for value in found for one in value or ()]
+        return [codec.evidence_from_wire(one) for value in found for one in value or ()]
 
 
 def _name(way: Way, piece: int) -> str:

@@ -95,7 +95,7 @@ def run(args: list[str]) -> int:
         limits = Limits.fp32() if options.dtype is Dtype.FLOAT32 else Limits.bf16()
         if options.fitted and (seen := found[ways[0]]):
             half = -(-len(seen) // 2)
-            limits, found[ways[0]] = fit(seen[:half], options.draw), seen[half:]
+            limits, found[ways[0]] = fit(seen[:half], options.draw, POOL), seen[half:]
             print(to_toml(limits))
         is_sound = all([describe(report, way, found[way], store, limits) for way in ways])
         if is_done and options.rounds:
@@ -198,7 +198,7 @@ def record(
     """The figures of one way to work."""
     tokens = sum(one.tokens for one in found)
     gap = sum(one.gap_mean * one.tokens for one in found) / tokens
-    off = sum(one.draw_mismatches for one in found) / tokens
+    off = sum(one.off[0] for one in found) / tokens
     for metric, unit, values in (
         ("rejected", "of a group", [groups.share]),
         ("rejected", "of 16 groups", [pools.share]),

@@ -13,8 +13,8 @@ is all it needs: it knows of no network, no model and no clock.
 How data flows: a worker draws with `draw_words` and `draw`, and proves its hidden states, kept
 as `TopValues` while it decodes, with `commit`. A validator's engine feeds its own hidden states
 to `TopValues` for `verify`, and its own logits, block by block, to `DrawStatistics`; what those
-say is one `Evidence` for each group. `check_shape` comes before all of that, `judge` and
-`judge_pool` after it.
+say is one `Evidence` for each group. `check_shape` comes before all of that, `judge`,
+`judge_pool` and `judge_draws` after it.
 
 A newcomer calls `commit` and `verify`; a run's owner calibrates `Limits`.
 """
@@ -28,6 +28,7 @@ from proofs.checks import (
     Verdict,
     check_shape,
     judge,
+    judge_draws,
     judge_pool,
 )
 from proofs.draws import DrawnTokens, DrawStatistics, Replay, draw, replay
@@ -54,6 +55,7 @@ __all__ = [
     "draw_seed",
     "draw_words",
     "judge",
+    "judge_draws",
     "judge_pool",
     "proof_size",
     "replay",

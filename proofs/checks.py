@@ -52,30 +52,58 @@ class Reason(Enum):
     DRAW_DISTANCE = "a token is far from its seeded draw"
     DRAW_GAP = "a token scores far below its seeded draw"
     DRAW_GAPS = "tokens score below their seeded draws on average"
-    DRAW_MISMATCHES = "too many tokens differ from their seeded draws"
+    DRAW_MISMATCHES = "too many tokens are off their seeded draws"
     # Plausibility.
     IMPROBABLE_END = "ended where an end was improbable"
     SURPRISE = "tokens implausible under the policy"
 
 
-# Were the errors of chunks normal, the largest of their means would fall with the square root
-# of their number. They are not: of 144 groups of sums two had errors 1.5 times those of the
-# third, and a mean with such an outlier in it falls with their number. This is between both: of
-# 20,000 pools of 2 to 32 honest groups none was above the limit, as with the square root, which
-# finds int8 weights in one of 4 groups of open questions instead of all, and a step older in 8
-# % of pools of 8 groups of sums instead of 93 %.
 MEAN_POWER: Final = 0.75
-"""How the limit of a mean falls with the number of chunks: `Limits.mantissa_limit`."""
+"""How the limit of a mean falls with the number of chunks: `Limits.mantissa_limit`. Between
+1/2, as of normal errors, and 1, as of a single outlier (docs/tuning.md)."""
 
 MAX_LIMIT: Final = 1e9
 """The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
-mistake.
-"""
+mistake."""
+
+LADDER: Final = (1e-5, 0.05, 0.1, 0.2, 0.4)
+"""Tokens are counted that are further off than each of these, in nats (rule CDF: in
+probability). The first says that a token differs by more than rounding."""
+
+LARGEST: Final = 64
+"""So many of a group's largest offsets are kept as evidence: a calibration fits its tail to the
+largest 256 of some hundred groups."""
+
+FALSE_REJECTIONS: Final = 1e-4
+"""Chance that an honest submission is rejected, by all tests of all its groups together. One
+in 10,000: a node that works for a month hands in fewer."""
+
+TESTS: Final = 16
+"""At least as many as a group has, as a pool has, and as a worker's history has. A third of
+`FALSE_REJECTIONS` is for each of the three, in equal parts for each test."""
+
+GROUPS: Final = 256
+"""Groups that a submission may have, each of which is tested. A promise for the largest costs
+a group of a small one little: limits grow with the logarithm."""
+
+POOL_CHANCE: Final = FALSE_REJECTIONS / 3 / TESTS
+"""That one test of a pool, or of a history, rejects honest work: 2e-6."""
+
+GROUP_CHANCE: Final = POOL_CHANCE / GROUPS
+"""That one test of a group does: 8e-9."""
+
+OVERDISPERSION: Final = 1.5
+"""Variance of honest counts and sums over that of independent tokens: equal answers share their
+states, so what is far off comes in clumps. 1.1 to 1.5 in groups of 16 (docs/tuning.md)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Statistics of one group, from the validator's own prefill."""
+    """Statistics of one group, from the validator's own prefill.
+
+    How far *off* a token is: rule CDF, the distance of its uniform to the interval of the token
+    that was claimed; rule Gumbel, the gap of the best score to that of the claimed token.
+    """
 
     tokens: int
     malformed: str
@@ -88,16 +116,13 @@ class Evidence:
     mantissa_median: float
     """Largest over the chunks, scaled."""
     draw_distance: float
-    """Largest distance of a uniform to the CDF interval of the token that was claimed for it;
-    0 under the rule Gumbel."""
-    draw_mismatches: int
-    """Tokens that the seed does not give; under the rule CDF those whose distance is above
-    `Limits.mismatch_distance`."""
+    """Largest distance; 0 under the rule Gumbel."""
+    off: tuple[int, ...]
+    """Tokens that are further off than each step of `LADDER`."""
     gap_mean: float
-    """Mean over the tokens of the best score less that of the claimed token; 0 under the rule
-    CDF."""
+    """Mean gap of the tokens; 0 under the rule CDF."""
     gap_max: float
-    """The largest of them."""
+    """The largest gap."""
     end_probability: float
     """Smallest probability of the end token at a claimed end before the length limit; 1.0
     without one.
@@ -109,6 +134,9 @@ class Evidence:
     chunks: float
     """Whole chunks that the group's are worth as evidence: what they weigh together. 1.0 if all
     completions are equal and short, and no less."""
+    largest: tuple[float, ...] = ()
+    """The `LARGEST` that are furthest off, the furthest first. For calibration: no limit is
+    held against them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,117 +144,85 @@ class Limits:
     """What honest numerics may do. Calibrated per model, dtype and the engines of its nodes
     into the run file: one set for all pairs of them, since a worker's engine is its own word.
 
-    `fp32` and `bf16` are starting points, measured on one CPU, decode against prefill: a model
-    of 0.8 M parameters and 128 tokens (18,700 honest tokens, engines mixed), and one of 135 M
-    and 49,152 tokens (18,300). ``shoal calibrate`` measures a run's own.
+    `fp32` and `bf16` are starting points, measured on CPUs, decode against prefill
+    (docs/tuning.md). ``shoal calibrate`` measures a run's own.
     """
 
     exponent_mismatches: int
-    """Of up to `roles.rl.recipe.Recipe.proof_values` values a chunk, measured with 128. Honest:
-    at most 1 in fp32, 11 in bf16 (one step older: 15); the TOPLOC paper's 38 (bf16, 7-8 B
-    models, other GPUs) let everything small pass."""
+    """Of up to `roles.rl.recipe.Recipe.proof_values` values a chunk."""
 
     mantissa_mean: float
-    """Of one chunk. This does the work: a constant polynomial agrees in 121 of 128 exponents.
-    Honest: at most 0.017 in fp32. In bf16 the mean is 1.3 to 1.45, and of 144 groups of sums,
-    in which a trained policy gives the same four tokens in all 16 answers and so one chunk in
-    all, two had 3.5 to 3.7, the others 2.7 at most; int8 weights have 2.2 to 3.4 there, a real
-    step older 1.7 to 5.2, fp8 weights 4.8 to 6.0. So a chunk proves little, and a limit that
-    finds those out in one would refuse a tenth of honest groups (3.2 of the unscaled worst
-    chunk did). What it takes is more chunks: `mantissa_limit`."""
+    """Of one chunk. This does the work: a constant polynomial agrees in 121 of 128 exponents. A
+    chunk proves little in bf16; what other weights take is more chunks: `mantissa_limit`."""
 
     mantissa_median: float
-    """Honest: 0 in fp32, where under 1 value in 100 differs at all. The paper allows 8 in
-    bf16.
-    """
-
-    mismatch_distance: float
-    """Rule CDF: how far a uniform may be from the interval of its token before the token counts
-    as a mismatch. fp32: at a vocabulary of 49,152 honest work has 0.21 % of tokens, of
-    probability e^-12 and less, at up to 1.3e-6; counted, they rejected two of four honest
-    submissions. Cheats stay far above it: temperature 0.9 has 28 % of tokens at up to 0.12."""
+    """Honest: 0 in fp32, where under 1 value in 100 differs at all."""
 
     draw_distance: float
-    """Rule CDF. Honest: at most 1.3e-6 in fp32, 0.092 in bf16. Greedy, best of n and a small
-    model's tokens exceed 0.05 in 99 to 100 % of sequences."""
+    """Rule CDF: of any token, a hard bound."""
 
     gap_max: float
-    """Rule Gumbel: by how much the score of a token may be below the best. Honest: no token
-    differs in fp32; in bf16 at most 0.60 of 40,000 tokens (best of 4: 13; int8 weights and
-    temperature 0.9, 0.3 to 1.3 a group, are known by other numbers)."""
+    """Rule Gumbel: of any token, a hard bound, extrapolated from the tail of honest gaps."""
 
-    mismatch_share: float
-    """Largest honest share of tokens that the seed does not give. fp32: none of 45,000 tokens
-    (beyond ``mismatch_distance``), which bounds it by 1e-4 with 98 % confidence; bf16 under the
-    rule Gumbel: 0.3 to 2.1 %, against int8 weights 4.4 to 4.8 and temperature 0.9 8.8 %."""
+    off: tuple[tuple[float, float], ...]
+    """Steps of `LADDER`, and the largest honest share of tokens that are further off than
+    each."""
 
-    false_alarm: float = 1e-4
-    """Chance that honest work with that share exceeds the limit on the number of mismatches."""
+    gap_mean: float
+    """Rule Gumbel: largest honest mean gap of very many tokens."""
 
-    end_probability: float = 1e-6
-    """Not INTELLECT-2's 0.1: an honest seeded draw does end with a token of probability p in a
-    share p of cases, and the seed already proves the draw. This bounds false alarms to one in a
-    million tokens, and stops an end that lies within the draw tolerance and has no
-    probability."""
+    gap_scale: float
+    """Rule Gumbel: of the exponential tail of honest gaps, in nats. With `gap_mean` it bounds
+    the sum of any number of them: `gap_limit`."""
+
+    end_probability: float = 1e-12
+    """An honest seeded draw ends with a token of probability p in a share p of cases, so n
+    tokens fall below this with a chance of at most n times as much."""
 
     surprise: float = 20.0
     """In standard deviations, either sign: a cross-check of the seeds that only gross lies
-    fail. Not the usual 4: the surprise of a policy that is nearly sure has a heavy tail, and
-    honest groups exceed 4. It was 10, and of the 11,000 submissions of nine demos (1,100 to
-    1,400 in each) one honest one had 12.2. Where each token errs with a probability of 1e-4, an
-    error has 9.2 nats, and each in a group of 128 tokens adds 4 here (their variance of 1.1 and
-    `proofs.sampling.SURPRISE_FLOOR`): three of them make 12, and two more, which takes some
-    100,000 times as many groups, 20."""
+    fail. The surprise of a policy that is nearly sure has a heavy tail; the largest honest one
+    of 11,000 submissions was 12."""
 
     pooled_mantissa_mean: float
     """Of many chunks: 1.2 times the honest mean. Between one and many see `mantissa_limit`."""
 
-    pooled_gap_mean: float
-    """Rule Gumbel: mean gap of very many tokens. Between ``pooled_tokens`` and these see
-    `gap_limit`. bf16: honest 0.0005 to 0.0011, int8 weights 0.0068, temperature 0.9 0.022."""
-
-    pooled_groups: int = 2
-    """Groups of a submission below which no mean mantissa error over them is compared. Two: the
-    limit already knows how many chunks there are, and a single group is judged by itself. It
-    was 16 when a mean over any number of groups had one limit."""
-
-    pooled_tokens: int = 1000
-    """Tokens below which a mean gap says nothing: 1.4 % of honest tokens have one, of 0.05, and
-    those of equal answers come together: one group of sums had six of its 78."""
-
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not 0 <= getattr(self, name) <= MAX_LIMIT:
-                raise ValueError(
-                    f"{name} must be from 0 to {MAX_LIMIT:g}, not {getattr(self, name)}"
-                )
-        if not 0 < self.false_alarm <= 0.5:
-            raise ValueError("false_alarm is a probability, above 0 and at most one half")
+        numbers = [(name, getattr(self, name)) for name in self.__slots__ if name != "off"]
+        for name, value in (*numbers, *(("a share in off", share) for _, share in self.off)):
+            if not 0 <= value <= MAX_LIMIT:
+                raise ValueError(f"{name} must be from 0 to {MAX_LIMIT:g}, not {value}")
+        steps = [step for step, _ in self.off]
+        if len(set(steps)) < len(steps) or not {*steps} <= {*LADDER}:
+            raise ValueError(
+                f"off has steps of {', '.join(map(str, LADDER))}, each once, not {steps}"
+            )
 
     def mantissa_limit(self, chunks: float) -> float:
         """Of the mean error of so many independent chunks: `pooled_mantissa_mean`, and what
-        `mantissa_mean` is above it divided by their number to the power `MEAN_POWER`.
-
-        In bf16 (5.0, 1.7): one chunk 5.0; 15 of a group of open questions 2.13 (honest 1.1 to
-        1.6, int8 weights 2.2 to 2.8); 6 of four groups of sums 2.6, and 23 of 16 groups 2.0
-        (honest 1.2 to 1.8; a step older 2.45 and 2.76, int8 2.85); 240 of 16 groups of open
-        questions 1.75 (1.31; int8 2.5).
-        """
+        `mantissa_mean` is above it divided by their number to the power `MEAN_POWER`."""
         share = 1.0 if chunks <= 1 else chunks**-MEAN_POWER
         above = self.mantissa_mean - self.pooled_mantissa_mean
         return self.pooled_mantissa_mean + above * share
 
-    def gap_limit(self, tokens: int) -> float:
-        """Of the mean gap of so many tokens: `gap_max` below ``pooled_tokens``, twice
-        `pooled_gap_mean` there, and less as the error of a mean falls.
+    def gap_limit(self, tokens: int, chance: float) -> float:
+        """What the sum of the gaps of so many honest tokens exceeds with this chance at most.
 
-        In bf16 (0.002) 0.004 for 1,000 tokens, 0.0027 for 8,000. Of 2,000 pools of honest
-        groups with so many the largest means were 0.0036 (sums), 0.0027 and 0.0015 (open
-        questions); the 0.002 that it was for any number refused one in thirty of the first.
+        Gaps are taken to come now and then (Poisson), each with an exponential size, in the
+        mean `gap_mean` a token. Chernoff's bound on such a sum is this square: one gap of
+        ``gap_scale`` ln(1 / chance) for few tokens, ``gap_mean`` each for many.
         """
-        if not tokens >= self.pooled_tokens:
-            return self.gap_max
-        return self.pooled_gap_mean * (1 + math.sqrt(self.pooled_tokens / max(tokens, 1)))
+        sure = OVERDISPERSION * self.gap_scale * math.log(1 / chance)
+        return (math.sqrt(self.gap_mean * tokens) + math.sqrt(sure)) ** 2
+
+    def off_limits(self, tokens: int, chance: float) -> dict[float, int]:
+        """How many of so many honest tokens are further off than each step, or more, with this
+        chance at most: clumps of `OVERDISPERSION` tokens, as Poisson has it."""
+        clumps = {step: share * tokens / OVERDISPERSION for step, share in self.off}
+        return {
+            step: math.floor(OVERDISPERSION * poisson_limit(mean, chance))
+            for step, mean in clumps.items()
+        }
 
     @classmethod
     def fp32(cls) -> Limits:
@@ -237,27 +233,27 @@ class Limits:
             exponent_mismatches=2,
             mantissa_mean=0.05,
             mantissa_median=0.0,
-            mismatch_distance=1e-5,
             draw_distance=1e-4,
             gap_max=1e-3,
-            mismatch_share=1e-4,
+            off=((1e-5, 1e-4),),
+            gap_mean=1e-6,
+            gap_scale=1e-4,
             pooled_mantissa_mean=0.012,
-            pooled_gap_mean=1e-5,
         )
 
     @classmethod
     def bf16(cls) -> Limits:
         """For runs in bfloat16 with Gumbel draws: single groups are noisy, pools are not."""
         return cls(
-            exponent_mismatches=14,
+            exponent_mismatches=22,
             mantissa_mean=5.0,
             mantissa_median=4.0,
-            mismatch_distance=0.05,
             draw_distance=0.15,
-            gap_max=0.9,
-            mismatch_share=0.025,
+            gap_max=1.5,
+            off=((1e-5, 0.02), (0.05, 0.01), (0.1, 0.005), (0.2, 0.0016), (0.4, 2e-4)),
+            gap_mean=0.0015,
+            gap_scale=0.09,
             pooled_mantissa_mean=1.7,
-            pooled_gap_mean=0.002,
         )
 
 
@@ -332,7 +328,6 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
         return _rejected(Reason.MALFORMED_PROOF, 1, 0)
     if evidence.tokens <= 0:
         return Judgement(Verdict.INCONCLUSIVE, Reason.NO_TOKENS)
-    mismatches = poisson_limit(limits.mismatch_share * evidence.tokens, limits.false_alarm)
     upper: tuple[tuple[Reason, float, float], ...] = (
         (Reason.EXPONENTS, evidence.exponent_mismatches, limits.exponent_mismatches),
         (
@@ -344,8 +339,6 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
         (Reason.MANTISSA_MEDIAN, evidence.mantissa_median, limits.mantissa_median),
         (Reason.DRAW_DISTANCE, evidence.draw_distance, limits.draw_distance),
         (Reason.DRAW_GAP, evidence.gap_max, limits.gap_max),
-        (Reason.DRAW_GAPS, evidence.gap_mean, limits.gap_limit(evidence.tokens)),
-        (Reason.DRAW_MISMATCHES, evidence.draw_mismatches, mismatches),
         (Reason.SURPRISE, abs(evidence.surprise), limits.surprise),
     )
     for reason, statistic, limit in upper:
@@ -355,39 +348,47 @@ def judge(evidence: Evidence, limits: Limits) -> Judgement:
         return _rejected(
             Reason.IMPROBABLE_END, evidence.end_probability, limits.end_probability
         )
-    return ACCEPTED
+    return _judge_draws([evidence], limits, GROUP_CHANCE)
 
 
 def judge_pool(pool: Sequence[Evidence], limits: Limits) -> Judgement:
     """Judge the groups of one submission together; each was or will be judged by itself as
     well.
 
-    The number of tokens that differ from their seeded draws is held against the Poisson
-    distribution of honest work; the mean gap, from ``pooled_tokens`` tokens on, and the mean
-    mantissa error, from ``pooled_groups`` groups on, against the limits of so many tokens and
-    chunks.
+    What adds up is held against the limits of so many tokens and chunks: how many tokens are
+    how far off, the sum of their gaps, the mean mantissa error.
     """
     malformed = sum(bool(evidence.malformed) for evidence in pool)
     if malformed:
         return _rejected(Reason.MALFORMED_PROOF, malformed, 0)
-    tokens = sum(evidence.tokens for evidence in pool)
-    if tokens <= 0:
+    if sum(evidence.tokens for evidence in pool) <= 0:
         return Judgement(Verdict.INCONCLUSIVE, Reason.NO_TOKENS)
-    mismatches = sum(evidence.draw_mismatches for evidence in pool)
-    allowed = poisson_limit(limits.mismatch_share * tokens, limits.false_alarm)
-    if not mismatches <= allowed:
-        return _rejected(Reason.DRAW_MISMATCHES, mismatches, allowed)
-    if tokens >= limits.pooled_tokens:
-        gap = sum(evidence.gap_mean * evidence.tokens for evidence in pool) / tokens
-        limit = limits.gap_limit(tokens)
-        if not gap <= limit:
-            return _rejected(Reason.DRAW_GAPS, gap, limit)
-    if len(pool) >= limits.pooled_groups:
-        chunks = sum(evidence.chunks for evidence in pool)
-        total = sum(evidence.mantissa_mean * evidence.chunks for evidence in pool)
-        limit = limits.mantissa_limit(chunks)
-        if not total <= limit * chunks:
-            return _rejected(Reason.MANTISSA_MEAN, total / chunks if chunks else total, limit)
+    chunks = sum(evidence.chunks for evidence in pool)
+    total = sum(evidence.mantissa_mean * evidence.chunks for evidence in pool)
+    limit = limits.mantissa_limit(chunks)
+    if not total <= limit * chunks:
+        return _rejected(Reason.MANTISSA_MEAN, total / chunks if chunks else total, limit)
+    return _judge_draws(pool, limits, POOL_CHANCE)
+
+
+def judge_draws(pool: Sequence[Evidence], limits: Limits) -> Judgement:
+    """Judge several submissions of one worker by their draws together; each was judged by
+    itself as well."""
+    return _judge_draws(pool, limits, POOL_CHANCE)
+
+
+def _judge_draws(pool: Sequence[Evidence], limits: Limits, chance: float) -> Judgement:
+    """By how many tokens are how far off, and by the sum of gaps; each test rejects honest work
+    with this chance at most."""
+    tokens = sum(evidence.tokens for evidence in pool)
+    total = sum(evidence.gap_mean * evidence.tokens for evidence in pool)
+    limit = limits.gap_limit(tokens, chance)
+    if not total <= limit:
+        return _rejected(Reason.DRAW_GAPS, total / tokens, limit / tokens)
+    for step, allowed in limits.off_limits(tokens, chance).items():
+        count = sum(evidence.off[LADDER.index(step)] for evidence in pool)
+        if not count <= allowed:
+            return _rejected(Reason.DRAW_MISMATCHES, count, allowed)
     return ACCEPTED
 
 

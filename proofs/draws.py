@@ -33,6 +33,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from proofs.checks import LADDER, LARGEST
 from proofs.sampling import DrawRule, Words, gumbel, noise_bits, uniforms
 
 Logits: TypeAlias = NDArray[np.floating]
@@ -170,11 +171,10 @@ class DrawStatistics:
         self,
         temperature: float,
         rule: DrawRule = DrawRule.CDF,
-        mismatch_distance: float = 0.0,
     ) -> None:
         self._temperature = temperature
         self._rule = rule
-        self._mismatch_distance = mismatch_distance
+        self._off = np.zeros(len(LADDER), dtype=np.int64)
         self._excess = 0.0
         self._variance = 0.0
         self._gaps = 0.0
@@ -182,29 +182,38 @@ class DrawStatistics:
         """Rows so far."""
         self.distance = 0.0
         """The largest."""
-        self.mismatches = 0
-        """Tokens that the seed does not give; rule CDF: those at more than
-        ``mismatch_distance``."""
         self.gap_max = 0.0
         """The largest."""
+        self._largest = np.empty(0)
 
     def add(
         self, logits: Logits, tokens: Sequence[int] | NDArray[np.integer], words: Words
     ) -> NDArray[np.float64]:
         """Take one block of rows into account; return the log-probs of its tokens."""
         seen = replay(logits, tokens, words, self._temperature, self._rule)
-        counts = seen.mismatch
-        if self._rule is DrawRule.CDF:
-            # not a distance within the limit: NaN, too, counts
-            counts = counts & ~(seen.distance <= self._mismatch_distance)
+        off = seen.distance if self._rule is DrawRule.CDF else seen.gap
         self.tokens += len(seen.logprob)
-        self.mismatches += int(np.count_nonzero(counts))
+        # not within a step: NaN, too, counts
+        self._off += [np.count_nonzero(~(off <= step)) for step in LADDER]
+        far = np.sort(np.concatenate([self._largest, off[~(off <= LADDER[0])]]))
+        self._largest = far[::-1][:LARGEST]
         self.distance = _larger(self.distance, seen.distance)
         self.gap_max = _larger(self.gap_max, seen.gap)
         self._gaps += float(seen.gap.sum())
         self._excess += float((-seen.logprob - seen.entropy).sum())
         self._variance += float(seen.variance.sum())
         return seen.logprob
+
+    @property
+    def off(self) -> tuple[int, ...]:
+        """How many tokens are further off than each step of `proofs.checks.LADDER`."""
+        return tuple(self._off.tolist())
+
+    @property
+    def largest(self) -> tuple[float, ...]:
+        """The `proofs.checks.LARGEST` that are furthest off, the furthest first; none that is
+        within the first step."""
+        return tuple(self._largest.tolist())
 
     @property
     def gap_mean(self) -> float:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -28,9 +29,20 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
-from proofs.checks import Limits
+from proofs.checks import FALSE_REJECTIONS, Limits
 from proofs.sampling import DrawRule
-from roles.calibrate.limits import fit, loosest, rejected_groups, rejected_pools, to_toml
+from roles.calibrate.limits import (
+    Rate,
+    check_enough,
+    fit,
+    loosest,
+    record_to_toml,
+    rejected_groups,
+    rejected_pools,
+    resampled,
+    sum_rates,
+    to_toml,
+)
 from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_tasks
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.engines.base import GroupTask, Sampling
@@ -41,14 +53,15 @@ from roles.envs.client import setup_of
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.ration import interrupted
 from roles.envs.text import TextModel
-from roles.models.bundle import end_tokens, read_config
+from roles.models.bundle import end_tokens, pin_folder, read_config
 from roles.models.trial import try_tokenizer
 from roles.rl.recipe import Recipe
 from roles.run import Run, decode_run_untrusted
-from roles.run.core.file import MAX_RUN
+from roles.run.core.file import MAX_RUN, Calibration, Model
 
 MIN_SEQUENCES: Final = 64
-"""Below it there is no pool of 16 groups in either half."""
+"""Below it there is no pool of 16 groups in either half. Limits that are written take more:
+`roles.calibrate.limits.MIN_TOKENS`."""
 MAX_SEQUENCES: Final = 1 << 20
 """A million: a day's work of a small model."""
 CHEAT_SHARE: Final = 4
@@ -63,7 +76,7 @@ STEP_RATE: Final = 2e-5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print a table, write ``[limits]``.
+    """Measure, print a table, write ``[limits]`` and ``[calibration]``.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
@@ -112,19 +125,48 @@ def _parser() -> argparse.ArgumentParser:
         "--sequences", type=whole_number(MIN_SEQUENCES, MAX_SEQUENCES), default=1024
     )
     parser.add_argument("--json", action="store_true", help="figures for machines")
-    parser.add_argument("--out", type=Path, help="where [limits] go; - is standard output")
+    parser.add_argument(
+        "--out", type=Path, help="where [limits] and [calibration] go; - is standard output"
+    )
     return parser
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is calibrated."""
+
+    model: Model
+    """As the run has it, or would."""
+    config: EngineConfig
+    setup: EnvironmentSetup
+
+    def record(self, options: argparse.Namespace, tokens: int, held_out: Rate) -> Calibration:
+        """What the run file will say of it. ``held_out`` are honest submissions."""
+        today = datetime.datetime.now(datetime.UTC).date()
+        return Calibration(
+            model=self.model.digest,
+            dtype=self.config.dtype,
+            draw=self.config.draw,
+            generators=tuple(options.generator),
+            validators=tuple(options.validator),
+            environments={part.name: part.weight for part in self.setup.parts},
+            tokens=tokens,
+            submissions=held_out.of,
+            rejected=held_out.rejected,
+            date=today.isoformat(),
+        )
 
 
 def _calibrate(options: argparse.Namespace) -> None:
     if options.policy is not None and not options.policy.exists():
         raise ConfigError(f"--policy {options.policy} is not there")
-    config, setup = _from_run(options) if options.run else _from_model(options)
+    subject = _from_run(options) if options.run else _from_model(options)
+    config = subject.config
     recipe = config.recipe
     groups = max(32, -(-options.sequences // recipe.group_size))
-    prompts = _prompts(setup, groups)
+    prompts = _prompts(subject.setup, groups)
     sampling = Sampling(
-        recipe.temperature, recipe.max_new_tokens, recipe.group_size, 0.0, recipe.proof_values
+        recipe.temperature, recipe.max_new_tokens, recipe.group_size, recipe.proof_values
     )
     console = Console(stderr=options.json or str(options.out) == "-")
     with tempfile.TemporaryDirectory() as folder, Progress(console=console) as bar:
@@ -151,26 +193,29 @@ def _calibrate(options: argparse.Namespace) -> None:
             for generator, validator in pairs
         }
         tasks = make_tasks(prompts, recipe.group_size, "honest")
-        limits, fitted = _fit(benches, tasks[::2], config.draw)
+        fitted = [bench.honest(tasks[::2]) for bench in benches.values()]
+        limits = _fit(fitted, config, is_written=options.out is not None)
         dishonest = make_tasks(few, recipe.group_size, "cheat")
-        ways = _judge(benches, limits, tasks[1::2], dishonest, others)
+        ways = _judge(benches, tasks[1::2], dishonest, others)
     rows = [_row(pair, way, limits) for pair, way in ways]
-    held_out = (way for _, way in ways if way.name == HELD_OUT)
+    held_out = [way for _, way in ways if way.name == HELD_OUT]
     tokens = sum(one.tokens for way in (*fitted, *held_out) for one in way.evidence)
-    _report(options, config, limits, rows, tokens, console)
+    honest = _honest(held_out, limits, recipe.submission, tokens)
+    _report(options, subject, limits, rows, honest, console)
 
 
-def _fit(
-    benches: Mapping[str, WorkBench], tasks: Sequence[GroupTask], rule: DrawRule
-) -> tuple[Limits, list[Measured]]:
-    """Limits for every pair of engines, and the honest work that they come from."""
-    fitted = [bench.honest(tasks) for bench in benches.values()]
-    return loosest([fit(one.evidence, rule) for one in fitted]), fitted
+def _fit(fitted: Sequence[Measured], config: EngineConfig, *, is_written: bool) -> Limits:
+    """Limits for every pair of engines. Raises `ConfigError` if they are to be written, and
+    this is too little work to fit them to."""
+    if is_written:
+        for one in fitted:
+            check_enough(one.evidence)
+    groups = config.recipe.submission
+    return loosest([fit(one.evidence, config.draw, groups) for one in fitted])
 
 
 def _judge(
     benches: Mapping[str, WorkBench],
-    limits: Limits,
     honest: Sequence[GroupTask],
     dishonest: Sequence[GroupTask],
     others: Sequence[tuple[str, Path]],
@@ -179,7 +224,6 @@ def _judge(
     they are wrong, so honest work is other work."""
     ways = list[tuple[str, Measured]]()
     for pair, bench in benches.items():
-        bench.count_beyond(limits.mismatch_distance)
         ways.append((pair, replace(bench.honest(honest), name=HELD_OUT)))
         ways += [(pair, way) for way in bench.cheats(dishonest, others)]
     return ways
@@ -195,17 +239,17 @@ def _prompts(setup: EnvironmentSetup, count: int) -> list[tuple[int, ...]]:
         return [mix.task(number.to_bytes(32, "big")).prompt for number in range(count)]
 
 
-def _from_run(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSetup]:
+def _from_run(options: argparse.Namespace) -> Subject:
     with options.run.open("rb") as file:
         run: Run = decode_run_untrusted(file.read(MAX_RUN + 1))
     run.check_environments()
     if run.terms.model.base and options.model is None:
         raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
     folder = str(options.model) if run.terms.model.base else None
-    return run.engine_config(), setup_of(run, MachineLimits(), folder)
+    return Subject(run.terms.model, run.engine_config(), setup_of(run, MachineLimits(), folder))
 
 
-def _from_model(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentSetup]:
+def _from_model(options: argparse.Namespace) -> Subject:
     if options.model is None:
         raise ConfigError("say what to calibrate: --run FILE, or --model DIR")
     model = read_config(options.model)
@@ -229,7 +273,14 @@ def _from_model(options: argparse.Namespace) -> tuple[EngineConfig, EnvironmentS
         context=model.context,
         max_new_tokens=recipe.max_new_tokens,
     )
-    return config, EnvironmentSetup(parts=(EnvironmentPart(name=options.env),), model=text)
+    pinned = Model(
+        shape=model.shape,
+        base=pin_folder(options.model),
+        end_tokens=ends,
+        context=model.context,
+    )
+    setup = EnvironmentSetup(parts=(EnvironmentPart(name=options.env),), model=text)
+    return Subject(pinned, config, setup)
 
 
 def _warmed_up(engine: LocalEngine, folder: Path) -> Path:
@@ -257,39 +308,69 @@ def _other_weights(
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Honest:
+    """How often the limits refuse honest work that they were not fitted to."""
+
+    tokens: int
+    """Honest ones, with those that limits were fitted to."""
+    apart: Rate
+    """Submissions that share no group."""
+    again: Rate
+    """Submissions drawn from all groups again and again."""
+
+    def lines(self, groups: int) -> Iterator[str]:
+        """For people."""
+        yield (
+            f"{self.tokens:,} honest tokens. Of {self.again.of:,} submissions of {groups}"
+            f" groups, drawn again and again from those held out, {self.again.rejected} are"
+            f" refused; of {self.apart.of} that share no group {self.apart.rejected}: at most"
+            f" {100 * self.apart.bound:.2g} % of submissions are (95 % confidence)."
+        )
+        yield f"By the fit it is 1 honest submission in {1 / FALSE_REJECTIONS:,.0f}."
+
+
+def _honest(ways: Sequence[Measured], limits: Limits, groups: int, tokens: int) -> Honest:
+    apart = [rejected_pools(way.evidence, limits, groups) for way in ways]
+    again = [resampled(way.evidence, limits, groups) for way in ways]
+    return Honest(tokens, sum_rates(apart), sum_rates(again))
+
+
 def _report(
     options: argparse.Namespace,
-    config: EngineConfig,
+    subject: Subject,
     limits: Limits,
     rows: Sequence[dict[str, object]],
-    tokens: int,
+    honest: Honest,
     console: Console,
 ) -> None:
+    config = subject.config
     pairs = list(dict.fromkeys(str(row["pair"]) for row in rows))
     what = f"{config.dtype.value}, {config.draw.value}, {config.recipe.proof_values} values"
     if options.json:
         table = {
             "what": what,
             "pairs": pairs,
-            "tokens": tokens,
+            "tokens": honest.tokens,
             "limits": asdict(limits),
+            "submissions": {
+                "groups": config.recipe.submission,
+                "apart": asdict(honest.apart),
+                "drawn_again": asdict(honest.again),
+                "rejected_at_most": honest.apart.bound,
+                "promised": FALSE_REJECTIONS,
+            },
             "ways": rows,
         }
         write_text("--json", Path("-"), json.dumps(table) + "\n")
     else:
         for pair in pairs:
             console.print(_table([row for row in rows if row["pair"] == pair], pair))
-        console.print(f"{what}: {tokens:,} honest tokens.")
-        held_out = [row for row in rows if row["way"] == HELD_OUT]
-        bound = 100 * max(float(row["groups_bound"]) for row in held_out)  # type: ignore[arg-type]
-        console.print(
-            f"Of honest groups at most {bound:.2g} % are rejected (95 % confidence,"
-            f" {held_out[0]['groups']} groups held out{' of each pair' * (len(pairs) > 1)}).",
-            soft_wrap=True,
-        )
+        for line in (f"{what}.", *honest.lines(config.recipe.submission)):
+            console.print(line, soft_wrap=True, highlight=False)
     if options.out is not None:
-        note = f"# shoal calibrate: {', '.join(pairs)}; {what}, {tokens} honest tokens\n"
-        write_text("--out", options.out, note + to_toml(limits))
+        record = subject.record(options, honest.tokens, honest.apart)
+        write_text("--out", options.out, f"{to_toml(limits)}\n{record_to_toml(record)}")
 
 
 def _row(pair: str, way: Measured, limits: Limits) -> dict[str, object]:
@@ -307,9 +388,8 @@ def _row(pair: str, way: Measured, limits: Limits) -> dict[str, object]:
         "distance": max(one.draw_distance for one in evidence),
         "gap": max(one.gap_max for one in evidence),
         "gap_mean": sum(one.gap_mean * one.tokens for one in evidence) / tokens,
-        "off": sum(one.draw_mismatches for one in evidence) / tokens,
+        "off": sum(one.off[0] for one in evidence) / tokens,
         "groups_rejected": groups.share,
-        "groups_bound": groups.bound,
         "pools_rejected": pools.share,
         "pools": pools.of,
     }

@@ -1,35 +1,70 @@
-"""Limits from what honest work was measured to be, and how often they are wrong."""
+"""Limits from what honest work was measured to be, and how often they are wrong.
+
+Theory of operation
+-------------------
+A limit is for what one submission in 10,000 shows (`proofs.checks.FALSE_REJECTIONS`, shared out
+over all tests), and no calibration draws so many. So limits are not the largest that was seen,
+with a margin: the largest values are fitted, and the fit is read off at the chance that is
+promised. The largest honest gaps fall exponentially; where they spread more than that, they are
+fitted by a generalised Pareto distribution. What is one number a group is taken to fall
+exponentially. Shares and scales are upper confidence bounds, for they come from samples.
+
+What was fitted says nothing about how often it is wrong: that is counted on other work, in
+submissions that are drawn from it again and again (`resampled`).
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from statistics import fmean, pstdev
+from enum import Enum
+from random import Random
+from statistics import fmean, pvariance
 from typing import Final
 
-from proofs.checks import MEAN_POWER, Evidence, Limits, Verdict, judge, judge_pool
+from p2p.errors import ConfigError
+from proofs.checks import (
+    LADDER,
+    MEAN_POWER,
+    OVERDISPERSION,
+    POOL_CHANCE,
+    Evidence,
+    Limits,
+    Verdict,
+    judge,
+    judge_pool,
+)
 from proofs.sampling import DrawRule
+from roles.run.core.file import Calibration
 
-MARGIN: Final = 1.5
-"""By how much a limit exceeds the largest honest value: what was seen of some hundred groups is
-not the largest there is. Between 1.5 and the next cheat there is a factor of 1,000 in float32;
-in bfloat16 weights one step old begin at 1.2 to 1.5 times the honest maximum, and means over
-many chunks tell those apart. Of a mean's largest deviation from the honest mean the same."""
-POOL_MARGIN: Final = 6.0
-"""Standard deviations of a mean gap over a pool that its limit is above the honest mean: one in
-a thousand million, if it were normal."""
+TAIL: Final = 128
+"""Least number of largest values that a tail is fitted to: they give its scale within 9 %."""
+RAREST: Final = 1 / 256
+"""Share of all tokens that those are: what is more frequent is body, and falls faster. In
+bfloat16 honest gaps are exponential from 0.1 on, beyond which 1 token in 260 lies."""
+MIN_TOKENS: Final = round(TAIL / RAREST)
+"""32,768 honest tokens to fit to, or no limit of a noisy dtype is written. The hard bound is
+then extrapolated by a factor of a million, and its scale's error is in it."""
+MIN_GROUPS: Final = 256
+"""Honest groups, for what is one number a group: the largest 32 of them are its tail."""
+GROUP_TAIL: Final = 8
+"""One group in so many is in the tail that is fitted."""
 MEAN_MARGIN: Final = 1.2
 """By how much the mean mantissa error of very many chunks, and the mean gap of tokens, may
-exceed those measured: other questions, and another engine, had 0.95 to 1.1 times the error
-(`proofs.checks.Limits`)."""
+exceed those measured: other questions, and another engine, had 0.95 to 1.1 times the error."""
 POOL: Final = 16
-"""Groups of the pools whose share of rejections is reported: a submission's, as it should be in
-bfloat16."""
+"""Groups of the pools whose share of rejections is reported of cheats: two submissions of
+eight, or one as it should be in bfloat16."""
+RESAMPLED: Final = 2000
+"""Honest submissions that are drawn from the groups that were held out."""
 CONFIDENCE: Final = 0.95
-"""Of all bounds that are reported."""
+"""Of all bounds that are reported, and of scales."""
+CONFIDENT: Final = 1.645
+"""Standard deviations above the mean of a normal distribution, with `CONFIDENCE`."""
 SHARE_CONFIDENCE: Final = 0.98
-"""That the honest share of mismatches is below the limit's."""
+"""That the honest share of tokens that are so far off is below the limit's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,43 +88,117 @@ class Rate:
         return f"{100 * self.share:.0f} %" if self.of else "-"
 
 
-def fit(honest: Sequence[Evidence], rule: DrawRule) -> Limits:
-    """Limits that all of this honest evidence, and most that was not seen, is within.
+def check_enough(honest: Sequence[Evidence]) -> None:
+    """Raise `ConfigError` if this is too little honest work to fit limits to.
+
+    Where nothing is off by more than rounding there is no tail to fit: the limits are those of
+    float32, and any number of tokens will do.
+    """
+    tokens = sum(one.tokens for one in honest)
+    if not any(one.off[0] for one in honest):
+        return
+    if tokens < MIN_TOKENS or len(honest) < MIN_GROUPS:
+        raise ConfigError(
+            f"{tokens:,} honest tokens in {len(honest)} groups are too few to fit limits to: a"
+            f" hard bound that refuses one submission in {1 / POOL_CHANCE:,.0f} is extrapolated"
+            f" from the {TAIL} largest gaps of {MIN_TOKENS:,} tokens at least, in {MIN_GROUPS}"
+            " groups, and half of all honest work is held out: take"
+            f" {_factor(tokens, len(honest)):.1f} times as many --sequences"
+        )
+
+
+def _factor(tokens: int, groups: int) -> float:
+    return math.ceil(11 * max(MIN_TOKENS / tokens, MIN_GROUPS / groups)) / 10
+
+
+def fit(honest: Sequence[Evidence], rule: DrawRule, groups: int) -> Limits:
+    """Limits that refuse one honest submission of ``groups`` groups in 10,000.
 
     No limit is below that of the preset for float32, whose values are rounding errors.
     """
     floor = Limits.fp32()
     tokens = sum(one.tokens for one in honest)
 
-    def above(value: Callable[[Evidence], float]) -> float:
-        return MARGIN * max(map(value, honest))
+    def of_group(value: Callable[[Evidence], float]) -> float:
+        of = len(honest)
+        return extrapolate(
+            map(value, honest), of, POOL_CHANCE / groups, max(2, of // GROUP_TAIL)
+        )
 
-    mean, deviation = _mantissas(honest)
-    pooled_mean = max(floor.pooled_mantissa_mean, MEAN_MARGIN * mean)
-    gap, gap_spread = _moments([one.gap_mean for one in honest])
-    distance = above(lambda one: one.draw_distance)
-    counted = sum(one.draw_mismatches for one in honest) if rule is DrawRule.GUMBEL else 0
-    pooled_tokens = floor.pooled_tokens
-    # of a pool of so many tokens, where a group has so many
-    gap_error = gap_spread * math.sqrt(tokens / len(honest) / pooled_tokens)
+    chunks = sum(one.chunks for one in honest)
+    mantissa = sum(one.mantissa_mean * one.chunks for one in honest) / chunks
+    pooled = max(floor.pooled_mantissa_mean, MEAN_MARGIN * mantissa)
+    above = of_group(
+        lambda one: max(
+            one.mantissa_worst - pooled, (one.mantissa_mean - pooled) * one.chunks**MEAN_POWER
+        )
+    )
+    chance = POOL_CHANCE / (groups * tokens / len(honest))
+    furthest = [off for one in honest for off in one.largest]
+    tail = max(TAIL, round(RAREST * tokens))
+    hard = extrapolate(furthest, tokens, chance, tail)
+    distance, gap = (hard, 0.0) if rule is DrawRule.CDF else (0.0, hard)
+    mean = sum(one.gap_mean * one.tokens for one in honest) / tokens
     return Limits(
         exponent_mismatches=max(
-            floor.exponent_mismatches, math.ceil(above(lambda one: one.exponent_mismatches))
+            floor.exponent_mismatches, math.ceil(of_group(lambda one: one.exponent_mismatches))
         ),
-        mantissa_mean=max(floor.mantissa_mean, pooled_mean + MARGIN * deviation),
-        mantissa_median=float(math.ceil(above(lambda one: one.mantissa_median))),
-        mismatch_distance=max(floor.mismatch_distance, distance),
+        mantissa_mean=max(floor.mantissa_mean, pooled + above),
+        mantissa_median=float(math.ceil(of_group(lambda one: one.mantissa_median))),
         draw_distance=max(floor.draw_distance, distance),
-        gap_max=max(floor.gap_max, above(lambda one: one.gap_max)),
-        mismatch_share=max(floor.mismatch_share, poisson_bound(counted) / tokens),
-        surprise=max(floor.surprise, above(lambda one: abs(one.surprise))),
-        pooled_mantissa_mean=pooled_mean,
-        # at `pooled_tokens` the limit is twice this
-        pooled_gap_mean=max(
-            floor.pooled_gap_mean, MEAN_MARGIN * gap, (gap + POOL_MARGIN * gap_error) / 2
-        ),
-        pooled_tokens=pooled_tokens,
+        gap_max=max(floor.gap_max, gap),
+        off=_shares(honest, tokens),
+        gap_mean=max(floor.gap_mean, MEAN_MARGIN * mean),
+        gap_scale=max(floor.gap_scale, tail_scale(furthest, tail)),
+        surprise=max(floor.surprise, of_group(lambda one: abs(one.surprise))),
+        pooled_mantissa_mean=pooled,
     )
+
+
+def _shares(honest: Sequence[Evidence], tokens: int) -> tuple[tuple[float, float], ...]:
+    """Upper bounds of the shares that are further off than each step; of exact numerics those
+    of float32."""
+    counts = [sum(one.off[step] for one in honest) for step in range(len(LADDER))]
+    floor = Limits.fp32().off
+    if not any(counts):
+        return tuple((step, max(share, poisson_bound(0) / tokens)) for step, share in floor)
+    clumps = (OVERDISPERSION * poisson_bound(round(n / OVERDISPERSION)) for n in counts)
+    return tuple((step, many / tokens) for step, many in zip(LADDER, clumps, strict=True))
+
+
+def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> float:
+    """What a value exceeds with this chance, by the ``tail`` largest ``values`` of ``of``."""
+    threshold, excesses = _tail(values, tail)
+    mean = _upper_mean(excesses)
+    beyond = len(excesses) / (of * chance)
+    if not mean or beyond <= 1:
+        return threshold
+    shape, spread = 0.0, pvariance(excesses)
+    if spread and len(excesses) >= TAIL:  # fewer say too little about their spread
+        shape = (1 - fmean(excesses) ** 2 / spread) / 2
+    if shape * math.log(beyond) < 1e-6:
+        return threshold + mean * math.log(beyond)
+    return threshold + mean * (1.0 - shape) / shape * math.expm1(shape * math.log(beyond))
+
+
+def tail_scale(values: Iterable[float], tail: int) -> float:
+    """How far, in the mean, the largest values lie beyond the least of them; 0 of none."""
+    return _upper_mean(_tail(values, tail)[1])
+
+
+def _tail(values: Iterable[float], tail: int) -> tuple[float, list[float]]:
+    largest = sorted(values, reverse=True)[: tail + 1]
+    if not largest:
+        return 0.0, []
+    *above, threshold = largest
+    return threshold, [value - threshold for value in above]
+
+
+def _upper_mean(excesses: Sequence[float]) -> float:
+    """An upper confidence bound of the mean of exponential values."""
+    if not excesses:
+        return 0.0
+    return fmean(excesses) * (1 + CONFIDENT / math.sqrt(len(excesses)))
 
 
 def loosest(found: Sequence[Limits]) -> Limits:
@@ -100,32 +209,26 @@ def loosest(found: Sequence[Limits]) -> Limits:
     cheat would claim the one whose limits are widest. So those must find cheats out anyway, and
     narrower ones for others would only refuse more honest work (figures: docs/design.md).
     """
-    return Limits(
-        **{
-            field.name: (min if field.name in _LOW_IS_LOOSE else max)(
-                getattr(one, field.name) for one in found
-            )
-            for field in fields(Limits)
-        }
-    )
+    steps = [dict(one.off) for one in found]
+    # A step that one of them does not hold against anything is held against nothing.
+    shared = sorted(set.intersection(*map(set, steps)))
+    widest = {
+        field.name: (min if field.name in _LOW_IS_LOOSE else max)(
+            getattr(one, field.name) for one in found
+        )
+        for field in fields(Limits)
+        if field.name != "off"
+    }
+    off = tuple((step, max(one[step] for one in steps)) for step in shared)
+    return Limits(**widest, off=off)
 
 
-_LOW_IS_LOOSE: Final = frozenset({"end_probability", "false_alarm"})
+_LOW_IS_LOOSE: Final = frozenset({"end_probability"})
 
 
-def _mantissas(honest: Sequence[Evidence]) -> tuple[float, float]:
-    """Mean error of all chunks; the largest deviation from it, that of a group's mean as if it
-    were of one chunk (`proofs.checks.Limits.mantissa_limit`)."""
-    chunks = sum(one.chunks for one in honest)
-    mean = sum(one.mantissa_mean * one.chunks for one in honest) / chunks
-    return mean, max(
-        max(one.mantissa_worst - mean, (one.mantissa_mean - mean) * one.chunks**MEAN_POWER)
-        for one in honest
-    )
-
-
-def _moments(values: Sequence[float]) -> tuple[float, float]:
-    return fmean(values), pstdev(values)
+def sum_rates(rates: Sequence[Rate]) -> Rate:
+    """Of all of them together."""
+    return Rate(sum(one.rejected for one in rates), sum(one.of for one in rates))
 
 
 def rejected_groups(evidence: Sequence[Evidence], limits: Limits) -> Rate:
@@ -134,11 +237,30 @@ def rejected_groups(evidence: Sequence[Evidence], limits: Limits) -> Rate:
     return Rate(verdicts.count(Verdict.REJECTED), len(verdicts))
 
 
-def rejected_pools(evidence: Sequence[Evidence], limits: Limits) -> Rate:
-    """Submissions of `POOL` groups that are rejected, for a group or as a whole."""
-    pools = [evidence[at : at + POOL] for at in range(0, len(evidence) - POOL + 1, POOL)]
+def rejected_pools(evidence: Sequence[Evidence], limits: Limits, size: int = POOL) -> Rate:
+    """Submissions of ``size`` groups that are rejected, for a group or as a whole."""
+    starts = range(0, len(evidence) - size + 1, size)
+    return _rejected([evidence[at : at + size] for at in starts], limits)
+
+
+def resampled(
+    evidence: Sequence[Evidence], limits: Limits, size: int, count: int = RESAMPLED
+) -> Rate:
+    """Of ``count`` submissions of ``size`` different groups, drawn from these: those that are
+    rejected."""
+    rng = Random(0)
+    pools = [rng.sample(evidence, min(size, len(evidence))) for _ in range(count)]
+    return _rejected(pools, limits)
+
+
+def _rejected(pools: Sequence[Sequence[Evidence]], limits: Limits) -> Rate:
+    alone = {
+        id(one): judge(one, limits).verdict is Verdict.REJECTED
+        for pool in pools
+        for one in pool
+    }
     rejected = [
-        rejected_groups(pool, limits).rejected > 0
+        any(alone[id(one)] for one in pool)
         or judge_pool(pool, limits).verdict is Verdict.REJECTED
         for pool in pools
     ]
@@ -184,7 +306,29 @@ def to_toml(limits: Limits) -> str:
     lines = ["[limits]"]
     for field in fields(limits):
         value = getattr(limits, field.name)
-        lines.append(f"{field.name} = {value if isinstance(value, int) else _rounded(value)}")
+        if field.name == "off":
+            pairs = ", ".join(f"[{step!r}, {_rounded(share)}]" for step, share in value)
+            lines.append(f"off = [{pairs}]")
+        else:
+            text = value if isinstance(value, int) else _rounded(value)
+            lines.append(f"{field.name} = {text}")
+    return "\n".join(lines) + "\n"
+
+
+def record_to_toml(record: Calibration) -> str:
+    """A ``[calibration]`` table for a draft."""
+    lines = ["[calibration]"]
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Mapping):
+            pairs = ", ".join(f"{json.dumps(key)} = {one!r}" for key, one in value.items())
+            lines.append(f"{field.name} = {{ {pairs} }}")
+            continue
+        if isinstance(value, bytes):
+            value = value.hex()
+        if isinstance(value, Enum):
+            value = value.value
+        lines.append(f"{field.name} = {json.dumps(value)}")
     return "\n".join(lines) + "\n"
 
 

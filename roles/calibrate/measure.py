@@ -57,11 +57,6 @@ class WorkBench:
         self._policy = policy
         self._progress = progress
 
-    def count_beyond(self, distance: float) -> None:
-        """From now on a token counts as off beyond this distance only: nothing else says how
-        far honest ones may be, so the first look counts all."""
-        self._sampling = replace(self._sampling, mismatch_distance=distance)
-
     def honest(self, tasks: Sequence[GroupTask]) -> Measured:
         """As the run prescribes."""
         return self._measure("honest", tasks, self._policy, self._as_prescribed)

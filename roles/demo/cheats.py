@@ -252,10 +252,11 @@ def _widened(limits: Limits) -> Limits:
         mantissa_mean=widen(limits.mantissa_mean),
         mantissa_median=widen(limits.mantissa_median),
         draw_distance=widen(limits.draw_distance),
-        mismatch_share=widen(limits.mismatch_share),
+        off=tuple((step, widen(share)) for step, share in limits.off),
         end_probability=limits.end_probability / MARGIN,
         surprise=widen(limits.surprise),
         gap_max=widen(limits.gap_max),
+        gap_mean=widen(limits.gap_mean),
+        gap_scale=widen(limits.gap_scale),
         pooled_mantissa_mean=widen(limits.pooled_mantissa_mean),
-        pooled_gap_mean=widen(limits.pooled_gap_mean),
     )

@@ -87,11 +87,8 @@ class Show:
 
 # Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
 # and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
-# median group, and eight groups are judged at a time. And 120,000 honest answers end with a
-# token of probability 1e-6 once in eight runs, while the seeded draw already decides.
-DEMO_LIMITS: Final = replace(
-    Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3, end_probability=1e-12
-)
+# median group, and eight groups are judged at a time.
+DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3)
 
 SORTING: Final = Show(
     environment="sort",
@@ -161,7 +158,7 @@ def arithmetic(folder: Path) -> Show:
             end_tokens=tuple(dict.fromkeys(ends)),
         ),
         recipe=LANGUAGE_RECIPE,
-        limits=replace(Limits.fp32(), end_probability=1e-12),
+        limits=Limits.fp32(),
         promise=ARITHMETIC_PROMISE,
         # What is not solved once in eight answers teaches nothing, and costs as much:
         # subtraction (0.02 sampled) and sums of three (0.06) are measured, not trained.

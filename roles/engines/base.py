@@ -40,9 +40,6 @@ class Sampling:
     group_size: int
     """Completions per task."""
 
-    mismatch_distance: float = 1e-5
-    """`proofs.checks.Limits.mismatch_distance` of the run: what a scorer counts by."""
-
     proof_values: int = 62
     """`roles.rl.recipe.Recipe.proof_values` of the run."""
 

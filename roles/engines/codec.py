@@ -135,13 +135,24 @@ def decode_training(record: bytes) -> TrainingGroup:
 
 def encode_scored(scored: Scored) -> bytes:
     """A record of a content file."""
-    return _pack([astuple(scored.evidence), scored.logprobs])
+    return _pack([evidence_to_wire(scored.evidence), scored.logprobs])
 
 
 def decode_scored(record: bytes) -> Scored:
     """What `encode_scored` made."""
     evidence, logprobs = msgpack.unpackb(record)
-    return Scored(Evidence(*evidence), logprobs)
+    return Scored(evidence_from_wire(evidence), logprobs)
+
+
+def evidence_to_wire(evidence: Evidence) -> list[object]:
+    """Its fields, in order."""
+    return list(astuple(evidence))
+
+
+def evidence_from_wire(values: Sequence[Any]) -> Evidence:
+    """What `evidence_to_wire` made, lists where there were tuples."""
+    fields: list[Any] = [tuple(one) if isinstance(one, list) else one for one in values]
+    return Evidence(*fields)
 
 
 def encode_answers(answers: Answers) -> bytes:

@@ -30,7 +30,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World
-from proofs.checks import Evidence
+from proofs.checks import LADDER, Evidence
 from roles.engines import safetensors
 from roles.engines.base import (
     Answers,
@@ -370,7 +370,7 @@ def _evidence(policy: FakePolicy, honest: Group, claimed: Group) -> Evidence:
         mantissa_mean=mantissa,
         mantissa_median=round(mantissa),
         draw_distance=_FOREIGN_DRAW if mismatches else 0.0,
-        draw_mismatches=mismatches,
+        off=(mismatches,) * len(LADDER),
         gap_mean=0.0,
         gap_max=0.0,
         end_probability=1.0,

@@ -59,7 +59,7 @@ class GroupReplay:
             (np.array(self._lengths) < sampling.max_new_tokens)
             & np.isin(self._tokens[last], list(end_tokens))
         ]
-        self._draws = DrawStatistics(sampling.temperature, rule, sampling.mismatch_distance)
+        self._draws = DrawStatistics(sampling.temperature, rule)
         self._logprobs = np.empty(len(self._tokens))
         self.activations = [toploc.TopValues(sampling.proof_values) for _ in group.completions]
         """One for each completion: takes the hidden states behind its tokens (the head's
@@ -97,13 +97,14 @@ class GroupReplay:
             mantissa_mean=mean,
             mantissa_median=activations.mantissa_median,
             draw_distance=self._draws.distance,
-            draw_mismatches=self._draws.mismatches,
+            off=self._draws.off,
             gap_mean=self._draws.gap_mean,
             gap_max=self._draws.gap_max,
             end_probability=float(np.exp(self._logprobs[self._ended]).min(initial=1.0)),
             surprise=self._draws.surprise,
             mantissa_worst=activations.mantissa_mean,
             chunks=chunks,
+            largest=self._draws.largest,
         )
         return Scored(evidence, pack_logprobs(self._logprobs))
 

@@ -6,6 +6,22 @@ roles.run`` is the owner's command line, which completes and signs a draft, and 
 document. A node calls `open_run`, a role `run_of`.
 """
 
-from roles.run.core.file import Run, Terms, decode_run_untrusted, open_run, run_of, sign_run
+from roles.run.core.file import (
+    Calibration,
+    Run,
+    Terms,
+    decode_run_untrusted,
+    open_run,
+    run_of,
+    sign_run,
+)
 
-__all__ = ["Run", "Terms", "decode_run_untrusted", "open_run", "run_of", "sign_run"]
+__all__ = [
+    "Calibration",
+    "Run",
+    "Terms",
+    "decode_run_untrusted",
+    "open_run",
+    "run_of",
+    "sign_run",
+]

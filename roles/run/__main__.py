@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import sys
@@ -26,7 +27,7 @@ from p2p.node.usage import (
 from p2p.wire import MIB
 from proofs.checks import Limits
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
-from roles.run.draft import read_draft
+from roles.run.draft import check_calibrated, read_draft
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,6 +49,11 @@ def _main(argv: Sequence[str] | None) -> int:
     create.add_argument(
         "--out", type=Path, required=True, help="where the signed document goes"
     )
+    create.add_argument(
+        "--uncalibrated",
+        action="store_true",
+        help="sign a run in bfloat16 with limits that were measured on no model",
+    )
     show = commands.add_parser("show", help="check a document and print it")
     show.add_argument("document", type=Path)
     show.add_argument("--json", action="store_true", help="the whole table, for machines")
@@ -57,7 +63,7 @@ def _main(argv: Sequence[str] | None) -> int:
             check_target("--out", options.out, text=False)
             check_target("--key", options.key, text=False)
             check_key_place(options.key)
-            run = _create(options.draft, options.key, options.out)
+            run = _create(options)
             print(_summary(run))  # noqa: T201 - this is the result
         else:
             run = _load(options.document)
@@ -71,10 +77,13 @@ def _main(argv: Sequence[str] | None) -> int:
     return 0
 
 
-def _create(draft: Path, key: Path, out: Path) -> Run:
+def _create(options: argparse.Namespace) -> Run:
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
-    run = sign_run(read_draft(load_toml(draft), str(draft), now), load_or_create_key(key))
-    out.write_bytes(run.document)
+    terms = read_draft(load_toml(options.draft), str(options.draft), now)
+    if not options.uncalibrated:
+        check_calibrated(terms)
+    run = sign_run(terms, load_or_create_key(options.key))
+    options.out.write_bytes(run.document)
     return run
 
 
@@ -95,7 +104,7 @@ def _summary(run: Run) -> str:
             f" {', '.join(pin.name for pin in run.terms.environments)}"
         ),
         *_base(run),
-        *_limits(run),
+        f"limits      {_limits(run)}",
         f"admission   {run.terms.admission.mode.value}",
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
@@ -111,9 +120,21 @@ def _base(run: Run) -> Iterator[str]:
         yield f"base        {names} ({size:,.0f} MiB)"
 
 
-def _limits(run: Run) -> Iterator[str]:
-    if run.terms.limits == Limits.bf16():
-        yield "limits      the bf16 preset; `shoal calibrate --run` measures this run's own"
+def _limits(run: Run) -> str:
+    record = run.terms.calibration
+    if record is None:
+        presets = {"fp32": Limits.fp32(), "bf16": Limits.bf16()}
+        names = [
+            f"the {name} preset" for name, one in presets.items() if one == run.terms.limits
+        ]
+        return f"uncalibrated: {', '.join(names) or 'as the draft says'}"
+    return (
+        f"calibrated {record.date} on {record.tokens:,} tokens of model"
+        f" {record.model.hex()[:12]} ({record.dtype.value}, {record.draw.value},"
+        f" {', '.join(record.environments)}; {'/'.join(record.generators)} to"
+        f" {'/'.join(record.validators)}): {record.rejected} of {record.submissions:,} honest"
+        " submissions refused"
+    )
 
 
 def _as_json(run: Run) -> str:

@@ -19,7 +19,14 @@ from roles.envs.base import environment_digest, make_environment
 from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.rl.recipe import Recipe
-from roles.run.core.file import AdmissionRules, Delivery, EnvironmentPin, Model, Terms
+from roles.run.core.file import (
+    AdmissionRules,
+    Calibration,
+    Delivery,
+    EnvironmentPin,
+    Model,
+    Terms,
+)
 
 DAY: Final = 24 * 3600
 """Seconds."""
@@ -100,6 +107,10 @@ class Draft:
     """Differences from ``preset`` (``fp32`` or ``bf16``; left out: by the model's dtype) of
     `proofs.checks.Limits`."""
 
+    calibration: Mapping[str, object] | None = None
+    """What ``limits`` were measured on: the table that ``shoal calibrate`` writes beside
+    them, with the digest of the model in hexadecimal."""
+
     delivery: Delivery = field(default_factory=Delivery)
     """How policies travel."""
 
@@ -131,6 +142,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             recipe=draft.recipe,
             limits=_limits(dict(draft.limits), model.dtype, f"{where}: limits"),
             delivery=draft.delivery,
+            calibration=_calibration(draft.calibration, f"{where}: calibration"),
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
@@ -165,6 +177,33 @@ def _environment(value: object, where: str) -> DraftEnvironment:
     return read_table(
         DraftEnvironment, {"name": value} if isinstance(value, str) else value, where
     )
+
+
+def check_calibrated(terms: Terms) -> None:
+    """Raise `ConfigError` if these limits were not measured where they must be.
+
+    In float32 honest errors are rounding errors, whatever the model, and the preset is
+    measured. In bfloat16 they depend on model, task and engines.
+    """
+    if terms.model.dtype is not Dtype.FLOAT32 and terms.calibration is None:
+        raise ConfigError(
+            f"run {terms.name!r} computes in {terms.model.dtype.value}, and its limits were"
+            " measured on no model: they may refuse honest work, or let an older policy"
+            " through. Put the tables [limits] and [calibration] that shoal calibrate writes"
+            " into the draft, or pass --uncalibrated"
+        )
+
+
+def _calibration(table: Mapping[str, object] | None, where: str) -> Calibration | None:
+    """Digests, which TOML has no type for, are written in hexadecimal."""
+    if table is None:
+        return None
+    digest = table.get("model")
+    try:
+        model = bytes.fromhex(digest) if isinstance(digest, str) else digest
+    except ValueError as error:
+        raise ConfigError(f"{where}: model is no digest in hexadecimal") from error
+    return read_table(Calibration, {**table, "model": model}, where)
 
 
 def _limits(table: dict[str, object], dtype: Dtype, where: str) -> Limits:

@@ -12,6 +12,7 @@ import logging
 from typing import Final
 
 from p2p.errors import BadMessage
+from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
@@ -32,6 +33,7 @@ from roles.protocol.core.messages import (
 )
 from roles.run import Run
 from roles.shared.standing import RoleStanding
+from roles.validator.history import DrawHistory
 from roles.validator.verdicts import Job, Ruling
 
 logger = logging.getLogger(__name__)
@@ -61,6 +63,7 @@ class Replayer:
         """The policy in the engine."""
         self._policy = b""
         """Digest of what is loaded."""
+        self._history = DrawHistory()
 
     @property
     def writes_waiting(self) -> int:
@@ -115,7 +118,7 @@ class Replayer:
             await self._load(commitment.version, policy, weights)
             replayed = [task for _, task in tasks]
             judgement, logprobs = await self._replay(
-                replayed, groups, is_suspect=job.is_suspect
+                replayed, groups, commitment.node, is_suspect=job.is_suspect
             )
         return await self._conclude(commitment, judgement, logprobs, tasks, groups)
 
@@ -138,7 +141,12 @@ class Replayer:
         return groups, check_shapes(groups, self._run.shape())
 
     async def _replay(
-        self, tasks: list[GroupTask], groups: tuple[Group, ...], *, is_suspect: bool
+        self,
+        tasks: list[GroupTask],
+        groups: tuple[Group, ...],
+        worker: PeerId,
+        *,
+        is_suspect: bool,
     ) -> tuple[Judgement, bytes]:
         """Run the model over the groups and hold what it says against the limits; its log-probs
         of all tokens.
@@ -164,7 +172,11 @@ class Replayer:
             judgement = judge_all([scored[place].evidence for place in sorted(scored)], limits)
             if judgement.verdict is not Verdict.ACCEPTED:
                 return judgement, b""
-        return judgement, b"".join(scored[place].logprobs for place in sorted(scored))
+        whole = [scored[place] for place in sorted(scored)]
+        judgement = self._history.judge(worker, [one.evidence for one in whole], limits)
+        if judgement.verdict is not Verdict.ACCEPTED:
+            return judgement, b""
+        return judgement, b"".join(one.logprobs for one in whole)
 
     async def _conclude(
         self,

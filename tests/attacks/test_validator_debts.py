@@ -29,6 +29,7 @@ from roles.validator.core.fair_queue import (
     FairQueue,
 )
 from roles.validator.judge import Judge
+from roles.validator.history import DrawHistory
 from roles.validator.replay import Replayer
 from roles.validator.session import VERDICT_KIND, ValidatorSession
 from roles.validator.stats import ValidatorStats
@@ -171,7 +172,7 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
     """
     evidence = Evidence(
         tokens=1, malformed="", exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0,
-        draw_distance=0.0, draw_mismatches=0, gap_mean=0.0, gap_max=0.0, end_probability=1.0,
+        draw_distance=0.0, off=(0,) * 5, gap_mean=0.0, gap_max=0.0, end_probability=1.0,
         surprise=0.0, mantissa_worst=0.0, chunks=1.0,
     )  # fmt: skip
 
@@ -184,10 +185,13 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
     replayer._standing = SimpleNamespace(run=SimpleNamespace(terms=terms))
     replayer._node = SimpleNamespace(world=SimpleNamespace(buggify=lambda _: False))
     replayer._engine, replayer._rng = SimpleNamespace(score=score), random.Random(5)
+    replayer._history = DrawHistory()
     tasks = [GroupTask(number, (1,), ()) for number in range(8)]
     groups = tuple(Group(number, ()) for number in range(8))
     for _ in range(16):
-        judgement, logprobs = await replayer._replay(tasks, groups, is_suspect=is_suspect)
+        judgement, logprobs = await replayer._replay(
+            tasks, groups, WORKER, is_suspect=is_suspect
+        )
         assert judgement.verdict is Verdict.ACCEPTED
         assert logprobs == bytes(range(8))
 

@@ -24,6 +24,7 @@ from proofs import (
     replay,
     verify,
 )
+from proofs.checks import LADDER
 
 ROWS = np.random.default_rng(0).standard_normal((33, 16), dtype=np.float32)
 WIDE = np.random.default_rng(1).standard_normal((32, 2100), dtype=np.float32)
@@ -128,7 +129,7 @@ def test_arbitrary_evidence(
         mantissa_mean=mean,
         mantissa_median=median,
         draw_distance=distance,
-        draw_mismatches=mismatches,
+        off=(mismatches,) * len(LADDER),
         gap_mean=gap,
         gap_max=gap_max,
         end_probability=end,

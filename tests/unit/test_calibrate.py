@@ -12,16 +12,22 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from p2p.errors import ConfigError
-from proofs.checks import Evidence, Limits
+from proofs.checks import FALSE_REJECTIONS, LADDER, LARGEST, Evidence, Limits
 from proofs.sampling import DrawRule
 from roles.calibrate.command import main
 from roles.calibrate.limits import (
+    MIN_GROUPS,
+    MIN_TOKENS,
+    RESAMPLED,
     binomial_bound,
+    check_enough,
+    extrapolate,
     fit,
     loosest,
     poisson_bound,
     rejected_groups,
     rejected_pools,
+    resampled,
     to_toml,
 )
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
@@ -29,62 +35,101 @@ from roles.engines.safetensors import RawTensor, decode_untrusted, encode
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe, WarmUp
 from roles.run import sign_run
-from roles.run.core.file import EnvironmentPin
-from roles.run.draft import read_draft
+from roles.run.core.file import EnvironmentPin, decode_run_untrusted
+from roles.run.draft import _calibration, read_draft
 from tests.unit.test_run_file import OWNER, TERMS, TRAINER, VALIDATOR
 
 
 def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:
-    """A group in bfloat16, with the figures of docs/protocols/sampling.md."""
+    """A group in bfloat16: 1.7 % of its tokens are off, with an exponential tail of 0.08, and
+    its mantissas as in docs/protocols/toploc.md."""
+    gaps = scale * rng.exponential(0.08, int(rng.poisson(300 * 0.017 * scale)))
+    mean = float(scale * rng.normal(1.4, 0.12))
     return Evidence(
         tokens=300,
         malformed="",
-        exponent_mismatches=int(rng.integers(0, 9)),
-        mantissa_mean=float(scale * rng.uniform(1.2, 1.9)),
+        exponent_mismatches=int(rng.poisson(3)),
+        mantissa_mean=mean,
         mantissa_median=1.0,
         draw_distance=0.0,
-        draw_mismatches=int(rng.poisson(3 * scale)),
-        gap_mean=float(scale * rng.uniform(0.0003, 0.0009)),
-        gap_max=float(scale * rng.uniform(0.01, 0.2)),
+        off=tuple(int((gaps > step).sum()) for step in LADDER),
+        gap_mean=float(gaps.sum() / 300),
+        gap_max=float(gaps.max(initial=0.0)),
         end_probability=1.0,
         surprise=float(rng.normal()),
-        mantissa_worst=float(scale * rng.uniform(1.9, 2.5)),
+        mantissa_worst=mean + float(rng.exponential(0.2)),
         chunks=8.0,
+        largest=tuple(sorted(gaps.tolist(), reverse=True)[:LARGEST]),
     )
 
 
 def test_limits_leave_honest_noise_in_and_what_is_twice_as_far_out() -> None:
+    """The largest of 77,000 tokens is 0.4 to 0.7, with or without a margin of 1.5 less than
+    what one submission in 10,000 shows."""
     rng = np.random.default_rng(0)
-    limits = fit([noisy(rng) for _ in range(64)], DrawRule.GUMBEL)
-    held_out = [noisy(rng) for _ in range(320)]
+    limits = fit([noisy(rng) for _ in range(256)], DrawRule.GUMBEL, 8)
+    held_out = [noisy(rng) for _ in range(4000)]
     assert rejected_groups(held_out, limits).rejected == 0
-    assert rejected_pools(held_out, limits).rejected == 0
+    assert rejected_pools(held_out, limits, 8).rejected == 0
+    assert resampled(held_out, limits, 8).rejected == 0
     assert rejected_pools([noisy(rng, 2.0) for _ in range(64)], limits).share == 1
-    assert 0.01 < limits.mismatch_share < 0.013
-    assert 1.5 < limits.pooled_mantissa_mean < 2.0
+    shares = dict(limits.off)
+    assert 0.016 < shares[1e-5] < 0.021
+    assert 1.6 < limits.pooled_mantissa_mean < 1.8
+    # 0.08 ln(share / chance): the chance of a token is one in 300 million
+    assert 1.2 < limits.gap_max < 2.5
+    assert 0.07 < limits.gap_scale < 0.11
+
+
+def test_a_tail_is_read_off_at_the_chance_that_is_promised() -> None:
+    """Of exponential values, and of values with a heavier tail."""
+    rng = np.random.default_rng(1)
+    values = rng.exponential(0.09, 100_000)
+    truth = 0.09 * np.log(1 / 1e-8)
+    assert truth < extrapolate(values, 100_000, 1e-8, 256) < 1.5 * truth
+    heavy = 0.09 / 0.2 * (rng.uniform(size=100_000) ** -0.2 - 1)
+    assert extrapolate(heavy, 100_000, 1e-8, 256) > 0.6 * 0.09 / 0.2 * (1e-8**-0.2 - 1)
+    assert extrapolate([], 1000, 1e-8, 256) == 0
+    assert extrapolate([0.5] * 300, 1000, 1e-8, 256) == 0.5
+
+
+def test_too_little_noisy_work_says_how_much_it_takes() -> None:
+    rng = np.random.default_rng(2)
+    few = [noisy(rng) for _ in range(40)]
+    with pytest.raises(
+        ConfigError, match=f"12,000 honest tokens in 40 .* {MIN_TOKENS:,} tokens"
+    ):
+        check_enough(few)
+    check_enough([replace(few[0], tokens=-(-MIN_TOKENS // MIN_GROUPS))] * MIN_GROUPS)
+    with pytest.raises(ConfigError, match="times as many --sequences"):
+        check_enough([replace(few[0], tokens=MIN_TOKENS)] * (MIN_GROUPS - 1))
+    check_enough([replace(few[0], off=(0,) * len(LADDER))])  # no tail to fit
 
 
 def test_limits_of_exact_numerics_are_those_of_float32() -> None:
     rng = np.random.default_rng(0)
     exact = replace(
         noisy(rng), exponent_mismatches=0, mantissa_mean=0.0, mantissa_median=0.0, gap_mean=0.0,
-        mantissa_worst=0.0, gap_max=0.0, draw_distance=1.3e-6, draw_mismatches=1, surprise=0.0,
+        mantissa_worst=0.0, gap_max=0.0, draw_distance=1.3e-6, surprise=0.0,
+        off=(0,) * len(LADDER), largest=(),
     )  # fmt: skip
-    limits = fit([exact] * 200, DrawRule.CDF)
-    assert limits == replace(Limits.fp32(), mismatch_share=poisson_bound(0) / 60_000) or (
-        limits == Limits.fp32()
-    )
-    assert fit([replace(exact, draw_distance=0.04)] * 8, DrawRule.CDF).mismatch_distance == (
-        pytest.approx(0.06)
-    )
+    assert fit([exact] * 200, DrawRule.CDF, 8) == Limits.fp32()
+    few = fit([exact] * 20, DrawRule.CDF, 8)  # of so few tokens a larger share is possible
+    assert few == replace(Limits.fp32(), off=((1e-5, poisson_bound(0) / 6000),))
+    far = replace(exact, off=(1, 0, 0, 0, 0), largest=(0.04,))
+    assert fit([far] * 300, DrawRule.CDF, 8).draw_distance == pytest.approx(0.04)
 
 
 def test_limits_of_several_pairs_let_in_what_each_lets_in() -> None:
-    wide, narrow = Limits.bf16(), replace(Limits.fp32(), end_probability=1e-12, surprise=30.0)
+    wide, narrow = Limits.bf16(), replace(Limits.fp32(), end_probability=1e-13, surprise=30.0)
     both = loosest([wide, narrow])
     assert both == loosest([narrow, wide])
-    assert both == replace(wide, end_probability=1e-12, surprise=30.0)
+    assert both == replace(
+        wide, end_probability=1e-13, surprise=30.0, off=((1e-5, dict(wide.off)[1e-5]),)
+    )
     assert loosest([wide]) == wide
+    other = replace(wide, off=((1e-5, 0.03), (0.4, 1e-4)))
+    assert loosest([wide, other]).off == ((1e-5, 0.03), (0.4, 2e-4))
 
 
 def test_bounds_are_those_of_the_books() -> None:
@@ -98,7 +143,7 @@ def test_bounds_are_those_of_the_books() -> None:
 
 def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() -> None:
     rng = np.random.default_rng(3)
-    limits = fit([noisy(rng) for _ in range(64)], DrawRule.GUMBEL)
+    limits = fit([noisy(rng) for _ in range(64)], DrawRule.GUMBEL, 8)
     table = tomllib.loads("# note\n" + to_toml(limits))["limits"]
     draft = {
         "name": "fitted",
@@ -107,8 +152,12 @@ def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() ->
         "limits": table,
     }
     read = asdict(read_draft(draft, "draft.toml", 0.0).limits)
-    for name, value in asdict(limits).items():
-        assert value <= read[name] <= 1.01 * value
+    pairs = zip(limits.off, read.pop("off"), strict=True)
+    for (step, share), (same, more) in pairs:
+        assert step == same
+        assert share <= more <= 1.01 * share
+    for name, value in read.items():
+        assert getattr(limits, name) <= value <= 1.01 * getattr(limits, name)
 
 
 # Weights of cheats
@@ -184,15 +233,28 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
     table = json.loads(capsys.readouterr().out)
     honest, *cheats = table["ways"]
     assert (honest["way"], honest["groups_rejected"]) == ("honest, held out", 0)
-    assert honest["groups_bound"] == pytest.approx(1 - 0.05 ** (1 / 32))
+    said = table["submissions"]
+    assert said["apart"] == {"rejected": 0, "of": 4}
+    assert said["rejected_at_most"] == pytest.approx(1 - 0.05 ** (1 / 4))
+    assert said["drawn_again"] == {"rejected": 0, "of": RESAMPLED}
+    assert said["promised"] == FALSE_REJECTIONS
     found = {row["way"]: row["pools_rejected"] for row in cheats}
     assert found == {
         "temperature 0.9": 1, "greedy": 1, "other seed": 1, "other prompt": 1, "best of 4": 1,
         "one step of 0.0008": 1, "int8 weights": 1, "fp8 weights": 1, "int4 weights": 1,
     }  # fmt: skip
-    assert Limits(**tomllib.loads(out.read_text())["limits"]).mantissa_mean == pytest.approx(
+    written = tomllib.loads(out.read_text())
+    assert written["limits"]["mantissa_mean"] == pytest.approx(
         table["limits"]["mantissa_mean"], rel=0.01
     )
+    run = decode_run_untrusted(run_file.read_bytes())
+    record = written["calibration"]
+    assert (record["model"], record["tokens"]) == (
+        run.terms.model.digest.hex(), table["tokens"],
+    )  # fmt: skip
+    assert (record["generators"], record["environments"]) == (["torch"], {"sort": 1.0})
+    again = replace(run.terms, calibration=_calibration(record, "limits.toml"))
+    assert sign_run(again, OWNER).terms.calibration == again.calibration
 
 
 @pytest.mark.parametrize(

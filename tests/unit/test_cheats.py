@@ -14,7 +14,7 @@ import pytest
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
-from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
+from proofs.checks import LADDER, Evidence, Limits, Verdict, judge, judge_pool
 from roles.demo.cheats import MARGIN, WARMTH, WAYS, CheatMode, CheatSession, must_fail
 from roles.demo.shows import DEMO_LIMITS
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
@@ -29,7 +29,7 @@ CLEAN = Evidence(
     mantissa_mean=0.0,
     mantissa_median=0.0,
     draw_distance=0.0,
-    draw_mismatches=0,
+    off=(0,) * len(LADDER),
     end_probability=1.0,
     gap_mean=0.0,
     gap_max=0.0,
@@ -37,11 +37,11 @@ CLEAN = Evidence(
     mantissa_worst=0.0,
     chunks=1.0,
 )
-SURE = replace(CLEAN, draw_mismatches=1, draw_distance=5e-5)
+SURE = replace(CLEAN, off=(1, 0, 0, 0, 0), draw_distance=5e-5)
 """Of a greedy answer under a policy that is nearly sure: within the limits, and rightly
 accepted.
 """
-CAUGHT = replace(CLEAN, draw_mismatches=400, draw_distance=0.4)
+CAUGHT = replace(CLEAN, off=(400, 300, 200, 100, 0), draw_distance=0.4)
 TASKS = [GroupTask(group=7, prompt=(1, 2), seeds=(bytes(32), bytes(32)))]
 
 

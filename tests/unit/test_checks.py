@@ -12,7 +12,16 @@ from hypothesis import given, settings, strategies as st
 
 import proofs
 from proofs import Evidence, Limits, Reason, Shape, Verdict, check_shape, judge, judge_pool
-from proofs.checks import Judgement, poisson_limit
+from proofs.checks import (
+    FALSE_REJECTIONS,
+    GROUP_CHANCE,
+    GROUPS,
+    LADDER,
+    POOL_CHANCE,
+    TESTS,
+    Judgement,
+    poisson_limit,
+)
 
 HONEST = Evidence(
     tokens=300,
@@ -21,7 +30,7 @@ HONEST = Evidence(
     mantissa_mean=0.0,
     mantissa_median=0.0,
     draw_distance=0.0,
-    draw_mismatches=0,
+    off=(0, 0, 0, 0, 0),
     gap_mean=0.0,
     gap_max=0.0,
     end_probability=1.0,
@@ -88,7 +97,7 @@ def test_honest_evidence_is_accepted(limits: Limits) -> None:
 
 VIOLATIONS = [
     ("malformed", "too short", Reason.MALFORMED_PROOF),
-    ("exponent_mismatches", 15, Reason.EXPONENTS),
+    ("exponent_mismatches", 23, Reason.EXPONENTS),
     ("mantissa_mean", 5.1, Reason.MANTISSA_MEAN),
     ("mantissa_mean", inf, Reason.MANTISSA_MEAN),
     ("mantissa_worst", 5.1, Reason.MANTISSA_CHUNK),
@@ -96,10 +105,13 @@ VIOLATIONS = [
     ("mantissa_median", 4.1, Reason.MANTISSA_MEDIAN),
     ("draw_distance", 0.16, Reason.DRAW_DISTANCE),
     ("draw_distance", inf, Reason.DRAW_DISTANCE),
-    ("gap_max", 0.91, Reason.DRAW_GAP),
+    ("gap_max", 1.51, Reason.DRAW_GAP),
     ("gap_max", inf, Reason.DRAW_GAP),
-    ("draw_mismatches", 24, Reason.DRAW_MISMATCHES),
-    ("end_probability", 1e-7, Reason.IMPROBABLE_END),
+    ("gap_mean", 0.02, Reason.DRAW_GAPS),
+    ("gap_mean", inf, Reason.DRAW_GAPS),
+    ("off", (40, 0, 0, 0, 0), Reason.DRAW_MISMATCHES),
+    ("off", (9, 9, 9, 9, 9), Reason.DRAW_MISMATCHES),
+    ("end_probability", 1e-13, Reason.IMPROBABLE_END),
     ("surprise", 21.0, Reason.SURPRISE),
     ("surprise", -21.0, Reason.SURPRISE),
 ]
@@ -115,10 +127,12 @@ def test_every_limit_bites(limits: Limits, field: str, value: Any, expected: Rea
 
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize(
-    "field", [f.name for f in fields(Evidence) if f.name not in ("tokens", "malformed")]
+    "field",
+    [f.name for f in fields(Evidence) if f.name not in ("tokens", "malformed", "largest")],
 )
 def test_nan_never_passes(limits: Limits, field: str) -> None:
-    assert judge(with_field(field, nan), limits).verdict is Verdict.REJECTED
+    value = (nan,) * len(LADDER) if field == "off" else nan
+    assert judge(with_field(field, value), limits).verdict is Verdict.REJECTED
 
 
 def test_fp32_is_tighter_than_bf16() -> None:
@@ -144,10 +158,17 @@ def test_a_judgement_says_what_decided_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"surprise": nan}, {"mantissa_mean": -1.0}, {"false_alarm": 0.0}]
+    "change",
+    [
+        {"surprise": nan},
+        {"mantissa_mean": -1.0},
+        {"off": ((0.05, -1.0),)},
+        {"off": ((0.3, 0.1),)},
+        {"off": ((0.05, 0.1), (0.05, 0.2))},
+    ],
 )
 def test_limits_are_checked_at_birth(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be from 0|false_alarm"):
+    with pytest.raises(ValueError, match=r"must be from 0|off has steps"):
         replace(Limits.fp32(), **change)
 
 
@@ -156,7 +177,7 @@ def test_limits_are_checked_at_birth(change: dict[str, Any]) -> None:
 
 def test_the_pool_catches_temperature_that_groups_do_not_show() -> None:
     """int8 weights in bfloat16: 4.8 % of tokens differ, 14 in each group of 300."""
-    group = replace(HONEST, draw_mismatches=14, gap_max=0.2)
+    group = replace(HONEST, off=(14, 0, 0, 0, 0), gap_max=0.2)
     assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
     assert reason(judge_pool([group] * 10, Limits.bf16())) is Reason.DRAW_MISMATCHES
 
@@ -196,19 +217,64 @@ def test_more_chunks_never_allow_more(fewer: float, more: float) -> None:
         )
 
 
-def test_gaps_count_where_there_are_enough_tokens_for_a_mean() -> None:
-    """Temperature 0.9 in bfloat16: a mean gap of 0.023; one token of an honest group may have
-    0.28."""
-    group = replace(HONEST, tokens=400, gap_mean=0.023, gap_max=0.4)
-    assert judge(group, Limits.bf16()).verdict is Verdict.ACCEPTED
-    assert reason(judge_pool([group] * 2, Limits.bf16())) is Reason.WITHIN_LIMITS
-    assert reason(judge_pool([group] * 3, Limits.bf16())) is Reason.DRAW_GAPS
-    assert reason(judge(replace(group, tokens=1000), Limits.bf16())) is Reason.DRAW_GAPS
-    sparse = replace(group, gap_mean=0.0)
-    assert reason(judge_pool([group, sparse, sparse], Limits.bf16())) is Reason.DRAW_GAPS
-    assert reason(judge_pool([sparse] * 3, Limits.bf16())) is Reason.WITHIN_LIMITS
-    nothing = replace(group, gap_mean=nan)
-    assert reason(judge_pool([nothing, sparse, sparse], Limits.bf16())) is Reason.DRAW_GAPS
+def test_the_sum_of_gaps_counts_however_few_the_tokens() -> None:
+    """Temperature 0.9 in bfloat16 has a mean gap of 0.023, and a worker that takes the token
+    that pays wherever a gap of 0.9 would let it has eight such gaps in 512 tokens: below 1,000
+    tokens neither was held against anything."""
+    limits = Limits.bf16()
+    warm = replace(HONEST, tokens=400, gap_mean=0.023, gap_max=0.4)
+    assert judge(warm, limits).reason is Reason.DRAW_GAPS
+    assert reason(judge_pool([replace(warm, tokens=200)] * 2, limits)) is Reason.DRAW_GAPS
+    steered = replace(HONEST, tokens=64, gap_mean=0.58 / 512 + 0.55 / 64, gap_max=0.89)
+    assert judge(steered, limits).verdict is Verdict.ACCEPTED
+    assert reason(judge_pool([steered] * 8, limits)) is Reason.DRAW_GAPS
+    honest = replace(HONEST, tokens=64, gap_mean=0.0012, gap_max=0.4)
+    assert reason(judge_pool([honest] * 8, limits)) is Reason.WITHIN_LIMITS
+    nothing = replace(honest, gap_mean=nan)
+    assert reason(judge_pool([nothing, honest], limits)) is Reason.DRAW_GAPS
+
+
+def test_honest_gaps_of_a_heavy_tail_are_accepted() -> None:
+    """SmolLM2 in bfloat16: 1.108 is the largest gap of 112 honest submissions, 0.926 of 1,400,
+    and the worst of those had 10 tokens beyond 0.1, 6 beyond 0.2, 2 beyond 0.4 and a sum of 2.5
+    (docs/tuning.md)."""
+    worst = replace(
+        HONEST, tokens=488, gap_max=1.108, gap_mean=2.5 / 488, off=(28, 19, 10, 6, 2)
+    )
+    assert judge(worst, Limits.bf16()).reason is Reason.WITHIN_LIMITS
+    assert reason(judge_pool([worst], Limits.bf16())) is Reason.WITHIN_LIMITS
+
+
+@pytest.mark.parametrize("tokens", [8, 100, 1000, 30_000])
+def test_a_sum_of_honest_gaps_exceeds_its_limit_no_more_often_than_is_promised(
+    tokens: int,
+) -> None:
+    """Gaps as the limits take them to be: Poisson many, exponentially large, in clumps."""
+    limits, rng = Limits.bf16(), np.random.default_rng(tokens)
+    many = rng.poisson(tokens * limits.gap_mean / limits.gap_scale, 20_000)
+    sums = rng.gamma(np.maximum(many, 1e-9), limits.gap_scale) * (many > 0)
+    shares = {}
+    for chance in (0.1, 0.01, 0.001):
+        shares[chance] = float((sums > limits.gap_limit(tokens, chance)).mean())
+        assert shares[chance] <= chance
+    assert limits.gap_limit(tokens, 0.1) < np.quantile(sums, 0.999) * 2 + limits.gap_scale
+
+
+@given(st.integers(0, 10**6), st.integers(1, 10**6))
+def test_more_tokens_allow_more_gaps_and_less_of_each(tokens: int, more: int) -> None:
+    for limits in LIMITS:
+        few, many = (limits.gap_limit(n, POOL_CHANCE) for n in (tokens, tokens + more))
+        assert few < many
+        assert not tokens or many / (tokens + more) < few / tokens
+        assert few <= limits.gap_limit(tokens, GROUP_CHANCE)
+
+
+def test_the_budget_of_false_rejections_is_shared_out() -> None:
+    """Every test of a pool and of each of its groups has its part, and all parts are one
+    promise."""
+    statistics = {f.name for f in fields(Evidence)} - {"tokens", "malformed", "largest"}
+    assert len(statistics) - 1 + len(LADDER) <= TESTS
+    assert pytest.approx(FALSE_REJECTIONS) == TESTS * (2 * POOL_CHANCE + GROUPS * GROUP_CHANCE)
 
 
 def test_an_honest_pool_is_accepted() -> None:
@@ -216,7 +282,7 @@ def test_an_honest_pool_is_accepted() -> None:
     pool = [
         replace(
             HONEST,
-            draw_mismatches=int(rng.poisson(0.3)),
+            off=(int(rng.poisson(3.0)), 0, 0, 0, 0),
             mantissa_mean=float(rng.uniform(0.1, 1.3)),
         )
         for _ in range(200)

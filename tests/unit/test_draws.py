@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from numpy.typing import NDArray
 
+from proofs.checks import LADDER, LARGEST
 from proofs.draws import DrawStatistics, Replay, draw, replay
 from proofs.sampling import DrawRule, Words, draw_words, gumbel, noise_bits, uniforms
 
@@ -191,13 +192,16 @@ def test_blocks_amount_to_the_whole(seed: int, sizes: list[int], rule: DrawRule)
         apart.append(parts.add(logits[at], tokens[at], words[at]))
         start += size
     assert np.allclose(np.concatenate(apart), together, rtol=0, atol=1e-6)
+    seen = replay(logits, tokens, words, 1.0, rule)
+    off = seen.distance if rule is DrawRule.CDF else seen.gap
     assert (
-        (parts.tokens, parts.mismatches)
-        == (whole.tokens, whole.mismatches)
-        == (
-            count,
-            int(replay(logits, tokens, words, 1.0, rule).mismatch.sum()),
-        )
+        (parts.tokens, parts.off[1:])
+        == (whole.tokens, whole.off[1:])
+        == (count, tuple(int((off > step).sum()) for step in LADDER[1:]))
+    )
+    assert parts.largest == pytest.approx(whole.largest, abs=1e-7)
+    assert parts.largest == pytest.approx(
+        np.sort(off[off > LADDER[0]])[::-1][:LARGEST], abs=1e-7
     )
     assert parts.distance == pytest.approx(whole.distance, abs=1e-7)
     assert parts.gap_max == pytest.approx(whole.gap_max, abs=1e-9)
@@ -254,17 +258,16 @@ def test_distance_by_hand() -> None:
 
 def test_near_numerics_are_near() -> None:
     """The noise of float32 decoding against prefill moves borders, and scores, by as little;
-    a token that it turns into another counts as a mismatch only beyond what is calibrated."""
+    a token that it turns into another is not off by more than the first step."""
     logits, words = scores(4000, vocabulary=500), words_of(4000)
     tokens = draw(logits, words, 1.0).tokens
     near = logits + np.float32(3e-6) * scores(4000, seed=1, vocabulary=500)
     seen = replay(near, tokens, words, 1.0)
-    assert 0 < seen.distance.max() < 1e-5
+    assert 0 < seen.distance.max() < LADDER[0]
     assert seen.mismatch.any()
-    for limit, mismatches in ((0.0, int(seen.mismatch.sum())), (1e-5, 0)):
-        statistics = DrawStatistics(1.0, CDF, limit)
-        statistics.add(near, tokens, words)
-        assert statistics.mismatches == mismatches
+    statistics = DrawStatistics(1.0, CDF)
+    statistics.add(near, tokens, words)
+    assert (sum(statistics.off), statistics.largest) == (0, ())
     by_noise = draw(logits, words, 1.0, GUMBEL).tokens
     assert replay(near, by_noise, words, 1.0, GUMBEL).gap.max() < 1e-4
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -15,7 +16,9 @@ from p2p.identity import KeyPair
 from p2p.node.admission import Capability
 from p2p.wire import pack, unpack_untrusted
 from proofs.checks import Limits
-from roles.engines.config import MachineLimits
+from proofs.sampling import DrawRule
+from roles.calibrate.limits import record_to_toml, to_toml
+from roles.engines.config import Dtype, MachineLimits
 from roles.envs.base import environment_digest
 from roles.envs.client import setup_of
 from roles.models.pin import FilePin
@@ -23,9 +26,11 @@ from roles.rl.recipe import Recipe
 from roles.run.__main__ import main
 from roles.run.core.file import (
     DOMAIN,
+    FORMAT,
     MAX_RUN,
     AdmissionMode,
     AdmissionRules,
+    Calibration,
     EnvironmentPin,
     Terms,
     decode_run_untrusted,
@@ -72,7 +77,7 @@ def test_every_flipped_byte_is_noticed() -> None:
 def _signed_table(table: dict[str, object]) -> bytes:
     body = pack({key: table[key] for key in sorted(table)})
     owner = OWNER.peer_id.digest
-    return pack([2, owner, body, OWNER.sign(DOMAIN, pack([2, owner, body]))])
+    return pack([FORMAT, owner, body, OWNER.sign(DOMAIN, pack([FORMAT, owner, body]))])
 
 
 def _table() -> dict[str, object]:
@@ -103,8 +108,8 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
 def test_a_future_format_says_so() -> None:
     document = unpack_untrusted(RUN.document)
     assert isinstance(document, list)
-    with pytest.raises(BadMessage, match="format 3"):
-        decode_run_untrusted(pack([3, *document[1:]]))
+    with pytest.raises(BadMessage, match=f"format {FORMAT + 1}"):
+        decode_run_untrusted(pack([FORMAT + 1, *document[1:]]))
 
 
 def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> None:
@@ -266,12 +271,19 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
         f'[model]\nbase = "{folder}"\ndraw = "gumbel"\ndtype = "bfloat16"\n'
         f'[[environments]]\nname = "math-exact"\ndata = "{questions}"\n'
     )
-    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
+    create = ["create", str(draft), "--key", str(key), "--out", str(out)]
+    assert main(create) == 2
+    error = capsys.readouterr().err
+    assert "computes in bfloat16, and its limits were measured on no model" in error
+    assert "shoal calibrate" in error
+    assert error.count("\n") == 1
+    assert not out.exists()
+    assert main([*create, "--uncalibrated"]) == 0
     written = capsys.readouterr().out
     assert main(["show", str(out)]) == 0
     assert capsys.readouterr().out == written
     assert "base        config.json, model.safetensors, tokenizer.json" in written
-    assert "limits      the bf16 preset; `shoal calibrate --run`" in written
+    assert "limits      uncalibrated: the bf16 preset" in written
     assert main(["show", str(out), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     base = {pin["name"]: pin["digest"] for pin in shown["model"]["base"]}
@@ -279,6 +291,89 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
     assert base["model.safetensors"] == hashlib.sha256(weights).hexdigest()
     (environment,) = shown["environments"]
     assert environment["data"]["digest"] == hashlib.sha256(b"content").hexdigest()
+
+
+RECORD = Calibration(
+    model=TERMS.model.digest,
+    dtype=Dtype.FLOAT32,
+    draw=DrawRule.CDF,
+    generators=("torch", "vllm"),
+    validators=("torch",),
+    environments={"sort": 1.0},
+    tokens=131_072,
+    submissions=64,
+    rejected=0,
+    date="2026-11-24",
+)
+
+
+def test_a_calibration_is_signed_with_the_run_and_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
+    peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
+    model = '[model]\ndtype = "bfloat16"\ndraw = "gumbel"\n'
+    in_bf16 = replace(RECORD, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
+    draft.write_text(
+        f'name = "mine"\n{peers}{to_toml(Limits.bf16())}{record_to_toml(in_bf16)}{model}'
+    )
+    assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
+    run = decode_run_untrusted(out.read_bytes())
+    assert (run.terms.calibration, run.terms.limits) == (in_bf16, Limits.bf16())
+    assert (
+        f"limits      calibrated 2026-11-24 on 131,072 tokens of model"
+        f" {TERMS.model.digest.hex()[:12]} (bfloat16, gumbel, sort; torch/vllm to torch): 0 of"
+        " 64 honest submissions refused"
+    ) in capsys.readouterr().out
+    assert main(["show", str(out), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["calibration"]["model"] == TERMS.model.digest.hex()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": bytes(32)}, "the calibration is of another model .000000000000, this run"),
+        (
+            {"dtype": Dtype.BFLOAT16},
+            "the calibration is of bfloat16 and the rule cdf, this run",
+        ),
+        ({"draw": DrawRule.GUMBEL}, "the calibration is of float32 and the rule gumbel, this"),
+    ],
+)
+def test_a_calibration_of_something_else_is_refused(
+    change: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ValueError, match=reason):
+        replace(TERMS, calibration=replace(RECORD, **change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": b"short"},
+        {"date": "yesterday"},
+        {"rejected": 65},
+        {"tokens": 0},
+        {"generators": ("a b",)},
+    ],
+)
+def test_a_calibration_is_checked_at_birth(change: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"calibration|must be from"):
+        replace(RECORD, **change)
+
+
+def test_the_digest_of_a_model_names_its_base_or_its_seed() -> None:
+    model = TERMS.model
+    assert replace(model, seed=1).digest != model.digest
+    pins = tuple(
+        FilePin(name=name, size=1, digest=bytes(32))
+        for name in ("config.json", "tokenizer.json")
+    )
+    based = replace(model, base=pins)
+    assert replace(based, seed=1, context=100).digest == based.digest != model.digest
+    other = (pins[0], replace(pins[1], digest=bytes(31) + b"1"))
+    assert replace(model, base=other).digest != based.digest
 
 
 @given(st.binary(max_size=300))

@@ -95,12 +95,11 @@ def validator_among(
 
 
 def run_sampling(run: Run) -> Sampling:
-    """How completions are drawn, proved and counted, as the run prescribes."""
+    """How completions are drawn and proved, as the run prescribes."""
     recipe = run.terms.recipe
     return Sampling(
         recipe.temperature,
         recipe.max_new_tokens,
         recipe.group_size,
-        run.terms.limits.mismatch_distance,
         recipe.proof_values,
     )

@@ -15,6 +15,7 @@ table of `Terms` with sorted keys, and the signature covers format, owner and te
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -50,9 +51,9 @@ from roles.shared.bounds import check_bounds
 from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason."""
+a reason. 3: `Limits` judge sums and counts of gaps, and `Calibration` says where from."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
 MAX_PEERS: Final = 1_024
@@ -77,6 +78,7 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**40
 """Seconds since 1970: the year 36812, and exact as a float."""
+_DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
 class AdmissionMode(Enum):
@@ -149,6 +151,62 @@ class Model:
             raise ValueError(
                 f"there is no engine {self.engine!r:.40}; there are {', '.join(ENGINES)}"
             )
+
+    @property
+    def digest(self) -> bytes:
+        """Names policy 0 (32 bytes): the files of the base, or the seed and shape of a model
+        that is warmed up. A calibration holds for no other."""
+        pins: list[object] = [write_table(pin) for pin in self.base]
+        of = pins or [self.seed, write_table(self.shape)]
+        return hashlib.sha256(pack([DOMAIN, _sorted(of)])).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What the limits of a run were measured on; written by ``shoal calibrate``."""
+
+    model: bytes
+    """`Model.digest` of what was calibrated."""
+
+    dtype: Dtype
+    """What was sampled and scored in."""
+
+    draw: DrawRule
+    """The rule by which tokens were drawn."""
+
+    generators: tuple[str, ...]
+    """Engines that drew."""
+
+    validators: tuple[str, ...]
+    """Engines that scored what each of those drew."""
+
+    environments: Mapping[str, float]
+    """Where the prompts came from, by weight."""
+
+    tokens: int
+    """Honest tokens, half of them to fit the limits to."""
+
+    submissions: int
+    """Honest submissions drawn from the other half, to count how many are refused."""
+
+    rejected: int
+    """So many were."""
+
+    date: str
+    """When: year-month-day."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, {"tokens": (1, 2**53), "submissions": (1, 2**53)})
+        check_bounds(self, {"rejected": (0, self.submissions)})
+        if len(self.model) != 32:
+            raise ValueError("the model of a calibration is a digest of 32 bytes")
+        if not _DATE.fullmatch(self.date):
+            raise ValueError(
+                f"the date of a calibration is like 2026-01-31, not {self.date!r:.40}"
+            )
+        names = (*self.generators, *self.validators, *self.environments)
+        if not all(NAME.fullmatch(name) for name in names):
+            raise ValueError(f"a calibration names engines and environments, not {names!r:.80}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,6 +300,9 @@ class Terms:
     delivery: Delivery = field(default_factory=Delivery)
     """How policies travel."""
 
+    calibration: Calibration | None = None
+    """Where the limits come from; None: from a preset, or from the owner's head."""
+
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
@@ -261,9 +322,25 @@ class Terms:
                 f" context of {self.model.context}: lower max_new_tokens in [recipe], or raise"
                 " context in [model]"
             )
+        if self.calibration is not None:
+            self._check_calibration(self.calibration)
         for names in (self.trainers, self.validators, self.admission.allowed):
             if len(names) > MAX_PEERS or len(set(names)) < len(names):
                 raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
+
+    def _check_calibration(self, record: Calibration) -> None:
+        """Limits hold for what they were measured on, and for nothing else."""
+        model, again = self.model, "run shoal calibrate on this run's model"
+        if record.model != model.digest:
+            raise ValueError(
+                f"the calibration is of another model ({record.model.hex()[:12]}, this run's is"
+                f" {model.digest.hex()[:12]}): {again}"
+            )
+        if (record.dtype, record.draw) != (model.dtype, model.draw):
+            raise ValueError(
+                f"the calibration is of {record.dtype.value} and the rule {record.draw.value},"
+                f" this run has {model.dtype.value} and {model.draw.value}: {again}"
+            )
 
     @property
     def work_size(self) -> WorkSize:
