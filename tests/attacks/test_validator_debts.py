@@ -28,8 +28,8 @@ from roles.validator.core.fair_queue import (
     STRANGERS_SHARE,
     FairQueue,
 )
-from roles.validator.judge import Judge
 from roles.validator.history import DrawHistory
+from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
 from roles.validator.session import VERDICT_KIND, ValidatorSession
 from roles.validator.stats import ValidatorStats
