@@ -10,9 +10,11 @@ few times: so it is read within a tenth of a second. The tree then is measured: 
 its numbers, how many terms and which degree its polynomials would have, were they multiplied
 out. Beyond a bound an answer is right only if it is written as the right one is.
 
-No path leads from an answer to Python's ``eval``. latex2sympy2 reads with a grammar of its own.
-math-verify reads what stands outside of LaTeX, digits and operators only, by sympy's
-``parse_expr``, which evaluates Python; `read_arithmetic` takes its place.
+No path leads from an answer to Python's ``eval``. latex2sympy2 reads with a grammar of its own,
+but both it and math-verify make numbers of texts by ``sympify``, and math-verify reads what
+stands outside of LaTeX, digits and operators only, by ``parse_expr``: both end in sympy's
+``parse_expr``, which evaluates Python. In the environment's process `read_arithmetic` takes its
+place.
 """
 
 from __future__ import annotations
@@ -199,11 +201,11 @@ def read_arithmetic(text: str, **_: object) -> Any:
     """A formula of numbers and operators, as sympy's ``parse_expr`` reads it without computing:
     by Python's grammar, none of whose code is made or run.
 
-    Raises ValueError or SyntaxError for what is none.
+    Raises SyntaxError for what is none, as that does.
     """
     text = text.strip()
     if not may_read(text):
-        raise ValueError("a formula that is not read")
+        raise SyntaxError("a formula that is not read")
     return _read(ast.parse(text, mode="eval").body, text)
 
 
@@ -228,4 +230,4 @@ def _read(node: ast.expr, text: str) -> Any:
                 second = sympy.Pow(second, sympy.Integer(-1), evaluate=False)
             make: Callable[..., Any] = getattr(sympy, _OPERATORS[type(sign)])
             return make(first, second, evaluate=False)
-    raise ValueError("no formula of numbers and operators")
+    raise SyntaxError("no formula of numbers and operators")

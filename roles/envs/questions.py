@@ -97,9 +97,12 @@ class MathEnvironment(ExactEnvironment):
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
         math_verify = importlib.import_module("math_verify")
-        # The one way from a text to Python's `eval`.
-        reader: Any = importlib.import_module("math_verify.parser")
-        reader.parse_expr = read_arithmetic
+        # sympy imports it late, and it reads formulas of its own with what is replaced below.
+        importlib.import_module("sympy.physics.units")
+        # The two names by which a text, if of digits, comes to Python's `eval`.
+        for name in ("math_verify.parser", "sympy.parsing.sympy_parser"):
+            reader: Any = importlib.import_module(name)
+            reader.parse_expr = read_arithmetic
         # It warns at each start that a caller without its time limit needs one: there is one.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse: Callable[..., list[Any]] = math_verify.parse

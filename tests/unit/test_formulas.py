@@ -189,7 +189,7 @@ def test_arithmetic_is_read_as_by_sympy(text: str) -> None:
     ["x", "f(1)", "(1)(2)", "'a'", "1 if 1 else 2", "[1]", "1//2", "1j", "9" * 50, "1;2"],
 )
 def test_what_is_no_arithmetic_is_refused(text: str) -> None:
-    with pytest.raises((ValueError, SyntaxError)):
+    with pytest.raises(SyntaxError):
         read_arithmetic(text)
 
 
@@ -217,11 +217,17 @@ def pay(texts):
 pay(["1/2", "$x^2$", "$y=x$", "$\\\\sqrt{2}$", "2*3"])  # imports what is imported late
 seen = []
 
-def watch(event, arguments):
-    if event == "compile" and arguments[1] == "<unknown>":
-        return  # Python's grammar alone: ast.parse
-    if event in ("exec", "compile", "os.system", "subprocess.Popen"):
-        seen.append([event, repr(arguments)[:80]])
+def watch(event, arguments):  # whatever is evaluated is compiled first
+    if event == "compile":
+        source, name = arguments[0], arguments[1]
+        source = source.decode() if isinstance(source, bytes) else str(source)
+        if name == "<unknown>" or not name.startswith("<"):
+            return  # Python's grammar alone (ast.parse); a module that is imported late
+        if source.startswith("def monomial_"):
+            return  # sympy writes loops out, for a number of variables
+        seen.append(source[:80])
+    elif event in ("os.system", "subprocess.Popen"):
+        seen.append(event)
 
 sys.addaudithook(watch)
 pay(texts)
