@@ -12,6 +12,7 @@ submission's way, in this order:
 * `core.sequence` knows which places in the draw order each node has filled, and so detects
   replays and gaps;
 * `replay` compares tasks, shapes and the model's evidence with the run's limits, and signs;
+* `history` holds the draws of its worker's last submissions against them together;
 * `session` makes the verdict durable, in the ledger;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 
