@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import resource
 import runpy
 import sys
 from dataclasses import asdict, dataclass
@@ -63,7 +62,7 @@ def main(argv: list[str]) -> None:
     limits = EntryLimits(**json.loads(argv[1]))
     module, rest = argv[2], argv[3:]
     for name, amount in limits.amounts.items():
-        _limit(getattr(resource, f"RLIMIT_{name}"), amount)
+        _limit(name, amount)
     if limits.user:
         os.setgroups([])
         os.setresgid(limits.user, limits.user, limits.user)
@@ -83,8 +82,11 @@ def main(argv: list[str]) -> None:
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _limit(kind: int, amount: int) -> None:
+def _limit(name: str, amount: int) -> None:
     """Never above what it is already: only root may raise it."""
+    import resource  # not at the top: Windows has none, and nodes import this to say so
+
+    kind: int = getattr(resource, f"RLIMIT_{name}")
     _, hard = resource.getrlimit(kind)
     if hard != resource.RLIM_INFINITY:
         amount = min(amount, hard)
