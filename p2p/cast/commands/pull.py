@@ -33,6 +33,7 @@ from p2p.policy import PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
 from p2p.shardcast.selection import Selection
 from p2p.swarm import open_host
+from p2p.world import World
 
 STATE: Final = ".shoal"
 """Where a puller keeps what it needs to go on: its key, and one link to each file."""
@@ -113,12 +114,15 @@ async def _pull(options: argparse.Namespace) -> None:
                 if not options.follow:
                     break
                 wanted = PolicyVersion(version + 1)
-            if options.seed:
-                teller.event(
-                    "passing_on", f"passing on for {options.seed:g} s more (Ctrl-C ends it)",
-                    seconds=options.seed,
-                )  # fmt: skip
-            await world.sleep(options.seed)
+            await _pass_on(world, options.seed, teller)
+
+
+async def _pass_on(world: World, seconds: float, teller: Teller) -> None:
+    """Serve others for a while after all is here, and say so."""
+    if seconds:
+        words = f"passing on for {seconds:g} s more (Ctrl-C ends it)"
+        teller.event("passing_on", words, seconds=seconds)
+    await world.sleep(seconds)
 
 
 async def _pull_some(
