@@ -8,6 +8,7 @@ computes the digest of code that a run pins, `data` reads the files that it pins
 
 These come with Shoal: `sort` for models without a base; `arithmetic`, `questions` (``math`` and
 ``math-exact``, from a file of this machine) and `gym` (reasoning-gym) for those with one.
+`formulas` says which answers to ``math`` are cheap enough to compute with.
 
 How data flows: seeds that no node chooses go in, tasks come out; completions go in, rewards
 come out, computed again by the validator and by the trainer.
