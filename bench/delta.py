@@ -63,7 +63,7 @@ class Coder:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A figure that issue 12 asks for."""
+    """A figure of docs/performance.md."""
 
     case: str
     subject: str

@@ -487,7 +487,7 @@ def outer_nodes(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def test_no_two_files_need_each_other_not_even_for_types() -> None:
-    """Issue 11.6: in a circle there is no first file to read."""
+    """In a circle there is no first file to read."""
     files = {module_of(path): path for path in SOURCES}
     graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
     assert {"p2p.host", "p2p.world"} <= graph["p2p.node.services"]

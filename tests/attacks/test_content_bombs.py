@@ -1,4 +1,4 @@
-"""Issue 9.13: bytes that cost more to decode than to send: refused while they are read, by
+"""Bytes that cost more to decode than to send: refused while they are read, by
 every parser.
 """
 

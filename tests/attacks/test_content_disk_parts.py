@@ -1,4 +1,4 @@
-"""Issue 9.4: each writer on a disk that refuses: what it does without, and how it goes on."""
+"""Each writer on a disk that refuses: what it does without, and how it goes on."""
 
 from __future__ import annotations
 

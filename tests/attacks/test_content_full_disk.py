@@ -1,4 +1,4 @@
-"""Issue 9.4: a full disk ends no node that can go on reading: relays and roles live on."""
+"""A full disk ends no node that can go on reading: relays and roles live on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 12.4: policies that are not what they seem, folders that are not either, disks that are
+"""Policies that are not what they seem, folders that are not either, disks that are
 too small.
 """
 

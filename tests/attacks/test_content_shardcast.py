@@ -1,4 +1,4 @@
-"""Issue 9.10, 9.13: what strangers can send to SHARDCAST costs memory, traffic and trust within
+"""What strangers can send to SHARDCAST costs memory, traffic and trust within
 bounds.
 """
 

@@ -1,4 +1,4 @@
-"""Issue 9.22: what a DHT node's answers may cost it, and that the honest get all of theirs."""
+"""What a DHT node's answers may cost it, and that the honest get all of theirs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 9.20: contacts at silent addresses hold the dial slots. Issue 9.21: dials to third
+"""Contacts at silent addresses hold the dial slots. Dials to third
 parties.
 """
 

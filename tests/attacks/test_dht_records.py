@@ -1,4 +1,4 @@
-"""What attackers do with records, beyond the list of Issue 9: fill a node, fill an answer, tire
+"""What attackers do with records: fill a node, fill an answer, tire
 a reader.
 """
 

@@ -1,4 +1,4 @@
-"""Issue 9.23: 64 publishers fill a run's key, so that its members cannot be found."""
+"""64 publishers fill a run's key, so that its members cannot be found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 9.18: who gets into a DHT node's routing table, and who is thrown out of it."""
+"""Who gets into a DHT node's routing table, and who is thrown out of it."""
 
 from __future__ import annotations
 

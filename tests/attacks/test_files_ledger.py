@@ -1,4 +1,4 @@
-"""Issue 10.8: a ledger whose files have changed opens with every acknowledged entry, or not at
+"""A ledger whose files have changed opens with every acknowledged entry, or not at
 all.
 """
 
@@ -129,7 +129,7 @@ def is_said(sentence: str) -> bool:
 async def test_no_change_of_any_file_cuts_an_acknowledged_entry(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Issue 10.8: exhaustive, 12,000 damages of a ledger of 5 entries in 2 segments."""
+    """Exhaustive, 12,000 damages of a ledger of 5 entries in 2 segments."""
     caplog.set_level(logging.ERROR)
     disk, told = await written(5, 400)
     assert len(disk.paths()) == 3
@@ -146,7 +146,7 @@ async def test_no_change_of_any_file_cuts_an_acknowledged_entry(
 
 
 async def test_a_long_ledger_is_cut_by_nothing_either(caplog: pytest.LogCaptureFixture) -> None:
-    """Issue 10.8: a length near the end cut up to 8 entries; rot and trailing zeros cut 300 of
+    """A length near the end cut up to 8 entries; rot and trailing zeros cut 300 of
     400.
     """
     caplog.set_level(logging.ERROR)
@@ -178,7 +178,7 @@ async def test_a_long_ledger_is_cut_by_nothing_either(caplog: pytest.LogCaptureF
 async def test_a_damaged_record_of_how_far_it_goes_is_made_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Issue 10.8: `synced` is needed to tell torn from rotten; a ledger that is neither does
+    """`synced` is needed to tell torn from rotten; a ledger that is neither does
     without.
     """
     disk, told = await written(5, 500)
@@ -205,7 +205,7 @@ async def test_a_damaged_record_of_how_far_it_goes_is_made_again(
 
 
 async def test_an_entry_that_rots_while_the_node_runs_is_not_handed_out() -> None:
-    """Issue 10.8: a flipped signature was read, served, and believed by this node."""
+    """A flipped signature was read, served, and believed by this node."""
     disk, _ = await written(5, 500)
     async with open_ledger(MemoryWorld(disk), config=LedgerConfig(segment_bytes=500)) as ledger:
         first: Ledger = ledger

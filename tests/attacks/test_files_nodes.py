@@ -1,4 +1,4 @@
-"""Issue 10.7: every file of a node, flipped, cut and removed: recovery, or a sentence with the
+"""Every file of a node, flipped, cut and removed: recovery, or a sentence with the
 remedy.
 """
 
@@ -159,7 +159,7 @@ def rows_of(name: str, harm: str, *, fatal: bool) -> list[Row]:
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("name", ["relay-1", "trainer-1", "validator-1", "inference-1"])
 def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
-    """Issue 10.7: nothing is lost but work, nothing honest is rejected, nothing is told
+    """Nothing is lost but work, nothing honest is rejected, nothing is told
     twice.
     """
     rows = rows_of(name, harm, fatal=False)
@@ -186,7 +186,7 @@ def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
 def test_a_node_that_cannot_go_on_says_what_to_do(
     name: str, row: Row, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.7: one sentence with the remedy, and no other kind of exception."""
+    """One sentence with the remedy, and no other kind of exception."""
 
     async def once(node: SimNode, process: NodeMain) -> None:
         await process(node)
@@ -204,7 +204,7 @@ def test_a_node_that_cannot_go_on_says_what_to_do(
 
 
 def test_each_file_of_the_table_has_a_test_and_each_test_a_row() -> None:
-    """Issue 10.7: what docs/running.md promises of a file is what is tried."""
+    """What docs/running.md promises of a file is what is tried."""
     here = Path(__file__).parent
     text = (here.parent.parent / "docs" / "running.md").read_text(encoding="utf-8")
     table = text.split("| file under DIR |", 1)[1].split("\n\n", 1)[0].splitlines()[2:]

@@ -1,4 +1,4 @@
-"""Issue 10.7: the files that a node needs before it can do anything: its key and its pinned run
+"""The files that a node needs before it can do anything: its key and its pinned run
 file.
 """
 
@@ -29,7 +29,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def test_no_bit_of_a_key_changes_unseen(tmp_path: Path) -> None:
-    """Issue 10.7: with one bit flipped the node was another peer, without a word."""
+    """With one bit flipped the node was another peer, without a word."""
     path = tmp_path / "key"
     key = load_or_create_key(path)
     data = path.read_bytes()
@@ -55,7 +55,7 @@ def test_no_bit_of_a_key_changes_unseen(tmp_path: Path) -> None:
 async def test_a_damaged_pin_is_replaced_by_the_person_only(
     data: bytes, tmp_path: Path
 ) -> None:
-    """Issue 10.7: an emptied one counted as none, and the next peer chose the run and its
+    """An emptied one counted as none, and the next peer chose the run and its
     owner.
     """
     (tmp_path / PATH).write_bytes(data)
@@ -69,7 +69,7 @@ async def test_a_damaged_pin_is_replaced_by_the_person_only(
 
 
 def test_a_key_that_is_damaged_ends_a_node_with_a_sentence(tmp_path: Path) -> None:
-    """Issue 10.7: exit code 1, the file, and what to do; no traceback."""
+    """Exit code 1, the file, and what to do; no traceback."""
     load_or_create_key(tmp_path / "key")
     data = (tmp_path / "key").read_bytes()
     (tmp_path / "key").write_bytes(flipped(data, 100))
@@ -83,7 +83,7 @@ def test_a_key_that_is_damaged_ends_a_node_with_a_sentence(tmp_path: Path) -> No
 
 
 def test_a_node_starts_whatever_became_of_its_lock_and_its_logs(tmp_path: Path) -> None:
-    """Issue 10.7: nothing is read from them. Exit code 0 when it is told to end."""
+    """Nothing is read from them. Exit code 0 when it is told to end."""
     (tmp_path / "run.shoal").write_bytes(RUN.document)
     names = ("lock", "log", "log.1")
     for name in names:

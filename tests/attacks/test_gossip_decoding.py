@@ -1,4 +1,4 @@
-"""Issue 9.12: what is in an RPC is counted while it is decoded, and one forgery ends it."""
+"""What is in an RPC is counted while it is decoded, and one forgery ends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 9.11: what a peer may make a node do in a second is bounded, whatever it sends."""
+"""What a peer may make a node do in a second is bounded, whatever it sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 9.17: ghosts in the mesh, and strangers who want to own it."""
+"""Ghosts in the mesh, and strangers who want to own it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Issue 9.25: what strangers fill is theirs: promises, seen ids, kept messages, penalties."""
+"""What strangers fill is theirs: promises, seen ids, kept messages, penalties."""
 
 from __future__ import annotations
 

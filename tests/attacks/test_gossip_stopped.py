@@ -1,4 +1,4 @@
-"""Issue 9.24: what waited while this process was stopped is held against no honest peer; and
+"""What waited while this process was stopped is held against no honest peer; and
 crashes.
 """
 

@@ -1,4 +1,4 @@
-"""Issue 9.19: strangers flush the address book. 9.20: they hold the dial slots. 9.21: they aim
+"""Strangers flush the address book. They hold the dial slots. They aim
 our dials.
 """
 
@@ -53,7 +53,7 @@ def ip4(number: int, port: int = 4001) -> Multiaddr:
 def test_strangers_push_out_neither_the_owners_nor_the_signed_addresses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 9.19: before, 10,000 strangers (40 s at 250 a second) flushed every address this
+    """Before, 10,000 strangers (40 s at 250 a second) flushed every address this
     node knew.
     """
     monkeypatch.setattr(peers_module, "MAX_PEERS", 500)
@@ -71,7 +71,7 @@ def test_strangers_push_out_neither_the_owners_nor_the_signed_addresses(
 
 
 def test_one_network_pushes_out_its_own_only() -> None:
-    """Issue 9.19: hearsay is bounded by network, so that one /24 cannot flush the rest."""
+    """Hearsay is bounded by network, so that one /24 cannot flush the rest."""
     book = AddressBook()
     book.add(peer_at(1), [ip4(1)], AddrSource.HEARSAY)
     for number in range(100, 12_000):
@@ -81,7 +81,7 @@ def test_one_network_pushes_out_its_own_only() -> None:
 
 
 def test_names_are_kept_on_the_owners_word_only() -> None:
-    """Issue 9.20: a stranger's DNS name is a thread of ours for as long as its server likes."""
+    """A stranger's DNS name is a thread of ours for as long as its server likes."""
     name = Multiaddr.parse("/dns4/slow.example/tcp/1")
     book = AddressBook()
     for source in (AddrSource.HEARSAY, AddrSource.SIGNED):
@@ -130,7 +130,7 @@ class SilentNetwork(MemoryNetwork):
 async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Issue 9.20: before, contacts at silent addresses held all slots: an honest dial took 20
+    """Before, contacts at silent addresses held all slots: an honest dial took 20
     to 60 s.
     """
     network = SilentNetwork()
@@ -156,7 +156,7 @@ async def test_silent_contacts_do_not_hold_up_a_dial_that_was_asked_for(
 async def test_one_target_is_dialled_a_few_times_however_many_name_it(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Issue 9.21: before, each visiting stranger made us dial eight addresses of its choice."""
+    """Before, each visiting stranger made us dial eight addresses of its choice."""
     network = SilentNetwork()
     async with open_host(network=network, listen=(), strict=True, config=QUIET) as host:
         async with trio.open_nursery() as nursery:
@@ -174,7 +174,7 @@ async def test_one_target_is_dialled_a_few_times_however_many_name_it(
 
 
 def test_targets_are_counted_by_host_and_network() -> None:
-    """Issue 9.21: failures fade, and a host that answers is never left alone."""
+    """Failures fade, and a host that answers is never left alone."""
     targets = DialTargets()
     group = group_of(Multiaddr.parse("/ip4/11.1.1.1/tcp/1"))
     for _ in range(100):
@@ -189,7 +189,7 @@ def test_targets_are_counted_by_host_and_network() -> None:
 
 
 async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
-    """Issue 9.21: before, a stranger made a public node dial its own loopback and its
+    """Before, a stranger made a public node dial its own loopback and its
     router.
     """
     near = [
@@ -209,7 +209,7 @@ async def test_a_stranger_names_no_private_place_to_a_public_node() -> None:
 
 
 async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 9.20: before, names without an answer filled trio's threads: a write waited 17.5
+    """Before, names without an answer filled trio's threads: a write waited 17.5
     s.
     """
     release = threading.Event()

@@ -1,4 +1,4 @@
-"""Issue 9, its rule: what goes wrong on a peer's behalf costs that peer, never the node."""
+"""What goes wrong on a peer's behalf costs that peer, never the node."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def echo(peer: PeerId, data: bytes) -> bytes:
 async def test_a_bug_that_a_peer_can_trigger_costs_that_peer_only(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 9.1 and 9.2 were two of these: before, each of them ended the node."""
+    """Two of these were seen: before, each of them ended the node."""
     network = MemoryNetwork()
     evil = KeyPair(b"\x66" * 32)
 
@@ -100,7 +100,7 @@ async def test_a_lane_that_a_peer_does_not_read_is_given_up(
 
 
 async def test_sending_never_raises_for_what_a_peer_did() -> None:
-    """Issue 9.2: timers send; what a peer did must not come out of `Host.send`."""
+    """Timers send; what a peer did must not come out of `Host.send`."""
     network = MemoryNetwork()
     events: list[PeerEvent] = []
     async with (

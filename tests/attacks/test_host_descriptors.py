@@ -1,4 +1,4 @@
-"""Issue 9.4: connections until there is no file descriptor left. Also: a key file that was left
+"""Connections until there is no file descriptor left. Also: a key file that was left
 behind.
 """
 
@@ -43,7 +43,7 @@ trio.run(main)
 
 
 async def test_a_node_survives_more_connections_than_it_has_descriptors() -> None:
-    """Issue 9.4: before, 1,008 connections to a process with 1,024 descriptors ended it within
+    """Before, 1,008 connections to a process with 1,024 descriptors ended it within
     4 s.
     """
     process = subprocess.Popen(  # noqa: ASYNC220 - starts at once
@@ -79,7 +79,7 @@ async def test_a_node_survives_more_connections_than_it_has_descriptors() -> Non
 async def test_no_socket_for_a_look_at_our_own_address_is_no_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 9.4: `Host.addrs` is asked in timers; an error there ended the node."""
+    """`Host.addrs` is asked in timers; an error there ended the node."""
     listener = await TcpNetwork().listen(Multiaddr.parse("/ip4/0.0.0.0/tcp/0"))
     before = listener.addr
 
@@ -95,7 +95,7 @@ async def test_no_socket_for_a_look_at_our_own_address_is_no_end(
 async def test_no_socket_for_a_dial_is_a_peer_that_cannot_be_reached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 9.4: the machine's shortage is not the caller's error."""
+    """The machine's shortage is not the caller's error."""
 
     async def exhausted(*_: object, **__: object) -> None:
         await trio.lowlevel.checkpoint()
@@ -108,7 +108,7 @@ async def test_no_socket_for_a_dial_is_a_peer_that_cannot_be_reached(
 
 @pytest.mark.parametrize("descriptors", [64, 256, 1024, 4096, 2**20])
 def test_limits_leave_a_reserve(descriptors: int) -> None:
-    """Issue 9.4: limits are derived from what the operating system allows."""
+    """Limits are derived from what the operating system allows."""
     limits = ResourceLimits().within(descriptors)
     assert limits.connections >= 1
     assert limits.handshakes >= 1
@@ -117,7 +117,7 @@ def test_limits_leave_a_reserve(descriptors: int) -> None:
 
 
 def test_a_key_file_that_a_killed_start_left_is_no_obstacle(tmp_path: Path) -> None:
-    """Small, of issue 9: before, a start with the same process id failed (in containers it
+    """Before, a start with the same process id failed (in containers it
     always is).
     """
     (tmp_path / f".key.{os.getpid()}").write_bytes(b"half a key")

@@ -1,4 +1,4 @@
-"""Issue 9.5: idle connections shut a node's door. 9.6: silent sockets do. 9.7: one identity
+"""Idle connections shut a node's door. Silent sockets do. One identity
 does.
 """
 
@@ -76,7 +76,7 @@ async def stranger(
 
 
 async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() -> None:
-    """Issue 9.5: before, a host full of idle connections refused newcomers, and dialled nobody
+    """Before, a host full of idle connections refused newcomers, and dialled nobody
     itself.
     """
     async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
@@ -91,7 +91,7 @@ async def test_idle_connections_make_room_for_newcomers_and_for_our_own_dials() 
 
 
 async def test_silent_sockets_do_not_keep_dialers_out() -> None:
-    """Issue 9.6: before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest
+    """Before, 64 silent sockets held all handshakes for 10 s: 0 of 97 honest
     dials.
     """
     async with victim() as (network, host), trio.open_nursery() as nursery:
@@ -160,7 +160,7 @@ async def test_first_words_alone_do_not_keep_dialers_out(
 
 
 async def test_one_identity_has_four_connections_however_slowly_they_end() -> None:
-    """Issue 9.7: before, the fifth made the first say goodbye and wait for its reader: 447 were
+    """Before, the fifth made the first say goodbye and wait for its reader: 447 were
     open.
     """
     async with victim() as (network, host), open_world(key=KeyPair(bytes(32))) as world:
@@ -176,7 +176,7 @@ async def test_one_identity_has_four_connections_however_slowly_they_end() -> No
 async def test_newcomers_do_not_wait_behind_a_crowd_that_comes_again(
     autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 9.7: 400 dialers of one identity that come again as soon as they are closed.
+    """400 dialers of one identity that come again as soon as they are closed.
     Before, the oldest of 256 were given up, 1,200 a second and newcomers among them, and those
     that were not waited for all that had come before: 0.5 s here.
     """
@@ -300,7 +300,7 @@ def test_a_thousand_dialers_at_once_push_no_newcomer_out() -> None:
 async def test_idle_connections_end_and_messages_open_them_again(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Issue 9.5: before, an idle connection stayed until its process ended."""
+    """Before, an idle connection stayed until its process ended."""
     async with (
         victim() as (network, host),
         open_host(
@@ -332,7 +332,7 @@ async def test_idle_connections_end_and_messages_open_them_again(
 
 
 async def test_protected_peers_outlive_a_flood() -> None:
-    """Issue 9.5: slots for officers, neighbours and peers with accepted work."""
+    """Slots for officers, neighbours and peers with accepted work."""
     async with (
         victim() as (network, host),
         open_host(network=network, listen=(), config=SwarmConfig(connection=QUIET)) as officer,

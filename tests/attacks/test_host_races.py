@@ -1,4 +1,4 @@
-"""Issue 9, third look: races. What is closed, evicted, replaced or raised in the middle of
+"""Races. What is closed, evicted, replaced or raised in the middle of
 something else.
 
 The schedules at the end are random and repeatable: five hosts connect, disconnect, dial each

@@ -1,4 +1,4 @@
-"""Issue 9.8: streams held without end. 9.10: messages never finished. 9.11: floods of
+"""Streams held without end. Messages never finished. Floods of
 messages.
 """
 
@@ -43,7 +43,7 @@ async def hold_streams(
 
 
 async def test_peers_that_hold_streams_starve_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 9.8: before, idle streams of 36 connections took all 8,192 places."""
+    """Before, idle streams of 36 connections took all 8,192 places."""
     monkeypatch.setattr(limits_module, "MAX_SERVED", 64, raising=False)
     monkeypatch.setattr(swarm_module, "MAX_SERVED", 64, raising=False)
     network = MemoryNetwork()
@@ -113,7 +113,7 @@ def test_the_peer_with_the_most_streams_loses_its_newest(
 
 
 async def test_one_peer_has_a_share_over_all_its_connections() -> None:
-    """Issue 9.8: the share is the peer's, not the connection's."""
+    """The share is the peer's, not the connection's."""
     network = MemoryNetwork()
     async with (
         open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
@@ -128,7 +128,7 @@ async def test_one_peer_has_a_share_over_all_its_connections() -> None:
 
 @pytest.mark.parametrize("kind", ["messages", "requests"])
 async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock) -> None:
-    """Issue 9.10: before, a frame that was begun was held for as long as its sender liked."""
+    """Before, a frame that was begun was held for as long as its sender liked."""
     network = MemoryNetwork()
     async with (
         open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
@@ -159,7 +159,7 @@ async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock)
 async def test_unfinished_frames_are_bounded_over_all_peers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 9.10: before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in
+    """Before, every stream could hold up to 1 MiB of an unfinished frame: 8 GiB in
     all.
     """
     monkeypatch.setattr(limits_module, "MAX_UNFINISHED", 2_000_000)
@@ -181,7 +181,7 @@ async def test_unfinished_frames_are_bounded_over_all_peers(
 
 
 async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
-    """Issue 9.10: before, each of 256 streams was read, and held a frame of its own."""
+    """Before, each of 256 streams was read, and held a frame of its own."""
     network = MemoryNetwork()
     received = []
     async with (
@@ -203,7 +203,7 @@ async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
 async def test_empty_messages_are_taken_no_faster_than_the_rate(
     autojump_clock: trio.abc.Clock,
 ) -> None:
-    """Issue 9.11: before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one
+    """Before, 98 KB/s of empty messages cost 54 % of a core, up to 65,536 in one
     go.
     """
     network = MemoryNetwork()
@@ -230,7 +230,7 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(
 
 
 async def test_other_tasks_have_their_turn_between_messages() -> None:
-    """Issue 9.11: before, the messages of 64 KiB were handled without a schedule point between
+    """Before, the messages of 64 KiB were handled without a schedule point between
     them.
     """
     network = MemoryNetwork()

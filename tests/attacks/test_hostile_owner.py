@@ -107,7 +107,7 @@ def with_number(path: tuple[Any, ...], value: float) -> dict[str, Any]:
 def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
     path: tuple[Any, ...],
 ) -> None:
-    """Issue 10.1: key_heads = 0 raised ZeroDivisionError in every node; a ramp of 0, a
+    """key_heads = 0 raised ZeroDivisionError in every node; a ramp of 0, a
     temperature of -1 and a width of 10**12 passed."""
     voided = 0
     for value in HOSTILE:
@@ -138,7 +138,6 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
     ],
 )
 def test_the_reported_values_are_refused_by_name(path: tuple[str, ...], value: float) -> None:
-    """Issue 10.1."""
     with pytest.raises(BadMessage, match=f"{path[-1]} must be from"):
         decode_run_untrusted(signed(with_number(path, value)))
 
@@ -155,7 +154,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_owner_cannot_name_a_callable(name: str) -> None:
-    """Issue 10.2: ``os:abort`` was imported and called before its digest was compared."""
+    """``os:abort`` was imported and called before its digest was compared."""
     with pytest.raises(ValueError, match="entry point"):
         EnvironmentPin(name=name, digest=bytes(32))
     table = deepcopy(TABLE)
@@ -192,7 +191,7 @@ def install(folder: Path) -> None:
 async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_a_node(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.2: the digest of the package's files comes first, of helper modules and data
+    """The digest of the package's files comes first, of helper modules and data
     too.
     """
     install(tmp_path)
@@ -221,7 +220,7 @@ async def test_what_is_installed_is_compared_before_it_is_imported_and_never_by_
 
 
 def test_a_machine_has_limits_of_its_own() -> None:
-    """Issue 10.2: no run, however well signed, makes a machine allocate more than its owner
+    """No run, however well signed, makes a machine allocate more than its owner
     allows.
     """
     shape = ModelShape(

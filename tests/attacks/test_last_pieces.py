@@ -1,4 +1,4 @@
-"""Issue 9.9, beyond the list: what a peer sent last is not kept while its next word is awaited.
+"""What a peer sent last is not kept while its next word is awaited.
 
 A task that waits for a stream keeps whatever its local variables name. The stream's account
 knows of what the application received until that comes back for more; from then on, the last

@@ -1,4 +1,4 @@
-"""Issue 9: a live node under attack serves an honest newcomer, lives on, and keeps its memory.
+"""A live node under attack serves an honest newcomer, lives on, and keeps its memory.
 
 The cheapest kinds of `tests.attacks.kinds`, for a second each; all of them, with the gate in
 seconds, are ``python -m bench attacks``. Nothing here asserts how long something took: machines

@@ -1,4 +1,4 @@
-"""Issue 9, second look: floods that fill the scheduler's passes, and what applications hold.
+"""Floods that fill the scheduler's passes, and what applications hold.
 
 Before, 36 connections that opened 256 streams each made passes of a second, and a newcomer
 needs ten of them.

@@ -178,7 +178,7 @@ def play(validator: type[Validator], steps: int = 3, **others: str) -> Mapping[s
 def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(
     validator: type[Validator],
 ) -> None:
-    """Issue 10.4: a reward of 3e38 was learnt from; the trainer computes rewards from tasks and
+    """A reward of 3e38 was learnt from; the trainer computes rewards from tasks and
     tokens.
     """
     trainer = play(validator)["trainer-1"]["roles"]["trainer"]
@@ -275,7 +275,7 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
 
 
 async def test_only_the_judge_of_a_place_delivers_it_once_and_for_admitted_workers() -> None:
-    """Issue 10.4: a validator sold others' places, one place many times, and workers of its
+    """A validator sold others' places, one place many times, and workers of its
     invention.
     """
     intake = make_intake()

@@ -1,4 +1,4 @@
-"""Issue 9.15: requests to be neighbours, urgent or not, do not take a node's neighbours from
+"""Requests to be neighbours, urgent or not, do not take a node's neighbours from
 it.
 
 Before, an urgent request could not be refused and pushed out a random neighbour. The swarms

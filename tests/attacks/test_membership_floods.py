@@ -1,4 +1,4 @@
-"""Issue 9.16: what one peer makes a swarm pass on is bounded, however many peers it names.
+"""What one peer makes a swarm pass on is bounded, however many peers it names.
 
 Before, 22.9 KB/s of accusations made a swarm of 200 send 20 MB/s more.
 """
@@ -225,7 +225,7 @@ def test_an_obsolete_accusation_costs_points() -> None:
 
 
 def test_identities_of_one_network_are_not_led_through_the_swarm_one_by_one() -> None:
-    """Issue 9.15: 200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times
+    """200 stamped identities of one /24 that ask all made 200 nodes send 3.6 times
     as much.
 
     Each asks every honest node once, as a newcomer asks its bootstrap. What the swarm sends for

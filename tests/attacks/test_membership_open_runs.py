@@ -1,4 +1,4 @@
-"""Issue 9.14: in an open run a heartbeat shows its author's work stamp, or counts for nothing.
+"""In an open run a heartbeat shows its author's work stamp, or counts for nothing.
 
 Before, 60 identities minted at 21 microseconds each were members everywhere.
 """

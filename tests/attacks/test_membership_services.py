@@ -1,4 +1,4 @@
-"""Issue 9.19: a member's heartbeat restores its address; anchors outlive a restart; the small
+"""A member's heartbeat restores its address; anchors outlive a restart; the small
 ones.
 """
 

@@ -1,4 +1,4 @@
-"""Issue 9: the hostile scenarios hold at a size for every test run.
+"""The hostile scenarios hold at a size for every test run.
 
 The form in which they are judged (200 nodes, ten virtual minutes) is `python -m sim run NAME
 --nodes 200 --duration 660`; what is asserted here is the same, of smaller swarms.

@@ -169,7 +169,7 @@ def check_complaint(error: BadMessage) -> None:
 async def test_whatever_an_owner_signs_a_book_refuses_or_takes_it(
     tmp_path: Path, is_pinned: bool
 ) -> None:
-    """Issue 10.1: wrong types, sizes, keys and forms everywhere in the table, all well
+    """Wrong types, sizes, keys and forms everywhere in the table, all well
     signed.
     """
     reader, rng, refused = Reader(), random.Random(1), 0
@@ -197,7 +197,7 @@ async def test_whatever_an_owner_signs_a_book_refuses_or_takes_it(
 async def test_another_owners_document_costs_no_signature_and_another_runs_one(
     tmp_path: Path,
 ) -> None:
-    """Issue 10.1: the whole table was read before the run was compared."""
+    """The whole table was read before the run was compared."""
     judged: list[PeerId] = []
 
     def count(signer: PeerId, *rest: Any) -> bool:
@@ -223,7 +223,7 @@ async def test_another_owners_document_costs_no_signature_and_another_runs_one(
 async def test_what_was_judged_is_not_judged_again_and_little_is_remembered(
     tmp_path: Path,
 ) -> None:
-    """Issue 10.1: the same document could be handed over, and read, for ever."""
+    """The same document could be handed over, and read, for ever."""
     reader = Reader()
     book = RunBook(RealWorld(KeyPair(b"k" * 32), tmp_path), reader)
     newer = sign_run(replace(TERMS, epoch=2), OWNER)
@@ -248,7 +248,7 @@ async def test_what_was_judged_is_not_judged_again_and_little_is_remembered(
     "crash", [ZeroDivisionError, KeyError, RecursionError, MemoryError, AssertionError, OSError]
 )
 async def test_a_reader_that_crashes_refuses(tmp_path: Path, crash: type[Exception]) -> None:
-    """Issue 10.1: readers are other packages', and what they raise ended the node."""
+    """Readers are other packages', and what they raise ended the node."""
 
     def read(document: bytes, verify: Verify, pin: SignedRun | None = None, /) -> SignedRun:
         raise crash("a bug")
@@ -261,7 +261,7 @@ async def test_a_reader_that_crashes_refuses(tmp_path: Path, crash: type[Excepti
 
 
 def test_what_a_check_of_a_table_raises_is_the_tables_fault() -> None:
-    """Issue 10.1: only ValueError was; an integer beyond a float's range is a TOML file's
+    """Only ValueError was; an integer beyond a float's range is a TOML file's
     own.
     """
 
@@ -308,7 +308,7 @@ def hand_out(
 async def test_one_joining_peer_ends_no_relay_worker_or_validator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.1: a self-signed run file with key_heads = 0 ended all three within 25 s."""
+    """A self-signed run file with key_heads = 0 ended all three within 25 s."""
     shape = {**TABLE["model"]["shape"], "key_heads": 0}  # type: ignore[index]
     lethal = {**TABLE, "model": {**TABLE["model"], "shape": shape}}  # type: ignore[dict-item]
     bodies = [
@@ -365,7 +365,6 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
 
 
 def test_the_installed_readers_take_a_pin() -> None:
-    """Issue 10.1."""
     assert open_run_untrusted(RUN.document, verify, RUN) == RUN
     other: Run = sign_run(replace(TERMS, name="other"), OWNER)
     with pytest.raises(OtherRun):

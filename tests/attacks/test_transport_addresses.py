@@ -1,4 +1,4 @@
-"""Issue 9.1: a listen address that is no place, told by identify, ended the node with a
+"""A listen address that is no place, told by identify, ended the node with a
 ValueError.
 """
 

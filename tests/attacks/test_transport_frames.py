@@ -1,4 +1,4 @@
-"""Issue 9.10 and 9.11, the parser: a chunk of tiny frames took time in its square, all were
+"""A chunk of tiny frames took time in its square, all were
 held at once.
 """
 

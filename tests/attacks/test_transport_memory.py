@@ -1,4 +1,4 @@
-"""Issue 9.9: one-byte frames cost 85 bytes a byte, and windows of all peers together had no
+"""One-byte frames cost 85 bytes a byte, and windows of all peers together had no
 limit.
 """
 

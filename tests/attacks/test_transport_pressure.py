@@ -1,4 +1,4 @@
-"""Issue 9.24: what our own stop did was held against the peer; floods of small frames took the
+"""What our own stop did was held against the peer; floods of small frames took the
 whole loop.
 """
 

@@ -1,4 +1,4 @@
-"""Issue 9.3: a stream id used twice left a handler that waited for ever, until none was served
+"""A stream id used twice left a handler that waited for ever, until none was served
 any more.
 """
 

@@ -1,4 +1,4 @@
-"""Issue 9.2: a reset and a broken frame in one record left streams that raised
+"""A reset and a broken frame in one record left streams that raised
 LocalProtocolError.
 """
 

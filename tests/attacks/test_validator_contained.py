@@ -56,7 +56,7 @@ class WordySession(InferenceSession):
 def test_a_submission_that_is_too_long_is_answered_for_good_and_leaves_no_gap(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Issue 10.10: it was asked again for ever, with an empty refusal, and locked its worker
+    """It was asked again for ever, with an empty refusal, and locked its worker
     out.
     """
     health = play({"inference-1": "inference", "wordy-1": f"{__name__}:Wordy"}, 60.0, steps=5)
@@ -104,7 +104,7 @@ FAILURES: dict[str, Callable[..., Any]] = {
 def test_whatever_an_environment_raises_or_pays_is_one_error_with_a_place(
     failure: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.10: an environment's exception went through to the role, and a reward could be
+    """An environment's exception went through to the role, and a reward could be
     anything.
     """
     environment = SortEnvironment()
@@ -134,7 +134,7 @@ def fails_sometimes(
 def test_a_reward_that_fails_costs_its_answer_and_no_submission(
     name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.10: a reward function that raises ended the validator, and its resubmission did
+    """A reward function that raises ended the validator, and its resubmission did
     it again. Later one such answer made the whole submission inconclusive.
     """
     monkeypatch.setattr(
@@ -156,7 +156,7 @@ def test_a_reward_that_fails_costs_its_answer_and_no_submission(
 def test_a_task_that_fails_ends_no_worker(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.10: it is drawn by all roles; a worker stops until the next policy has other
+    """It is drawn by all roles; a worker stops until the next policy has other
     tasks.
     """
     original = SortEnvironment.task
@@ -179,7 +179,7 @@ def test_a_task_that_fails_ends_no_worker(
 async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Issue 10.10: the trainer computes rewards too."""
+    """The trainer computes rewards too."""
 
     class FailingCheck(CheckWithoutModel):
         async def groups(self, *_: object) -> list[Any]:
@@ -203,7 +203,7 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
 async def test_an_evaluation_that_fails_stops_no_learning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.10: the held-out tasks are paid by the same foreign code."""
+    """The held-out tasks are paid by the same foreign code."""
 
     def reward(*_: object) -> float:
         raise EnvironmentFailed("no such word")

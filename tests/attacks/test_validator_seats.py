@@ -79,7 +79,7 @@ class FutureClaims(Holder):
 def test_sixteen_identities_that_hold_eight_streams_each_starve_nobody(
     kind: type[Holder],
 ) -> None:
-    """Issue 10.3: 16 peers held 128 seats by a byte each: 0 of 12 steps in 60 s."""
+    """16 peers held 128 seats by a byte each: 0 of 12 steps in 60 s."""
     holders = {f"holder-{number}": f"{__name__}:{kind.__name__}" for number in range(HOLDERS)}
     health = play(
         {"inference-1": "inference", "inference-2": "inference", **holders}, 30.0, steps=STEPS
@@ -91,7 +91,7 @@ def test_sixteen_identities_that_hold_eight_streams_each_starve_nobody(
 
 
 def test_connections_of_peers_with_accepted_work_are_kept() -> None:
-    """Issue 10.3: a full host closed the connections of those who did the work like any
+    """A full host closed the connections of those who did the work like any
     other.
     """
     stages: list[Any] = []
@@ -112,7 +112,7 @@ def test_connections_of_peers_with_accepted_work_are_kept() -> None:
     ],
 )
 def test_a_host_tells_the_network_of_a_peer_where_there_is_one(addr: str, network: str) -> None:
-    """Issue 10.3: limits count addresses too."""
+    """Limits count addresses too."""
     connection = SimpleNamespace(remote_addr=Multiaddr.parse(addr))
     host: Any = SimpleNamespace(_connector=SimpleNamespace(live=lambda _: connection))
     assert SwarmHost.network_of(host, KeyPair(b"p" * 32).peer_id) == network
@@ -123,7 +123,7 @@ def peers(count: int) -> list[Any]:
 
 
 def test_a_seat_goes_from_the_slowest_to_who_asks_once_it_had_its_chance() -> None:
-    """Issue 10.3: a seat was held for 60 s by a byte."""
+    """A seat was held for 60 s by a byte."""
     seats, (slow, fast, late) = Seats(in_all=2), peers(3)
     gone: list[str] = []
     first = seats.take(slow, 0.0, evict=lambda: gone.append("slow"))
@@ -146,7 +146,7 @@ def test_a_seat_goes_from_the_slowest_to_who_asks_once_it_had_its_chance() -> No
 
 
 def test_strangers_never_take_the_seats_of_peers_with_accepted_work() -> None:
-    """Issue 10.3: seats knew no difference between a stranger and a peer of a thousand
+    """Seats knew no difference between a stranger and a peer of a thousand
     submissions.
     """
     seats, known = Seats(per_peer=2, in_all=8, strangers=4), peers(20)
@@ -164,7 +164,7 @@ def test_strangers_never_take_the_seats_of_peers_with_accepted_work() -> None:
 
 
 def test_one_network_has_a_share_whatever_its_names_and_unknown_networks_have_none() -> None:
-    """Issue 10.3: limits counted peers only, and names are cheap."""
+    """Limits counted peers only, and names are cheap."""
     seats, known = Seats(in_all=100, per_network=4), peers(30)
     here = [seats.take(peer, 0.0, network="ip4/0a0000") for peer in known[:10]]
     assert sum(seat is not None for seat in here) == 4

@@ -156,7 +156,7 @@ def quiet() -> int:
 def test_eight_flooders_cost_four_workers_less_than_a_tenth(
     quiet: int, kinds: Sequence[type[Flooder]]
 ) -> None:
-    """Issue 10.5: garbage under the oldest policy went first, and honest work lost a third and
+    """Garbage under the oldest policy went first, and honest work lost a third and
     more.
     """
     health = flood(kinds)
@@ -249,7 +249,7 @@ def served(
 
 
 def test_nodes_take_turns_by_time_and_the_oldest_policy_breaks_ties() -> None:
-    """Issue 10.5: the oldest policy went first, whoever named it, and however often."""
+    """The oldest policy went first, whoever named it, and however often."""
     queue = turns(WORKER, OTHER)
     for number in range(8):
         queue.push(WORKER, V0, f"old {number}", 0.0)
@@ -270,7 +270,7 @@ def test_nodes_take_turns_by_time_and_the_oldest_policy_breaks_ties() -> None:
 
 
 def test_a_rejection_puts_a_node_behind_and_fades() -> None:
-    """Issue 10.5: a node of a thousand rejections was served like any other."""
+    """A node of a thousand rejections was served like any other."""
     queue = turns(WORKER, OTHER)
     queue.blame(OTHER, 0.0)
     queue.push(OTHER, V0, "debtor", 0.0)
@@ -285,7 +285,7 @@ def test_a_rejection_puts_a_node_behind_and_fades() -> None:
 
 
 def test_newcomers_get_their_share_and_no_more_and_go_before_debtors() -> None:
-    """Issue 10.5: newcomers without end shared the scorer with those who work."""
+    """Newcomers without end shared the scorer with those who work."""
     queue, count = turns(WORKER), 0
     debtor, crowd = node(99), [node(number) for number in range(10, 40)]
     queue.blame(debtor, 0.0)
@@ -321,7 +321,7 @@ def test_the_second_line_has_its_share_of_time_not_of_turns() -> None:
 
 
 def test_a_full_queue_lets_go_of_who_stands_worst() -> None:
-    """Issue 10.5: 64 submissions of flooders were 64 refusals for others."""
+    """64 submissions of flooders were 64 refusals for others."""
     queue, debtor = turns(WORKER), node(99)
     queue.blame(debtor, 0.0)
     assert [queue.push(debtor, V0, f"{n}", 0.0)[0] for n in range(PER_NODE + 1)] == [

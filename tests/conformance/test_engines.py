@@ -278,7 +278,7 @@ def test_the_seeds_decide_whatever_is_in_the_batch(subject: Subject) -> None:
 
 
 def test_a_group_is_the_same_alone_and_among_others_that_come_and_go(subject: Subject) -> None:
-    """Issue 13, Build 4: a completion follows from its seed, not from its neighbours."""
+    """A completion follows from its seed, not from its neighbours."""
     subject.load(0)
     tasks, engine = make_tasks(14), subject.engine
     alone = {task.group: generate(engine, [task], SAMPLING)[0] for task in tasks}

@@ -113,7 +113,7 @@ def test_a_request_gets_its_answer(hosts) -> None:
 
 
 def test_an_answer_may_come_before_the_question_is_over(hosts) -> None:
-    """Issue 10.10: a peer that has heard enough answers, and closes; the asker was still
+    """A peer that has heard enough answers, and closes; the asker was still
     sending.
     """
 
@@ -131,7 +131,7 @@ def test_an_answer_may_come_before_the_question_is_over(hosts) -> None:
 
 
 def test_the_network_of_a_peer_is_empty_where_there_are_none(hosts) -> None:
-    """Issue 10.3: limits may count networks; loopback and simulated machines are in none."""
+    """Limits may count networks; loopback and simulated machines are in none."""
 
     async def law(h: Hosts) -> None:
         assert h.a.network_of(h.b.peer_id) == ""
@@ -260,7 +260,7 @@ def test_a_protocol_that_nobody_serves_is_refused(hosts) -> None:
 
 
 def test_a_protocol_is_served_for_the_length_of_a_block(hosts) -> None:
-    """Issue 11.4: what registers with a host gets a scope for it."""
+    """What registers with a host gets a scope for it."""
 
     async def law(h: Hosts) -> None:
         introduce(h.a, h.b)
@@ -278,7 +278,7 @@ def test_a_protocol_is_served_for_the_length_of_a_block(hosts) -> None:
 
 
 def test_a_block_that_ends_resets_what_it_was_serving(hosts) -> None:
-    """Issue 11.4: nothing of a block outlives it, least of all a handler whose session is
+    """Nothing of a block outlives it, least of all a handler whose session is
     gone.
     """
 
@@ -373,7 +373,7 @@ def test_peers_are_watched_for_the_length_of_a_block(hosts) -> None:
 
 
 def test_known_addresses_end_in_the_peers_id(hosts) -> None:
-    """Issue 11.4: the law for `Host.addrs_of`, to the letter: the answer can be dialled as it
+    """The law for `Host.addrs_of`, to the letter: the answer can be dialled as it
     is.
     """
 
@@ -486,7 +486,7 @@ def test_a_sender_waits_for_a_slow_reader_and_loses_nothing(hosts) -> None:
 
 
 def test_a_stream_is_drained_when_its_bytes_have_left(hosts) -> None:
-    """Issue 12.1: what the peer holds unread has left this node; what waits for room there was
+    """What the peer holds unread has left this node; what waits for room there was
     never sent.
     """
 

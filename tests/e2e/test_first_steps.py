@@ -1,4 +1,4 @@
-"""Issue 10.11 and 10.13 to 10.22: what a person meets who starts from the README.
+"""What a person meets who starts from the README.
 
 Commands run as real processes where signals, pipes or missing modules matter, and in this
 process elsewhere.
@@ -118,7 +118,7 @@ def lines_until(process: subprocess.Popen[str], start: str) -> list[str]:
     return lines
 
 
-# 13: a live line
+# A live line
 
 
 class Told(LiveLine):
@@ -163,7 +163,7 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
 async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
     autojump_clock,
 ) -> None:
-    """Issue 10.13: a joined worker printed its run's owner, and then nothing for ever."""
+    """A joined worker printed its run's owner, and then nothing for ever."""
     worker = Worker()
     async with open_world() as world:
         line = Told(stub_node(world), [worker])
@@ -190,7 +190,7 @@ async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
 
 
 def test_how_much_of_a_policy_is_fetched_is_said() -> None:
-    """Issue 10.13: a policy of 62 GB takes hours, and nothing was said of them."""
+    """A policy of 62 GB takes hours, and nothing was said of them."""
 
     def policy(version: int, verified: int, *, stored: bool = False) -> SimpleNamespace:
         manifest = SimpleNamespace(version=version)
@@ -219,7 +219,7 @@ def test_how_much_of_a_policy_is_fetched_is_said() -> None:
 
 
 def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
-    """Issue 10.13: made, accepted, rejected and why, in rollouts, with nothing that moves a
+    """Made, accepted, rejected and why, in rollouts, with nothing that moves a
     cursor.
     """
     counts = InferenceCounts(submitted=9, rollouts=128)
@@ -255,7 +255,7 @@ def verdict_of(verdict: Verdict, reason: str) -> SignedVerdict:
 
 
 def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
-    """Issue 10.13: between ``owner`` and its end it said nothing."""
+    """Between ``owner`` and its end it said nothing."""
     role = Validator(ValidatorConfig())
     assert isinstance(role, Reporter)
     assert role.progress() == Progress(
@@ -275,7 +275,7 @@ def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
 
 
 def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
-    """Issue 10.13: between ``owner`` and its end it said nothing."""
+    """Between ``owner`` and its end it said nothing."""
     role = Trainer(TrainerConfig())
     assert isinstance(role, Reporter)
     assert role.progress() == Progress(text="warming up")
@@ -305,7 +305,7 @@ def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
 
 
 def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> None:
-    """Issue 10.13, and 10.20: a node on loopback says that others cannot reach it."""
+    """A node on loopback says that others cannot reach it."""
     run_file = tmp_path / "run.shoal"
     run_file.write_bytes(RUN.document)
     arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
@@ -321,7 +321,7 @@ def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> Non
 def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
     tmp_path: Path,
 ) -> None:
-    """Beside issue 10.16: ``2>&-`` and a log that is no file were tracebacks."""
+    """``2>&-`` and a log that is no file were tracebacks."""
     (tmp_path / "n" / "log").mkdir(parents=True)
     code, said = fail("--data", str(tmp_path / "n"), *LOOPBACK)
     assert (code, said) == (
@@ -354,7 +354,7 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
         process.wait()
 
 
-# 20: addresses that others cannot reach
+# Addresses that others cannot reach
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
     ],
 )
 def test_who_can_dial_an_address_is_said(place: str, who: str) -> None:
-    """Issue 10.20: ``others join with`` offered addresses that nobody else can reach."""
+    """``others join with`` offered addresses that nobody else can reach."""
     said = REACH.get(reach_of(Multiaddr.parse(place)), "")
     assert said.startswith(who)
     assert bool(said) == bool(who)
@@ -404,7 +404,7 @@ class Deaf:
 async def test_a_bootstrap_that_does_not_answer_is_one_line(
     error: Exception, cause: str, autojump_clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.20: it was dialled, and complained of, 30 times a minute for ever."""
+    """It was dialled, and complained of, 30 times a minute for ever."""
     host = Deaf(error)
     async with open_world() as world:
         with trio.move_on_after(600):
@@ -478,7 +478,7 @@ def scenario_file(folder: Path, workload: str, code: str = "", rest: str = "") -
 def test_a_saved_plan_holds_all_that_the_run_had(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.14: `replay` of ``run --duration 150 --save-plan`` played 300 s."""
+    """`replay` of ``run --duration 150 --save-plan`` played 300 s."""
     path, plan = tmp_path / "mine.toml", tmp_path / "plan.json"
     path.write_text(CHURN)
     results = [tmp_path / "one.json", tmp_path / "other.json"]
@@ -560,7 +560,7 @@ def test_what_makes_no_sense_is_said_before_anything_is_played(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Issue 10.15, 10.16, 10.21: accepted in silence, or a traceback after the whole run."""
+    """Accepted in silence, or a traceback after the whole run."""
     (tmp_path / "list.json").write_text("[]")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sim.cli.run_scenario", lambda *_, **__: pytest.fail("it was played"))
@@ -572,7 +572,7 @@ def test_what_makes_no_sense_is_said_before_anything_is_played(
 def test_a_parameter_that_nothing_reads_fails_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.15: a workload of one's own need not list what it reads."""
+    """A workload of one's own need not list what it reads."""
     path = scenario_file(tmp_path, "reads:Reads", WRONG, "[parameters]\nlifetme = 9.0\n")
     assert sim_main(["run", str(path)]) == 2
     assert "the parameter 'lifetme' had no effect" in capsys.readouterr().err
@@ -583,7 +583,7 @@ def test_a_parameter_that_nothing_reads_fails_the_run(
 def test_what_diff_and_trace_are_told_they_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.15: `diff` ignored --duration and --json, `trace` --json."""
+    """`diff` ignored --duration and --json, `trace` --json."""
     path = tmp_path / "mine.toml"
     path.write_text(CHURN)
     found, traced = tmp_path / "found.json", tmp_path / "traced.json"
@@ -597,7 +597,7 @@ def test_what_diff_and_trace_are_told_they_do(
 
 
 def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> None:
-    """Issue 10.16: it was shown as ``KeyError('missing')``."""
+    """It was shown as ``KeyError('missing')``."""
     path = scenario_file(tmp_path, "wrong:Wrong", WRONG)
     code, output = play("-m", "sim", "run", str(path), cwd=tmp_path)
     assert code == 1
@@ -609,7 +609,7 @@ def test_a_bug_in_ones_own_workload_has_a_file_and_a_line(tmp_path: Path) -> Non
 def test_the_plan_of_a_run_that_raised_is_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Beside issue 10.14: of all plans the one that ends a simulation was not saved."""
+    """Of all plans the one that ends a simulation was not saved."""
     draw = '[draw]\nstart = 0.5\nend = 8.0\nkinds = ["skew", "jitter", "lossy", "slow_disk"]\n'
     path = scenario_file(tmp_path, "raises:Wrong", WRONG, draw)
     plan = tmp_path / "plan.json"
@@ -622,7 +622,7 @@ def test_the_plan_of_a_run_that_raised_is_saved(
 
 
 def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
-    """Issue 10.17: it took 28 s, and the runs that had ended were lost."""
+    """It took 28 s, and the runs that had ended were lost."""
     path = scenario_file(tmp_path, "slow:Slow", SLOW)
     os.mkfifo(tmp_path / "busy")  # becomes readable when the third run opens it
     busy = os.open(tmp_path / "busy", os.O_RDONLY | os.O_NONBLOCK)
@@ -641,7 +641,7 @@ def test_ctrl_c_of_a_sweep_keeps_what_had_ended(tmp_path: Path) -> None:
 
 
 def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
-    """Issue 10.21: only ``python -m sim`` in that folder found it."""
+    """Only ``python -m sim`` in that folder found it."""
     path = scenario_file(tmp_path / "sub", "beside:Reads", WRONG)
     (tmp_path / "shoal").write_text(
         "import sys\nfrom p2p.node.commands import main\nsys.exit(main())\n"
@@ -652,7 +652,7 @@ def test_shoal_sim_finds_a_workload_beside_its_scenario(tmp_path: Path) -> None:
     assert (code, "lifetime" in output) == (0, True), output
 
 
-# 11, 16, 18, 22: the demo
+# The demo
 
 
 def demo(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -693,7 +693,7 @@ def test_a_demo_that_cannot_be_played_does_not_begin(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Issue 10.16: ``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the
+    """``--steps -1`` and ``--json gone/x`` were tracebacks, the second after the
     whole demo.
     """
     monkeypatch.chdir(tmp_path)
@@ -707,7 +707,7 @@ def test_a_demo_that_cannot_be_played_does_not_begin(
 def test_the_demo_says_what_the_machine_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.18: without torch it said ``cheat-1 ended (exit status 1)``."""
+    """Without torch it said ``cheat-1 ended (exit status 1)``."""
     find_spec = importlib.util.find_spec
     with monkeypatch.context() as patch:
         patch.setattr(
@@ -739,7 +739,7 @@ def test_the_demo_says_what_the_machine_lacks(
 def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
     tmp_path: Path,
 ) -> None:
-    """Issue 10.16: the second SIGINT came out as a `KeyboardInterrupt`."""
+    """The second SIGINT came out as a `KeyboardInterrupt`."""
     arguments = ["--data", str(tmp_path / "n"), *LOOPBACK]
     with started("-m", "p2p.node", *arguments) as process:
         lines_until(process, "next")
@@ -768,7 +768,7 @@ FIGURES = {
 
 
 def test_a_short_demo_promises_no_gain() -> None:
-    """Issue 10.11: with fewer ``--steps`` than the default it ended with exit 1 and two red
+    """With fewer ``--steps`` than the default it ended with exit 1 and two red
     lines.
     """
     assert list(complaints(FIGURES, SORTING, promised=False)) == []
@@ -779,7 +779,7 @@ def test_a_short_demo_promises_no_gain() -> None:
 
 
 def test_the_demos_table_fits_a_terminal() -> None:
-    """Issue 10.22: at 80 x 24 its lines wrapped, and what was redrawn scrolled away."""
+    """At 80 x 24 its lines wrapped, and what was redrawn scrolled away."""
     stats = {
         "newest": 1000,
         "from_peers": 900_100_000,
@@ -822,7 +822,7 @@ def test_the_demos_table_fits_a_terminal() -> None:
     assert "9999 accepted, 9999 rejected" in narrow.getvalue()
 
 
-# 16, 19, 21: keys, and other platforms
+# Keys, and other platforms
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -842,7 +842,7 @@ def git(folder: Path, *arguments: str) -> str:
 def test_no_key_is_made_where_git_would_take_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.19: ``git add .`` staged the private key of a node that was started in a
+    """``git add .`` staged the private key of a node that was started in a
     checkout.
     """
     git(tmp_path, "init", "--quiet")
@@ -875,7 +875,7 @@ def test_no_key_is_made_where_git_would_take_it(
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
 def test_this_checkout_ignores_what_the_readme_and_nodes_leave(tmp_path: Path) -> None:
-    """Issue 10.19: of the names that people chose after reading the README, none was
+    """Of the names that people chose after reading the README, none was
     ignored.
     """
     shutil.copy(ROOT / ".gitignore", tmp_path)
@@ -893,7 +893,7 @@ def test_this_checkout_ignores_what_the_readme_and_nodes_leave(tmp_path: Path) -
 
 
 def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
-    """Issue 10.19: it packed whatever lay in the checkout, a node's folder included."""
+    """It packed whatever lay in the checkout, a node's folder included."""
     tree = tmp_path / "tree"
     wanted = {"p2p", "roles", "proofs", "sim", "bench", "docs", "tests"}
     for name in wanted:
@@ -929,7 +929,7 @@ def test_the_sdist_holds_what_it_lists_and_no_key(tmp_path: Path) -> None:
 
 
 def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
-    """Issue 10.16: on Windows the first thing that a newcomer saw was ``No module named
+    """On Windows the first thing that a newcomer saw was ``No module named
     'fcntl'``.
     """
     # Not files of these names: some builds of Python have the modules compiled in.
@@ -955,7 +955,7 @@ def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
 def test_a_draft_that_makes_no_sense_is_not_signed(
     draft: str, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.15: ``days = 0`` and an engine that does not exist were signed; 10.21: exit code
+    """``days = 0`` and an engine that does not exist were signed; exit code
     2.
     """
     path, out = tmp_path / "draft.toml", tmp_path / "run.shoal"
@@ -971,14 +971,14 @@ def test_a_draft_that_makes_no_sense_is_not_signed(
 
 
 def test_shoal_run_is_a_command() -> None:
-    """Issue 10.21: runs were signed by a module only, which ``shoal`` did not name."""
+    """Runs were signed by a module only, which ``shoal`` did not name."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["shoal.commands"]["run"].partition(":")
     assert getattr(importlib.import_module(module), name) is run_main
 
 
 def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
-    """Issue 10.21: what a newcomer writes over gossip and the DHT, in 28 lines and with no
+    """What a newcomer writes over gossip and the DHT, in 28 lines and with no
     configuration.
     """
     page = (ROOT / "docs" / "embedding.md").read_text()
@@ -1008,7 +1008,7 @@ def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
 
 
 def test_services_are_exported_and_imported_when_asked_for() -> None:
-    """Issue 10.21: `open_gossip` and others were found by module only; ``import p2p`` stays
+    """`open_gossip` and others were found by module only; ``import p2p`` stays
     light.
     """
     code = (
@@ -1023,7 +1023,7 @@ def test_services_are_exported_and_imported_when_asked_for() -> None:
 
 
 async def test_an_address_may_be_text_and_a_protocol_must_be_one() -> None:
-    """Issue 10.15: ``set_handler("bad id")`` was accepted. 10.21: `connect_addr` takes text."""
+    """``set_handler("bad id")`` was accepted. 10.21: `connect_addr` takes text."""
     async with open_host() as alice, open_host() as bob:
         assert await alice.connect_addr(str(bob.addrs[0])) == bob.peer_id
         with pytest.raises(ConfigError, match="must end in /p2p/"):
@@ -1041,19 +1041,19 @@ async def test_an_address_may_be_text_and_a_protocol_must_be_one() -> None:
 def test_the_interval_of_status_is_checked(
     interval: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.15: ``--status -1`` was taken for twenty lines a second."""
+    """``--status -1`` was taken for twenty lines a second."""
     with pytest.raises(SystemExit, match="2"):
         node_main(["--status", interval])
     assert "argument --status" in capsys.readouterr().err
 
 
-# 22: the page
+# The page
 
 
 def test_the_page_of_a_run_can_be_read_by_all(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Issue 10.22: drawings have names, axes units, and the page says what made it."""
+    """Drawings have names, axes units, and the page says what made it."""
     path, page = tmp_path / "mine.toml", tmp_path / "out.html"
     path.write_text(CHURN)
     assert sim_main(["run", str(path), "--report", str(page)]) == 0

@@ -10,7 +10,7 @@ from p2p.wire import MIB
 
 SIZE = 2048 * MIB
 MEMORY_MIB = 600
-"""Anonymous memory of any process: issue 12."""
+"""Anonymous memory of any process."""
 DISK = 1.05
 """Bytes on a receiver's disk, of the policy's."""
 

@@ -124,7 +124,7 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Issue 10.9: it signed 679 more acceptances; workers went on asking it."""
+    """It signed 679 more acceptances; workers went on asking it."""
     play = Edited(two_validators, naming(validators=("validator-2",)))
     play.seconds = 6
     play.spy(monkeypatch)
@@ -155,7 +155,7 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
 def test_work_is_not_blamed_when_its_only_judge_is_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Issue 10.9: to the new judge all that the old one had judged looks like places left
+    """To the new judge all that the old one had judged looks like places left
     out.
     """
     cast = {**CAST, "validator-2": "validator"}
@@ -196,7 +196,7 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(
 def test_work_finds_its_way_when_only_the_validators_have_the_edition(
     two_validators: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Issue 10.9: the trainer refused the new judge's work for good, workers went on asking the
+    """The trainer refused the new judge's work for good, workers went on asking the
     old one.
     """
 
@@ -217,7 +217,6 @@ def test_work_finds_its_way_when_only_the_validators_have_the_edition(
 
 
 def test_workers_that_are_admitted_no_longer_rest(caplog: pytest.LogCaptureFixture) -> None:
-    """Issue 10.9."""
 
     def change(swarm: Swarm, terms: Terms) -> Terms:
         allowed = names(swarm, "relay-1", "inference-1")
@@ -239,7 +238,6 @@ def test_workers_that_are_admitted_no_longer_rest(caplog: pytest.LogCaptureFixtu
 
 
 def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 10.9."""
     play = Edited(CAST, naming(trainers=("relay-1",)))
     play.seconds = 5
     play.spy(monkeypatch)
@@ -253,7 +251,7 @@ def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatc
 def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_restart(
     key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.9: half of a swarm would work by the old recipe, and be rejected by the other
+    """Half of a swarm would work by the old recipe, and be rejected by the other
     half.
     """
 
@@ -279,7 +277,7 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
 
 
 def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 10.9: verdicts follow the limits of the newest edition."""
+    """Verdicts follow the limits of the newest edition."""
     used: list[float] = []
     plain = judging.judge
 
@@ -302,7 +300,7 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
 def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.9: expiry was looked at when a document came, and never again."""
+    """Expiry was looked at when a document came, and never again."""
     at: list[tuple[str, float]] = []
     submitted: list[float] = []
 

@@ -153,7 +153,7 @@ CHECKPOINTS = ("trainer/checkpoint", "trainer/checkpoint.previous")
 def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
     paths: tuple[str, ...], harm: str
 ) -> None:
-    """Issue 10.6 and 10.7: it ended with a traceback, or wrote other weights under a published
+    """It ended with a traceback, or wrote other weights under a published
     version.
     """
 

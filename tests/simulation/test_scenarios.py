@@ -41,7 +41,7 @@ FEWER_VERSIONS = {"dripper": 2, "overclaim": 3, "slander": 2, "warm_far": 2}
 
 @pytest.mark.parametrize("name", [name for name in scenario_names() if name not in COSTLY])
 def test_a_scenario_keeps_what_it_expects_of_itself(name: str) -> None:
-    """Issue 10.14: ``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
+    """``churn`` and ``eclipse`` failed at their own defaults; tests only loaded
     them.
     """
     scenario = load_scenario(name)

@@ -480,7 +480,7 @@ async def _idle(node: SimNode) -> None:
 
 
 def test_a_stream_is_drained_when_the_line_has_carried_its_bytes() -> None:
-    """Issue 12.1: a simulated line tells the same as a kernel's socket."""
+    """A simulated line tells the same as a kernel's socket."""
 
     async def body(stage: Stage) -> list[float]:
         async def swallow(stream: Stream) -> None:

@@ -106,7 +106,7 @@ async def handed_in(
 
 
 async def test_what_might_pass_is_not_handed_in() -> None:
-    """Issue 10.11: late in a run a greedy submission was within limits: the demo ended with
+    """Late in a run a greedy submission was within limits: the demo ended with
     exit 1.
     """
     assert judge(SURE, DEMO_LIMITS).verdict is Verdict.ACCEPTED
@@ -144,7 +144,7 @@ async def test_rounded_weights_are_of_the_policy_that_is_claimed(tmp_path: Path)
 
 @pytest.mark.parametrize("limits", [DEMO_LIMITS, Limits.fp32(), Limits.bf16()])
 def test_a_margin_stays_to_what_a_validator_may_see(limits: Limits) -> None:
-    """Issue 10.11: evidence just beyond a limit might be just within it elsewhere."""
+    """Evidence just beyond a limit might be just within it elsewhere."""
     for name in ("mantissa_mean", "draw_distance", "gap_max"):
         limit = getattr(limits, name)
         assert not must_fail([replace(CLEAN, **{name: 1.5 * limit})], limits)

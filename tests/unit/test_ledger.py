@@ -134,7 +134,7 @@ def test_a_segment_cut_anywhere_keeps_every_whole_entry() -> None:
 
 
 def test_no_bit_of_a_record_changes_unseen() -> None:
-    """Issue 10.8: signature and length were covered by nothing."""
+    """Signature and length were covered by nothing."""
     entries = chain(3)
     data = on_disk(entries)
     ends = [len(on_disk(entries[:count])) for count in range(4)]

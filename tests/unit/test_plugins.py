@@ -107,7 +107,7 @@ def test_shoals_own_plugins_are_installed() -> None:
 
 
 def test_a_table_of_no_role_is_misspelt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Issue 10.15: ``[role.infrence]`` was accepted, and its settings had no effect."""
+    """``[role.infrence]`` was accepted, and its settings had no effect."""
     install(monkeypatch, (plugins.ROLES, "lazy", THIS))
     with pytest.raises(
         ConfigError, match=r"\[role\.lasy\]: no role is called so; did you mean 'lazy'\?"

@@ -174,7 +174,7 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
 async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_contradiction(
     published: int, step: int
 ) -> None:
-    """Issue 10.7: it published its newest version anew, with another predecessor, and was
+    """It published its newest version anew, with another predecessor, and was
     halted by all.
     """
 

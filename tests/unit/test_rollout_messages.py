@@ -85,7 +85,7 @@ def test_a_submission_survives_the_wire() -> None:
 
 @pytest.mark.parametrize("length", [0, 1, 200, 300, 70_000])
 def test_a_head_says_all_that_the_whole_does_as_soon_as_it_is_there(length: int) -> None:
-    """Issue 10.3: the seat comes after the head."""
+    """The seat comes after the head."""
     sent = submission(bytes(length))
     data = frame(sent.to_bytes())
     needed = len(data) - length
@@ -231,7 +231,7 @@ def test_lengths_that_do_not_fit_are_refused(
 def test_sixteen_answers_of_32768_tokens_pass_at_less_than_seven_bytes_a_token(
     vocabulary: int,
 ) -> None:
-    """Issue 13: from the worker's content to what the trainer learns from."""
+    """From the worker's content to what the trainer learns from."""
     size = WorkSize(
         groups=1, completions=16, tokens=32_768, vocabulary=vocabulary, proof_values=62
     )

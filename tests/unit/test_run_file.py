@@ -395,7 +395,7 @@ def test_garbage_is_a_bad_message(data: bytes) -> None:
 def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
     change: dict[str, int], remedy: str
 ) -> None:
-    """Issue 13: an oversized submission locked its worker out for ever. Nor is it read."""
+    """An oversized submission locked its worker out for ever. Nor is it read."""
     recipe = replace(Recipe(), submission=64)
     with pytest.raises(ValueError, match=remedy):
         replace(TERMS, recipe=replace(recipe, **change))

@@ -192,7 +192,7 @@ class Wall:
 async def test_an_edition_ends_while_the_node_runs(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Issue 10.9: it was in force until the next restart. Told a day and an hour before, and at
+    """It was in force until the next restart. Told a day and an hour before, and at
     the end.
     """
     run = sign_run(replace(TERMS, expiry=1_000_000), OWNER)
@@ -222,7 +222,7 @@ async def test_an_edition_ends_while_the_node_runs(
 async def test_a_clock_within_the_tolerance_ends_nothing_and_one_set_right_begins_again(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Issue 10.9: clocks lie; one that was 10 minutes ahead must not stop a node for good."""
+    """Clocks lie; one that was 10 minutes ahead must not stop a node for good."""
     wall = Wall(tmp_path, 0.0)
     book = RunBook(wall.world, open_run)
     await book.offer(RUN.document)
@@ -242,7 +242,7 @@ async def test_a_clock_within_the_tolerance_ends_nothing_and_one_set_right_begin
 async def test_hints_are_few_and_each_peer_is_asked_once_a_minute(
     tmp_path: Path, autojump_clock: trio.testing.MockClock
 ) -> None:
-    """Issue 10.9: whoever claims another edition can cause a question, and no more than
+    """Whoever claims another edition can cause a question, and no more than
     that.
     """
     wall = Wall(tmp_path, 0.0)

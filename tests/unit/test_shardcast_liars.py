@@ -104,7 +104,7 @@ def test_receipts_put_right_what_overclaimers_slow_down() -> None:
 
 
 def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
-    """Issue 12: each hop dialled when its first chunk came, one after the other. The chunks of
+    """Each hop dialled when its first chunk came, one after the other. The chunks of
     60 honest peers were so late that all four roots were taken for liars."""
     swarm = LiarSwarm(60)
     roster = swarm.roster
@@ -124,7 +124,7 @@ def test_every_relay_dials_its_children_when_a_version_is_announced() -> None:
 
 
 def test_receipts_make_the_next_roster_before_the_next_version() -> None:
-    """Issue 12: one of 60 claims everything. Every relay dials by what the first version's
+    """One of 60 claims everything. Every relay dials by what the first version's
     receipts say while there is nothing to send."""
     swarm = LiarSwarm(60, claim=lambda n: 2.0**52 if n == 5 else 40 * MBIT)
     boaster = list(swarm.nodes)[5]

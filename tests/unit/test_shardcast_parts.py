@@ -69,7 +69,7 @@ def test_a_credit_is_what_the_line_holds_and_two_more() -> None:
 
 
 def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
-    """Issue 12.1: two chunks at any round trip left long lines idle."""
+    """Two chunks at any round trip left long lines idle."""
     keys = [KeyPair(digest_of(b"%d" % number)) for number in range(20)]
     entries = [RosterEntry(pair.peer_id, 25e6) for pair in keys]
     forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
@@ -90,7 +90,7 @@ def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
 
 
 def test_a_root_is_late_by_its_own_confirmations_within_a_bound() -> None:
-    """Issue 12: the root behind the narrowest line was late in every version, and what it was
+    """The root behind the narrowest line was late in every version, and what it was
     given came twice to all."""
 
     def given_again_after(usual: float) -> float:
@@ -209,7 +209,7 @@ def test_a_root_that_confirms_faster_than_its_class_is_given_more_ahead() -> Non
 
 
 def test_an_origin_sends_to_all_only_while_most_roots_have_all_that_they_asked_for() -> None:
-    """Issue 12.3: it did while nothing left it, which on real lines was hardly ever so."""
+    """It did while nothing left it, which on real lines was hardly ever so."""
     handout = seven_homes(500e3)
     give_all(handout, 0.0)
     roots = handout.forest.roots

@@ -339,7 +339,7 @@ def test_victims_can_be_patterns_shares_and_zones() -> None:
 
 @pytest.mark.parametrize("who", ["nobody", "n9*", "zone:z7", "1%"])
 def test_a_fault_that_names_no_node_fails_the_run(who: str) -> None:
-    """Issue 10.15: it did not happen, and the run said that everything was met."""
+    """It did not happen, and the run said that everything was met."""
     fault = Fault(at=2.0, kind="kill", who=("n1", who), seconds=0.5)
     with pytest.raises(
         NodeFailed, match=f"fault kill at 2 s: no node is meant by {re.escape(repr(who))}"
@@ -348,7 +348,7 @@ def test_a_fault_that_names_no_node_fails_the_run(who: str) -> None:
 
 
 def test_a_share_of_the_nodes_is_one() -> None:
-    """Issue 10.15: ``25 %`` was a ValueError in the middle of a run, and 250% one of
+    """``25 %`` was a ValueError in the middle of a run, and 250% one of
     random.sample.
     """
     for who in ("many%", "-1%", "250%"):

@@ -363,7 +363,7 @@ def test_the_package_statistics() -> None:
 
 
 def test_a_border_value_that_rounds_the_other_way_rejects_no_honest_work() -> None:
-    """Issue 10.12: one value, half-way between two bfloat16 numbers, stands 16 times at the
+    """One value, half-way between two bfloat16 numbers, stands 16 times at the
     border of a chunk's top 128; decode and prefill differ by 2e-7, so all 16 enter or leave
     together."""
     rng = np.random.default_rng(7)
@@ -382,7 +382,7 @@ def test_a_border_value_that_rounds_the_other_way_rejects_no_honest_work() -> No
 
 
 def test_one_step_across_a_power_of_two_is_rounding() -> None:
-    """Issue 10.12: 1.99609375 +- 1e-7 rounds to 1.9921875 or to 2.0, whose exponents differ."""
+    """1.99609375 +- 1e-7 rounds to 1.9921875 or to 2.0, whose exponents differ."""
     rows = noise(32, 64)
     decoded, prefilled = rows.copy(), rows.copy()
     decoded[3, 5], prefilled[3, 5] = 3.992, 4.0  # well inside the top of the chunk
@@ -394,7 +394,7 @@ def test_one_step_across_a_power_of_two_is_rounding() -> None:
 
 
 def test_equal_activations_are_still_compared() -> None:
-    """Issue 10.12: where no value lies above the border, all are compared: ones prove ones
+    """Where no value lies above the border, all are compared: ones prove ones
     only.
     """
     ones = np.ones((32, 64), dtype=np.float32)

@@ -122,7 +122,7 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path: Path) -> None:
 
 
 def test_one_flipped_bit_in_a_checkpoint_is_noticed(tmp_path: Path) -> None:
-    """Issue 10.6: a weight of 3.2e37 was loaded without a word. The generation before stands
+    """A weight of 3.2e37 was loaded without a word. The generation before stands
     in.
     """
     path = tmp_path / "checkpoint"
@@ -188,7 +188,7 @@ def test_a_checkpoint_that_is_cut_off_leaves_the_one_before(
 
 
 def test_a_published_policy_is_adopted(tmp_path: Path) -> None:
-    """Issue 10.7: without a checkpoint the learner goes on from weights that are out."""
+    """Without a checkpoint the learner goes on from weights that are out."""
     learner = TorchLearner(CONFIG)
     learner.start()
     groups = make_groups(learner, 12)
