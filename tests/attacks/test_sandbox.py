@@ -316,7 +316,7 @@ async def test_nothing_outlives_a_worker(house: House, is_killed: bool) -> None:
 
 
 NODE = """
-import json, sys, trio
+import json, os, sys, trio
 from pathlib import Path
 from p2p.machine import open_world
 from p2p.sandbox import Confinement, Containment
@@ -327,7 +327,7 @@ async def main(folder, shared):
         argv = ["tests.attacks.spies"]
         async with world.open_worker(argv, name="a spy", confined=confined) as worker:
             await worker.call(json.dumps(["outlive", shared + "/lock"]).encode())
-            print("ready", flush=True)
+            os.write(1, b"ready\n")
             await trio.sleep_forever()
 
 trio.run(main, *sys.argv[1:])
