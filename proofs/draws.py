@@ -192,7 +192,10 @@ class DrawStatistics:
         self, logits: Logits, tokens: Sequence[int] | NDArray[np.integer], words: Words
     ) -> NDArray[np.float64]:
         """Take one block of rows into account; return the log-probs of its tokens."""
-        seen = replay(logits, tokens, words, self._temperature, self._rule)
+        return self.take(replay(logits, tokens, words, self._temperature, self._rule))
+
+    def take(self, seen: Replay) -> NDArray[np.float64]:
+        """`add`, of a block that was replayed elsewhere, where its logits are."""
         counts = seen.mismatch
         if self._rule is DrawRule.CDF:
             # not a distance within the limit: NaN, too, counts
