@@ -32,6 +32,16 @@ class EngineProcess:
         self._read = 0
         self.has_room = True
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, seconds: float) -> int:
+        return self._process.wait(seconds)
+
     def call(self, method: str, *arguments: object) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None

@@ -22,6 +22,7 @@ from roles.engines.base import (
     EngineError,
     Group,
     GroupTask,
+    Placement,
     Sampling,
     StepReport,
     TrainingGroup,
@@ -47,6 +48,9 @@ class Counter:
         self._hangs = hangs
         self._steps = 0
         self._under_way: list[GroupTask] = []
+
+    def placement(self) -> Placement:
+        return Placement("counter", "cpu", 1)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         if self._hangs:
