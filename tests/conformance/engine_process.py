@@ -31,6 +31,8 @@ class EngineProcess:
         self._folder = folder
         self._read = 0
         self.has_room = True
+        self.placement: list[Any] = []
+        """What it computes with, as it said."""
 
     @property
     def pid(self) -> int:
@@ -109,6 +111,6 @@ def open_engine_process(python: str, config: EngineConfig) -> Iterator[EnginePro
         ) as process,
     ):
         engine = EngineProcess(process, Path(folder))
-        engine.call("configure", config_to_wire(config))
+        engine.placement = engine.call("configure", config_to_wire(config))
         yield engine
         process.kill()
