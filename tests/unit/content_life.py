@@ -50,7 +50,7 @@ class Counter:
         self._under_way: list[GroupTask] = []
 
     def placement(self) -> Placement:
-        return Placement("counter", "cpu", 1)
+        return Placement("counter", "cpu", 1, "this machine's GPU lies idle")
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         if self._hangs:

@@ -12,7 +12,7 @@ hands both to `instruments`: `proofs` on the CPU, the same arithmetic in torch o
 (`device_draws`).
 
 What computes is a `device`, by which every tensor here is made. A learner may be several
-processes, a GPU each: `ranks` starts them, `sharding` spreads the weights.
+processes, a GPU each: `ranks` starts them, each is a `rank`, `sharding` spreads the weights.
 
 Only `roles.engines.worker` and ``python -m roles.demo.alone`` call this.
 """
