@@ -44,6 +44,9 @@ ALONE = EngineConfig(
 """11 groups: minibatches of six and five, of which the last batch has no partner."""
 TOGETHER = replace(ALONE, learner=LearnerOptions(ranks=2, recompute=True))
 
+NO_NUMBER = TrainingGroup((1,), (Completion((2, 0), (float("nan"), -1.0)),) * 2, (0.0, 1.0))
+"""Its log-probs make a loss that is none, and so a gradient."""
+
 
 @pytest.fixture(scope="module")
 def together() -> Iterator[EngineProcess]:
@@ -126,6 +129,8 @@ def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path:
     empty = [TrainingGroup((1,), (), ())]
     with pytest.raises(EngineError, match="at least two completions to compare"):
         step(together, empty)
+    with pytest.raises(EngineError, match="the gradient's norm is nan"):
+        step(together, [NO_NUMBER])
     folder = tmp_path / "file" / "checkpoint"
     folder.parent.write_bytes(b"")
     with pytest.raises(EngineError, match=r"FileExistsError|NotADirectoryError"):
@@ -161,9 +166,8 @@ def test_a_gradient_that_is_no_number_changes_nothing() -> None:
     learner = TorchLearner(ALONE)
     learner.start()
     before = [weight.detach().clone() for weight in learner.model.parameters()]
-    group = TrainingGroup((1,), (Completion((2, 0), (float("nan"), -1.0)),) * 2, (0.0, 1.0))
     with pytest.raises(EngineError, match="the gradient's norm is nan"):
-        learner.step([group])
+        learner.step([NO_NUMBER])
     for weight, was in zip(learner.model.parameters(), before, strict=True):
         assert torch.equal(weight.detach(), was)
 
