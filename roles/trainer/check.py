@@ -137,6 +137,7 @@ class DeliveryCheck:
         own fault; `NotBorneOut` if they are not what it signed, or might not be; and
         `EnvironmentFailed`, which is no peer's fault.
         """
+        await self.auditor.check_possible(work)
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]
         await self.auditor.audit(work, drawn, claim.claimed)
@@ -181,7 +182,6 @@ class DeliveryCheck:
         self._check_place(order, work, claimed)
         if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
             raise RemoteProtocolError("an accepted submission has the wrong shape")
-        await self.auditor.check_possible(work)
         made = await self._environment.tasks(order.task_seeds(commitment.index))
         return Claim(work, claimed, groups, tuple(order.with_draws(commitment.index, made)))
 
