@@ -75,7 +75,7 @@ async def test_a_liar_that_goes_away_while_its_lie_is_written_is_refused_after_a
         work = await bench.honest(0, rewards=(0.0,) * 7 + (3e38,))
         replaced, opened = bench.world.disk.replace, trio.Event()
 
-        async def slowly(path: str, data: bytes) -> None:
+        async def slowly(path: str, data: Any) -> None:
             await opened.wait()
             await replaced(path, data)
 

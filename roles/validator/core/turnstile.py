@@ -13,14 +13,16 @@ own. Who had few turns of late goes before who had twice as many, so that a newc
 once in front of a crowd that sends and sends; every `EVEN`-th turn goes to the others, or new
 names without end would keep them out.
 
-Bounded: ``in_all`` that wait, ``per_network`` of one network. No I/O: the caller knows the
-time.
+Bounded: ``in_all`` that wait, ``per_network`` of one network. A full line belongs to nobody: a
+stream more of a peer, or a network, that has fewer in it makes the newest go of the one that
+has the most. No I/O: the caller knows the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from p2p.bounded import RateLimit
@@ -40,8 +42,18 @@ _Peers = dict[PeerId, deque[T]]
 class Turnstile(Generic[T]):
     """Who waits to be heard."""
 
-    def __init__(self, rate: float, at_once: float, *, in_all: int, per_network: int) -> None:
-        """``rate`` pass in a second, ``at_once`` after a pause."""
+    def __init__(
+        self,
+        rate: float,
+        at_once: float,
+        *,
+        in_all: int,
+        per_network: int,
+        evict: Callable[[T], object] = lambda _: None,
+    ) -> None:
+        """``rate`` pass in a second, ``at_once`` after a pause. ``evict`` is told what must go
+        unheard."""
+        self._evict = evict
         self._rate = rate
         self._turns = RateLimit(rate, at_once)
         self._in_all = in_all
@@ -60,15 +72,40 @@ class Turnstile(Generic[T]):
         return self._count
 
     def add(self, peer: PeerId, network: str, item: T, now: float) -> bool:
-        """Let ``item`` of ``peer`` wait; whether there is room for it."""
+        """Let ``item`` of ``peer`` wait; whether there is room for it, or was made."""
         place = _place(peer, network)
-        peers = self._peers(place)
-        if self._count >= self._in_all or sum(map(len, peers.values())) >= self._per_network:
+        if not self._has_room(place, peer):
             return False
+        peers = self._peers(place)
         if not peers:
             self._settle(place, peers, now)
         peers.setdefault(peer, deque()).append(item)
         self._count += 1
+        return True
+
+    def _has_room(self, place: str, peer: PeerId) -> bool:
+        own = self._peers(place)
+        sizes = {one: len(items) for one, items in own.items()}
+        if sum(sizes.values()) >= self._per_network:
+            most = max(sizes, key=sizes.__getitem__)
+            return self._make_room(own, most, sizes[most], sizes.get(peer, 0))
+        if self._count < self._in_all:
+            return True
+        crowds = [peers for level in self._waiting.values() for peers in level.values()]
+        crowd = max(crowds, key=_size)
+        most = max(crowd, key=lambda one: len(crowd[one]))
+        return self._make_room(crowd, most, _size(crowd), _size(own))
+
+    def _make_room(self, crowd: _Peers[T], of: PeerId, held: int, own: int) -> bool:
+        """End the newest stream ``of`` one of a crowd, if that ``held`` more than the asker,
+        whose ``own`` are, would have then."""
+        if held <= own + 1:
+            return False
+        item = crowd[of].pop()
+        self._count -= 1
+        if not crowd[of]:  # a network of many names: the others keep its place
+            del crowd[of]
+        self._evict(item)
         return True
 
     def remove(self, peer: PeerId, network: str, item: T) -> None:
@@ -125,6 +162,10 @@ class Turnstile(Generic[T]):
         del self._waiting[level][place]
         if not self._waiting[level]:
             del self._waiting[level]
+
+
+def _size(peers: _Peers[T]) -> int:
+    return sum(map(len, peers.values()))
 
 
 def _place(peer: PeerId, network: str) -> str:
