@@ -23,7 +23,7 @@ is replayed, is judged by it all the same.
 Who is convicted is refused for ever, by name, and across restarts: the lie is an entry of the
 ledger, of kind `LIE_KIND`, and the delivery a file below `LIES`, for a bystander to repeat it
 (`roles.protocol.core.lies.open_lie`). After an edition of the run file that changes the limits
-no validator is accused for a while: what comes was judged by those before.
+no validator is accused by them for a while: what comes was judged by those before.
 """
 
 from __future__ import annotations
@@ -265,7 +265,8 @@ class Auditor:
             self._strikes.note(verdict, case.kind, None)
             return ""
         lie = Lie(verdict, found, f"{LIES}/{verdict.commitment.content.hex()}")
-        if found.weight < Weight.STRIKE or not self._may_accuse():
+        may_accuse = self._may_accuse() or not found.is_of_the_run
+        if found.weight < Weight.STRIKE or not may_accuse:
             self.counts.unsure += 1
             self._strikes.note(verdict, case.kind, None)
         else:

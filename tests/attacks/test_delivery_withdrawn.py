@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -136,4 +137,19 @@ async def test_no_delivery_that_comes_again_and_again_wipes_strikes_away(
         gate._gap = 3.0
         assert bench.auditor.liars == {}
         await bench.hand_over(works[STRIKES])
+        assert JUDGE.peer_id in bench.auditor.liars
+
+
+async def test_rewards_are_lies_under_any_limits(tmp_path: Path) -> None:
+    """For ten minutes after each start of a trainer in a later edition all lies were free."""
+    async with open_bench(tmp_path, is_drawn=False, epoch=2) as bench:
+        await bench.hand_over(await bench.honest(0, rewards=(0.0,) * 7 + (3e38,)))
+        assert JUDGE.peer_id in bench.auditor.liars
+    async with open_bench(tmp_path / "drawn", epoch=2) as bench:
+        await bench.hand_over(await bench.made_up(0))
+        assert bench.auditor.liars == {}  # by the limits before it might have been honest
+        count = len((await bench.honest(1)).logprobs) // 2
+        await bench.hand_over(
+            await bench.honest(1, logprobs=struct.pack(f"<{count}e", *[-18.0] * count))
+        )
         assert JUDGE.peer_id in bench.auditor.liars

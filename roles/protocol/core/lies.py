@@ -69,6 +69,8 @@ NO_REWARD: Final = "a reward that no environment pays"
 
 _CERTAIN: Final = (Reason.MALFORMED_PROOF.value, NO_REWARD)
 """Reasons that have no numerics in them."""
+_WHATEVER_THE_RUN: Final = (*_CERTAIN, REWARDS, LOGPROBS)
+"""Reasons that no limits of the run have a part in."""
 _NEVER_ALONE: Final = (Reason.SURPRISE.value, Reason.IMPROBABLE_END.value, REWARDS)
 """Heavy tails, and the code of others, which may depend on the machine after all."""
 
@@ -102,6 +104,11 @@ class Finding:
         if excess <= BEYOND_DOUBT or self.reason in _NEVER_ALONE:
             return Weight.STRIKE
         return Weight.LIE
+
+    @property
+    def is_of_the_run(self) -> bool:
+        """Whether it is one of the run's limits that is exceeded."""
+        return self.reason not in _WHATEVER_THE_RUN
 
     @property
     def _excess(self) -> float:
