@@ -33,7 +33,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -55,6 +55,7 @@ from roles.protocol.core.lies import (
 from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
 from roles.trainer.core.lot import Lot
@@ -66,6 +67,8 @@ LIE_KIND: Final = "lie"
 LIES: Final = "trainer/lies"
 """Where the deliveries lie that convict, or may: two for each validator at most, and those of
 the convicted."""
+LIMITS: Final = "trainer/limits"
+"""Where it is kept by which limits validators were accused last, and from when on."""
 SETTLING: Final = 600.0
 """Seconds after other limits came in which no validator is accused: what it had under way
 was judged by those before. As long as `roles.validator.limits.SUCCESSION`."""
@@ -146,8 +149,6 @@ class Auditor:
         """Version and digest of the policy in the engine that scores."""
         self._limits = standing.run.terms.limits
         self._accuses_from = -math.inf
-        if standing.run.epoch > 1:  # it may have come while this node was down
-            self._accuses_from = node.world.now() + SETTLING
         self._kept: dict[str, None] = {}
         """Files below `LIES` of strikes, which may come to nothing."""
         self.liars: dict[PeerId, str] = {}
@@ -157,6 +158,7 @@ class Auditor:
     async def recall(self) -> None:
         """Take up who was convicted in earlier lives. What was kept of strikes is removed:
         those are forgotten."""
+        await self._recall_limits()
         needed = set()
         async for entry in self._ledger.entries(LIE_KIND):
             lie = decode_lie_untrusted(entry.body, self._node.world.verify)
@@ -166,6 +168,25 @@ class Auditor:
         for name in await disk.list(LIES):
             if f"{LIES}/{name}" not in needed:
                 await self._durable.insist(partial(disk.remove, f"{LIES}/{name}"))
+
+    async def _recall_limits(self) -> None:
+        """Other limits than those of the life before may have come while this node was down. A
+        restart under the same ones is no pardon."""
+        disk, world = self._node.world.disk, self._node.world
+        known: Any = None
+        try:
+            known = await recall(disk, LIMITS)
+        except DamagedFile as error:
+            await discard(disk, LIMITS, error)
+        digest = content_digest(repr(self._limits).encode()).hex()
+        left = SETTLING if self._standing.run.epoch > 1 else 0.0
+        if known is not None:
+            before, until = known
+            left = min(until - world.wall(), SETTLING) if before == digest else SETTLING
+        if left > 0:
+            self._accuses_from = world.now() + left
+        value = [digest, world.wall() + max(left, 0.0)]
+        await self._durable.insist(partial(keep, disk, LIMITS, value))
 
     def why_refused(self, validator: PeerId) -> str:
         """Why nothing of ``validator`` is taken; empty if it is not known to lie."""

@@ -14,7 +14,7 @@ from proofs.checks import Limits
 from roles.engines.base import Scored
 from roles.protocol.core.lies import STRIKES, WINDOW
 from roles.protocol.core.messages import AcceptedWork, Receipt
-from roles.trainer.audit import LIE_KIND, LIES, MOST_WAITING
+from roles.trainer.audit import LIE_KIND, LIES, MOST_WAITING, SETTLING
 from tests.trainer_bench import JUDGE, Bench, open_bench
 
 
@@ -140,12 +140,33 @@ async def test_no_delivery_that_comes_again_and_again_wipes_strikes_away(
         assert JUDGE.peer_id in bench.auditor.liars
 
 
+async def test_a_restart_under_the_same_limits_is_no_pardon(tmp_path: Path) -> None:
+    """In later editions each start of the trainer gave its validators ten minutes to lie."""
+    async with open_bench(tmp_path, epoch=2) as bench:
+        wall = 1000.0
+        bench.world.wall = lambda: wall  # type: ignore[method-assign]
+        await bench.intake.recall()
+        await bench.hand_over(await bench.made_up(0))
+        assert bench.auditor.liars == {}  # of the limits before nothing is known
+        for later, is_convicted in ((SETTLING / 2, False), (SETTLING, True)):
+            wall += later
+            bench.open_trainer()
+            await bench.intake.recall()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(bench.auditor.work_forever)
+                await bench.hand_over(await bench.made_up(1))
+                nursery.cancel_scope.cancel()
+            assert bool(bench.auditor.liars) is is_convicted
+
+
 async def test_rewards_are_lies_under_any_limits(tmp_path: Path) -> None:
     """For ten minutes after each start of a trainer in a later edition all lies were free."""
     async with open_bench(tmp_path, is_drawn=False, epoch=2) as bench:
+        await bench.intake.recall()
         await bench.hand_over(await bench.honest(0, rewards=(0.0,) * 7 + (3e38,)))
         assert JUDGE.peer_id in bench.auditor.liars
     async with open_bench(tmp_path / "drawn", epoch=2) as bench:
+        await bench.intake.recall()
         await bench.hand_over(await bench.made_up(0))
         assert bench.auditor.liars == {}  # by the limits before it might have been honest
         count = len((await bench.honest(1)).logprobs) // 2
