@@ -65,6 +65,8 @@ class Turnstile(Generic[T]):
         self._waiting: dict[int, dict[str, _Peers[T]]] = {}
         """By level, network and peer, who is next first."""
         self._count = 0
+        self._sizes: dict[str, int] = {}
+        """By place: how many wait."""
         self._number = 0
         """Of turns."""
 
@@ -80,29 +82,37 @@ class Turnstile(Generic[T]):
         if not peers:
             self._settle(place, peers, now)
         peers.setdefault(peer, deque()).append(item)
-        self._count += 1
+        self._note(place, +1)
         return True
 
+    def _note(self, place: str, change: int) -> None:
+        """So many more wait at a place."""
+        self._count += change
+        self._sizes[place] = self._sizes.get(place, 0) + change
+        if not self._sizes[place]:
+            del self._sizes[place]
+
     def _has_room(self, place: str, peer: PeerId) -> bool:
-        own = self._peers(place)
-        sizes = {one: len(items) for one, items in own.items()}
-        if sum(sizes.values()) >= self._per_network:
-            most = max(sizes, key=sizes.__getitem__)
-            return self._make_room(own, most, sizes[most], sizes.get(peer, 0))
+        if self._sizes.get(place, 0) >= self._per_network:
+            own = {one: len(items) for one, items in self._peers(place).items()}
+            most = max(own, key=own.__getitem__)
+            return self._make_room(place, most, own[most], own.get(peer, 0))
         if self._count < self._in_all:
             return True
-        crowds = [peers for level in self._waiting.values() for peers in level.values()]
-        crowd = max(crowds, key=_size)
+        fullest = max(self._sizes, key=self._sizes.__getitem__)
+        crowd = self._peers(fullest)
         most = max(crowd, key=lambda one: len(crowd[one]))
-        return self._make_room(crowd, most, _size(crowd), _size(own))
+        held, had = self._sizes[fullest], self._sizes.get(place, 0)
+        return self._make_room(fullest, most, held, had)
 
-    def _make_room(self, crowd: _Peers[T], of: PeerId, held: int, own: int) -> bool:
-        """End the newest stream ``of`` one of a crowd, if that ``held`` more than the asker,
+    def _make_room(self, place: str, of: PeerId, held: int, own: int) -> bool:
+        """End the newest stream ``of`` one at a place, if that ``held`` more than the asker,
         whose ``own`` are, would have then."""
         if held <= own + 1:
             return False
+        crowd = self._peers(place)
         item = crowd[of].pop()
-        self._count -= 1
+        self._note(place, -1)
         if not crowd[of]:  # a network of many names: the others keep its place
             del crowd[of]
         self._evict(item)
@@ -116,7 +126,7 @@ class Turnstile(Generic[T]):
         if item not in own:
             return
         own.remove(item)
-        self._count -= 1
+        self._note(place, -1)
         if not own:
             del peers[peer]
         if not peers:
@@ -133,7 +143,7 @@ class Turnstile(Generic[T]):
         place, peers = next(iter(self._waiting[level].items()))
         peer, own = next(iter(peers.items()))
         item = own.popleft()
-        self._count -= 1
+        self._note(place, -1)
         self._had.add(place, now)
         # behind the others: the peer in its network, the network among all
         del peers[peer]
@@ -162,10 +172,6 @@ class Turnstile(Generic[T]):
         del self._waiting[level][place]
         if not self._waiting[level]:
             del self._waiting[level]
-
-
-def _size(peers: _Peers[T]) -> int:
-    return sum(map(len, peers.values()))
 
 
 def _place(peer: PeerId, network: str) -> str:
