@@ -7,12 +7,13 @@ them is code that text may fool. So each check stands before all that cost more,
 
     who      verdict and submission are signed, and whole     `decode_delivery_untrusted`
       |      accepted, by its judge, for an author of the run   `why_refused`, `why_unwanted`
+      |      no reward that no environment pays
       v
     place    room, freshness, not taken before                  `roles.trainer.intake`
       |      policy, and then the numbers of the groups
       v
     shape    every token, length and end token; a log-prob for each token, a reward for each
-      |      completion, and none that no environment pays
+      |      completion
       v
     tasks    the environment makes them, of seeds that no peer chose
       |
