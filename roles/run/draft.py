@@ -6,7 +6,7 @@ Everything that has a good default may be left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -140,7 +140,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             admission=draft.admission,
             model=model,
             recipe=draft.recipe,
-            limits=_limits(dict(draft.limits), model.dtype, f"{where}: limits"),
+            limits=_limits(draft, model.dtype, f"{where}: limits"),
             delivery=draft.delivery,
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
         )
@@ -185,12 +185,21 @@ def check_calibrated(terms: Terms) -> None:
     In float32 honest errors are rounding errors, whatever the model, and the preset is
     measured. In bfloat16 they depend on model, task and engines.
     """
-    if terms.model.dtype is not Dtype.FLOAT32 and terms.calibration is None:
+    if terms.model.dtype is Dtype.FLOAT32:
+        return
+    if terms.calibration is None:
         raise ConfigError(
             f"run {terms.name!r} computes in {terms.model.dtype.value}, and its limits were"
             " measured on no model: they may refuse honest work, or let an older policy"
             " through. Put the tables [limits] and [calibration] that shoal calibrate writes"
             " into the draft, or pass --uncalibrated"
+        )
+    played = {pin.name for pin in terms.environments}
+    if not played <= terms.calibration.environments.keys():
+        others = ", ".join(sorted(played - terms.calibration.environments.keys()))
+        raise ConfigError(
+            f"the limits of run {terms.name!r} were not measured on {others}: run shoal"
+            " calibrate on this run's environments, or pass --uncalibrated"
         )
 
 
@@ -206,11 +215,18 @@ def _calibration(table: Mapping[str, object] | None, where: str) -> Calibration 
     return read_table(Calibration, {**table, "model": model}, where)
 
 
-def _limits(table: dict[str, object], dtype: Dtype, where: str) -> Limits:
+def _limits(draft: Draft, dtype: Dtype, where: str) -> Limits:
     """Those of ``dtype``, unless the table names others: in bfloat16 those of float32 reject
-    all honest work."""
+    all honest work. Beside a calibration all are named: a preset is not what it measured."""
+    table = dict(draft.limits)
     presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
     name = table.pop("preset", "fp32" if dtype is Dtype.FLOAT32 else "bf16")
     if not isinstance(name, str) or name not in presets:
         raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
+    missing = [one.name for one in fields(Limits) if one.name not in table]
+    if draft.calibration is not None and missing:
+        raise ConfigError(
+            f"{where}: {', '.join(missing)} would be the preset's, though the draft has a"
+            " calibration: take the whole table [limits] that was written with it"
+        )
     return read_table(Limits, {**write_table(presets[name]()), **table}, where)

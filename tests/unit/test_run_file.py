@@ -356,6 +356,8 @@ def test_a_calibration_of_something_else_is_refused(
         {"rejected": 65},
         {"tokens": 0},
         {"generators": ("a b",)},
+        {"validators": ()},
+        {"environments": {"sort": -1.0}},
     ],
 )
 def test_a_calibration_is_checked_at_birth(change: dict[str, Any]) -> None:

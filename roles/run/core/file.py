@@ -204,9 +204,13 @@ class Calibration:
             raise ValueError(
                 f"the date of a calibration is like 2026-01-31, not {self.date!r:.40}"
             )
-        names = (*self.generators, *self.validators, *self.environments)
-        if not all(NAME.fullmatch(name) for name in names):
+        parts = (self.generators, self.validators, self.environments)
+        names = [name for part in parts for name in part]
+        if not all(parts) or not all(NAME.fullmatch(name) for name in names):
             raise ValueError(f"a calibration names engines and environments, not {names!r:.80}")
+        for name, weight in self.environments.items():
+            if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+                raise ValueError(f"the weight of {name} in a calibration cannot be {weight!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
