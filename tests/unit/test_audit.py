@@ -211,6 +211,17 @@ async def test_a_conviction_survives_a_restart_and_what_it_taints_is_not_taken_u
         assert len(await bench.world.disk.list(LIES)) == 1
 
 
+async def test_a_conviction_outlives_its_damaged_proof(tmp_path: Path) -> None:
+    """The ledger says who is refused; the proof beside it may rot or go."""
+    async with open_bench(tmp_path) as bench:
+        await bench.hand_over(await bench.made_up(0))
+        (proof,) = await bench.world.disk.list(LIES)
+        await bench.world.disk.replace(f"{LIES}/{proof}", b"rotten")
+        bench.open_trainer()
+        await bench.intake.recall()
+        assert (await bench.hand_over(await bench.honest(1)))[1].startswith(LIED)
+
+
 async def test_invented_log_probs_are_a_lie_and_a_little_noise_is_none(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         honest = await bench.honest(0)
