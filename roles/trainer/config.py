@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from roles.diloco.config import DilocoConfig
 from roles.engines.config import Autocast, DeviceProfile, MachineLimits
 
 
@@ -38,6 +40,12 @@ class TrainerConfig:
 
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
+
+    diloco: DilocoConfig = field(default_factory=DilocoConfig)
+    """Of runs that pre-train on text."""
+
+    corpora: Mapping[str, str] = field(default_factory=dict)
+    """Where this machine has the texts of such a run, by the names of its mixture."""
 
     def __post_init__(self) -> None:
         if self.pool_steps < 1 or self.evaluate_every < 0:

@@ -150,7 +150,12 @@ class DilocoSwarm:
 
     def _train(self, machine: Machine) -> None:
         core = machine.core
-        if core is None or not core.is_member or core.round.ready or machine.training == core.held:
+        if (
+            core is None
+            or not core.is_member
+            or core.round.ready
+            or machine.training == core.held
+        ):
             return
         machine.training = core.held
         seconds = machine.seconds * self.random.uniform(0.8, 1.2)
@@ -164,8 +169,8 @@ class DilocoSwarm:
         noise = self.random.randbytes(8)  # a second training of one step gives another update
         digests = tuple(digest(noise, bytes([one])) for one in range(GRID.pieces))
         ready = Ready(
-            core.record.step + 1, 0, core.record.digest, 100, 0.0, (1.0,) * GRID.pieces, digests,
-            author=machine.peer,
+            core.record.step + 1, 0, core.record.digest, 100, 0.0, (1.0,) * GRID.pieces,
+            digests, author=machine.peer,
         )  # fmt: skip
         self.feed(machine, ev.Trained(ready))
 
@@ -186,7 +191,9 @@ class DilocoSwarm:
                 machine.records = [*machine.records, *records]
             case ev.Reduce():
                 self._later(
-                    machine, self.random.uniform(0.5, 2.0), lambda: self._reduced(machine, effect)
+                    machine,
+                    self.random.uniform(0.5, 2.0),
+                    lambda: self._reduced(machine, effect),
                 )
             case ev.Commit(record):
                 self._later(machine, 0.01, lambda: self._commit(machine, record))
@@ -229,7 +236,9 @@ class DilocoSwarm:
         if core.record.step != record.step or machine.held >= record.step:
             return
         has = record.digest in machine.outcomes
-        sources = [m for m in self.machines if m.held >= record.step and self._reaches(machine, m)]
+        sources = [
+            m for m in self.machines if m.held >= record.step and self._reaches(machine, m)
+        ]
         if not has and not sources:
             self._later(machine, 0.5, lambda: self._commit(machine, record))
             return
@@ -258,6 +267,9 @@ class DilocoSwarm:
 
 def double_vote(core: RoundCore, vote: Vote) -> Doubled:
     other = Vote(
-        vote.step, vote.view, Outcome(vote.outcome.plan, NO_DIGEST, NO_DIGEST), author=vote.author
+        vote.step,
+        vote.view,
+        Outcome(vote.outcome.plan, NO_DIGEST, NO_DIGEST),
+        author=vote.author,
     )
     return Doubled(vote, other.signed(RUN, FakeSigner(vote.author)))

@@ -178,7 +178,7 @@ def test_whatever_the_bytes_values_are_finite_or_refused(
 def test_pieces_cover_a_vector_once(codec: Codec, count: int) -> None:
     grid = PieceGrid.of(count, codec)
     assert sum(grid.values(one) for one in range(grid.pieces)) == count
-    assert max(grid.bytes(one) for one in range(grid.pieces)) <= MAX_PIECE_BYTES
+    assert max(grid.length(one) for one in range(grid.pieces)) <= MAX_PIECE_BYTES
     if count < 1000:
         vector = normal(count)
         assert np.array_equal(

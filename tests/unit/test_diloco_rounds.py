@@ -11,7 +11,6 @@ from p2p.identity import PeerId
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.messages import (
-    NO_DIGEST,
     Outcome,
     Plan,
     Promise,
@@ -28,8 +27,8 @@ SEEDS = range(200)
 
 @pytest.mark.parametrize("block", range(8))
 def test_faults_of_all_kinds_cost_no_step_and_no_replica(block: int) -> None:
-    """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute, late
-    joiners: one history, one state a step, and the run goes on once the faults are over."""
+    """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
+    late joiners: one history, one state a step, and the run goes on once the faults are over."""
     for seed in SEEDS[block::8]:
         swarm = DilocoSwarm(7, seed, skew=60.0, loss=0.05, founders=5)
         dice = Random(seed)
@@ -105,7 +104,7 @@ def test_half_killed_at_once_goes_on_with_the_anchor_among_the_survivors() -> No
     assert len(swarm.machines[0].records[-1].members) == 3
 
 
-def test_without_a_majority_the_survivors_stop_and_say_so_and_go_on_with_those_that_return() -> None:
+def test_without_a_majority_the_survivors_stop_and_go_on_with_those_that_return() -> None:
     swarm = DilocoSwarm(6, 2)
     swarm.start()
     swarm.run(25)
@@ -239,7 +238,11 @@ def test_half_is_a_majority_only_with_the_anchor() -> None:
 
 def test_the_newest_vote_is_proposed_again() -> None:
     """Also when its own view cannot have decided it: an earlier one may have, and bound it."""
-    a = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 0, b"a")), promise(3, vote(3, 1, b"a"))]
+    a = [
+        promise(0, vote(0, 0, b"a")),
+        promise(1, vote(1, 0, b"a")),
+        promise(3, vote(3, 1, b"a")),
+    ]
     assert choose(a, PEERS, None) == outcome(b"a")
     b = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 1, b"b")), promise(2)]
     assert choose(b, PEERS, None) == outcome(b"b")
@@ -271,7 +274,9 @@ def test_a_record_needs_the_signatures_of_a_majority_of_the_members_before() -> 
     with pytest.raises(BadMessage, match="does not follow"):
         check_record(good, genesis(other_run, PEERS), RUN, fake_verify, None)
     stranger = vote(0, 0, b"a")
-    twice = Record(0, outcome(b"a"), ((peer_named(9), stranger.signature), *good.signatures[:2]))
+    twice = Record(
+        0, outcome(b"a"), ((peer_named(9), stranger.signature), *good.signatures[:2])
+    )
     with pytest.raises(BadMessage, match="no majority"):
         check_record(twice, BEFORE, RUN, fake_verify, None)
 
@@ -281,4 +286,3 @@ def test_odd_times_are_refused() -> None:
         RoundConfig(beat=2.0, silence=5.0)
     with pytest.raises(ValueError, match="outlast"):
         RoundConfig(grace=60.0, patience=30.0)
-    assert NO_DIGEST == bytes(32)

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from p2p.errors import BadMessage
-from p2p.host import MAX_MESSAGE
 from p2p.identity import PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
-from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from p2p.wire import MIB, fields_untrusted, pack, unpack_untrusted
 from roles.diloco.core.pieces import DIGEST_BYTES, MAX_PIECES
 
 PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
@@ -60,7 +59,9 @@ class Plan:
         names = [peer for peer, _ in self.contributors]
         for peers in (names, list(self.members)):
             if peers != sorted(set(peers)) or len(peers) > MAX_MEMBERS:
-                raise ValueError(f"a plan names each peer once, in order, {MAX_MEMBERS} at most")
+                raise ValueError(
+                    f"a plan names each peer once, in order, {MAX_MEMBERS} at most"
+                )
         if not self.members:
             raise ValueError("a plan leaves no member")
 
@@ -91,7 +92,9 @@ class Plan:
         )
         _check_numbers(step)
         _check_digests(previous)
-        pairs = [fields_untrusted(one, bytes, bytes, what="contributor") for one in contributors]
+        pairs = [
+            fields_untrusted(one, bytes, bytes, what="contributor") for one in contributors
+        ]
         _check_digests(*(ready for _, ready in pairs))
         try:
             return cls(
@@ -256,11 +259,15 @@ class Promise(Statement):
         """Raise `BadMessage`."""
         previous, vote, suspects = body
         _check_digests(previous)
-        found = None
+        found: Vote | None = None
         if vote:
-            found = decode_statement_untrusted(vote)
-            if not isinstance(found, Vote) or (found.author, found.step) != (author, step):
+            carried = decode_statement_untrusted(vote)
+            if not isinstance(carried, Vote) or (carried.author, carried.step) != (
+                author,
+                step,
+            ):
                 raise BadMessage("a promise carries a vote of its author for its step")
+            found = carried
         peers = tuple(decode_peer_id_untrusted(one) for one in suspects[: MAX_MEMBERS + 1])
         if len(peers) > MAX_MEMBERS:
             raise BadMessage("a promise names too many suspects")
@@ -296,7 +303,9 @@ class Propose(Statement):
         if carried is not None and carried.plan != plan:
             raise BadMessage("a proposal carries the outcome of another plan")
         found = tuple(one for one in promises if isinstance(one, Promise))
-        if len(found) < len(promises) or {(one.step, one.view) for one in found} - {(step, view)}:
+        if len(found) < len(promises) or {(one.step, one.view) for one in found} - {
+            (step, view)
+        }:
             raise BadMessage("a proposal has promises for its step and view only")
         return cls(step, view, plan, carried, found, author=author)
 
@@ -421,8 +430,8 @@ class Beat:
         _check_numbers(step, view, faults)
         if not -1 <= held <= step or {len(readys), len(promises), len(votes)} != {_MASK}:
             raise BadMessage("a beat holds a later state than its record, or odd masks")
-        masks = [int.from_bytes(one, "big") for one in (readys, promises, votes)]
-        return cls(step, held, view, *masks, planned, leaving, faults)
+        masks = tuple(int.from_bytes(one, "big") for one in (readys, promises, votes))
+        return cls(step, held, view, masks[0], masks[1], masks[2], planned, leaving, faults)
 
 
 @dataclass(frozen=True, slots=True)
@@ -498,9 +507,8 @@ class BadSum:
     def to_wire(self) -> list[object]:
         """For msgpack."""
         readys = [one.to_wire() for one in self.readys]
-        return [
-            self.KIND, self.told.to_wire(), self.plan.to_wire(), readys, self.index, list(self.parts),
-        ]  # fmt: skip
+        told, plan = self.told.to_wire(), self.plan.to_wire()
+        return [self.KIND, told, plan, readys, self.index, list(self.parts)]
 
 
 Fault = Doubled | BadPart | BadSum
@@ -519,7 +527,7 @@ def encode_message(message: RoundMessage) -> bytes:
 
 def fits(message: RoundMessage) -> bool:
     """Whether it can be sent as a message."""
-    return len(encode_message(message)) <= MAX_MESSAGE
+    return len(encode_message(message)) <= MIB
 
 
 def decode_message_untrusted(data: bytes) -> RoundMessage:
@@ -598,9 +606,7 @@ def _bad_sum_untrusted(fields: list[Any]) -> BadSum:
 
 
 def _split(digests: bytes) -> tuple[bytes, ...]:
-    return tuple(
-        digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)
-    )
+    return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
 
 
 def _check_numbers(*numbers: int) -> None:

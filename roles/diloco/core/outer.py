@@ -35,9 +35,9 @@ class OuterState:
         made zero on all.
         """
         kept, step = np.float32(decay), np.float32(rate)
-        momentum = kept * self.momentum + mean
+        momentum: Values = kept * self.momentum + mean
         momentum[np.abs(momentum) < np.finfo(np.float32).tiny] = 0.0
-        weights = self.weights - step * (mean + kept * momentum)
+        weights: Values = self.weights - step * (mean + kept * momentum)
         return OuterState(weights, momentum)
 
     @property
@@ -45,10 +45,18 @@ class OuterState:
         """Of weights and momentum, one behind the other, as joiners fetch them."""
         return state_grid(self.weights.size)
 
+    def piece(self, index: int) -> bytes:
+        """One piece of weights and momentum, as a joiner fetches it."""
+        size, span = self.weights.size, self.grid.span(index)
+        parts = (
+            self.weights[span.start : min(span.stop, size)],
+            self.momentum[max(0, span.start - size) : max(0, span.stop - size)],
+        )
+        return b"".join(part.astype("<f4").tobytes() for part in parts)
+
     def pieces(self) -> list[bytes]:
-        """What a joiner fetches."""
-        both = np.concatenate([self.weights, self.momentum])
-        return [both[self.grid.span(one)].tobytes() for one in range(self.grid.pieces)]
+        """All of them."""
+        return [self.piece(one) for one in range(self.grid.pieces)]
 
     @classmethod
     def joined(cls, size: int, pieces: list[bytes]) -> OuterState:

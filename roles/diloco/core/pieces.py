@@ -22,6 +22,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -29,7 +30,14 @@ import numpy as np
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.wire import KI
-from roles.diloco.core.quant import ALIGNMENT, Codec, Values, decode_untrusted, encode, encoded_bytes
+from roles.diloco.core.quant import (
+    ALIGNMENT,
+    Codec,
+    Values,
+    decode_untrusted,
+    encode,
+    encoded_bytes,
+)
 
 CLIP: Final = 3.0
 """Times the median norm that a contribution may have. Honest norms differ by less than a half;
@@ -90,9 +98,19 @@ class PieceGrid:
         span = self.span(index)
         return int(span.stop - span.start)
 
-    def bytes(self, index: int) -> int:
+    def length(self, index: int) -> int:
         """How long a piece is as it travels."""
         return encoded_bytes(self.codec, self.values(index))
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(self.length(one) for one in range(self.pieces))
+
+    def cut(self, data: bytes) -> list[bytes]:
+        """Pieces that lie end to end, as they travel."""
+        ends = list(accumulate(self.length(one) for one in range(self.pieces)))
+        return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
     def encode_all(self, vector: Values) -> list[bytes]:
         """All pieces of a vector. Raises `ValueError` if a value is not finite."""
@@ -156,7 +174,9 @@ def shares(
     total = sum(tokens.values())
     limit = CLIP * statistics.median(norms.values())
     return {
-        peer: np.float32(tokens[peer] / total * min(1.0, limit / norms[peer] if norms[peer] else 1.0))
+        peer: np.float32(
+            tokens[peer] / total * min(1.0, limit / norms[peer] if norms[peer] else 1.0)
+        )
         for peer in sorted(tokens)
     }
 

@@ -80,7 +80,9 @@ def encode(codec: Codec, values: Values) -> bytes:
             return _bf16(values).tobytes()
         case _:
             scales, codes = _encode_blocks(codec, values)
-            return scales.tobytes() + (_packed(codes) if codec is Codec.INT4 else codes.tobytes())
+            return scales.tobytes() + (
+                _packed(codes) if codec is Codec.INT4 else codes.tobytes()
+            )
 
 
 def decode_untrusted(codec: Codec, data: bytes | memoryview, count: int) -> Values:

@@ -119,7 +119,9 @@ class RoundConfig:
 
 def genesis(run: bytes, founders: Sequence[PeerId]) -> Record:
     """Record 0, which nobody signs: it follows from the run."""
-    return Record(0, Outcome(Plan(0, run, (), tuple(sorted(founders))), NO_DIGEST, NO_DIGEST), ())
+    return Record(
+        0, Outcome(Plan(0, run, (), tuple(sorted(founders))), NO_DIGEST, NO_DIGEST), ()
+    )
 
 
 def check_record(
@@ -173,7 +175,7 @@ class Round:
 class RoundCore:
     """One node's part, as a state machine: `handle`, `next_deadline`."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a life begins with
         self,
         signer: Signer,
         config: RoundConfig,
@@ -209,8 +211,8 @@ class RoundCore:
             self._remember(kept)
 
     def _remember(self, kept: ev.Keep) -> None:
-        """Take up what an earlier life has signed. It may have proposed in its view, so that one
-        is left at the first chance."""
+        """Take up what an earlier life has signed. It may have proposed in its view, so that
+        one is left at the first chance."""
         this = self.round
         this.view, this.proposed, this.vote, this.ready = (
             kept.view, kept.proposed, kept.vote, kept.ready,
@@ -381,7 +383,9 @@ class RoundCore:
             and mine.outcome != vote.outcome
         ):  # an owner has told two stories: who has both has the proof
             self._out += [
-                ev.Send(vote.author, said) for said in this.said.values() if isinstance(said, Sum)
+                ev.Send(vote.author, said)
+                for said in this.said.values()
+                if isinstance(said, Sum)
             ]
         self._count(vote, now)
 
@@ -419,7 +423,7 @@ class RoundCore:
             self.round.promises[promise.author] = promise
 
     def _on_chain(self, records: Sequence[Record], now: float) -> None:
-        """Records that follow ours, each judged; those that do not are old, or of no use yet."""
+        """Records that follow ours, each judged; others are old, or of no use yet."""
         found = list[Record]()
         last = self.record
         for record in records:
@@ -516,7 +520,9 @@ class RoundCore:
             self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat)]
         if beat.faults < len(self.convicted):
             self._out += [
-                ev.Send(peer, fault) for fault in self.convicted.values() if fault.culprit != peer
+                ev.Send(peer, fault)
+                for fault in self.convicted.values()
+                if fault.culprit != peer
             ]
 
     def _lacking(self, peer: PeerId, beat: Beat) -> Iterator[RoundMessage]:
@@ -528,11 +534,9 @@ class RoundCore:
         if this.ready is not None and not beat.readys >> place & 1:
             yield this.ready
         mine = this.said.get((Propose.KIND, self.record.step + 1, this.view, self.me))
-        if beat.view < this.view or (
-            beat.view == this.view and this.is_promised and not beat.promises >> place & 1
-        ):
-            if self.me in this.promises:
-                yield this.promises[self.me]
+        has_promise = beat.view == this.view and beat.promises >> place & 1
+        if beat.view <= this.view and self.me in this.promises and not has_promise:
+            yield this.promises[self.me]
         if beat.view <= this.view and mine is not None and not beat.is_planned:
             yield mine
             for author, ready in this.readys.items():
@@ -644,11 +648,9 @@ class RoundCore:
     def _plan(self, promises: Sequence[Promise], now: float) -> Plan | None:
         this, live = self.round, self.live(now)
         accused = [peer for one in promises for peer in one.suspects]
-        summed = [
-            peer
-            for peer in live
-            if peer in this.readys and 3 * accused.count(peer) <= len(self.members)
-        ]
+        ready = [peer for peer in live if peer in this.readys]
+        # If all accuse all, the fault is not theirs.
+        summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)] or ready
         stay = [
             peer
             for peer in live
