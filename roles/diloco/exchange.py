@@ -1,9 +1,9 @@
 """Pieces between members, over streams: served by digest, fetched from one peer or several.
 
 A *blob* is a list of pieces that is known by its root, the digest of its pieces' digests: a
-contribution, a mean, a state. Whoever holds one serves it, and whoever fetches one judges each
-piece by its digest; so it may come from several peers at a time, and a peer that gives another
-piece is found out by the piece.
+contribution, a mean, a state. A member serves those that it holds, and judges each piece that
+it fetches by its digest; so one may come from several peers at a time, and a peer that gives
+another piece is found out by the piece.
 
 A request is one frame, ``[what, ...]``; the answer is frames of its own, an empty one if there
 is nothing:

@@ -19,7 +19,7 @@ class MayTrain(Protocol):
 
 
 class RunMembers:
-    """By the run file: its trainers, or whoever it admits."""
+    """By the run file: its trainers, or all that it admits."""
 
     def __init__(self, node: Node, joining: Joining) -> None:
         self._node = node

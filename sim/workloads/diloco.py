@@ -103,6 +103,9 @@ class Pretraining:
         "step_seconds",
     )
 
+    strangers: ClassVar[Sequence[str]] = ()
+    """Sites that have another run file."""
+
     def __init__(self) -> None:
         self._sessions: dict[str, DilocoSession] = {}
         self._states: dict[int, dict[str, bytes]] = {}
@@ -161,7 +164,7 @@ class Pretraining:
             session = kind(
                 machine.world,
                 host,
-                RUN,
+                bytes(len(RUN)) if machine.name in self.strangers else RUN,
                 self._terms,
                 DilocoConfig(),
                 engine,
@@ -211,6 +214,7 @@ class Pretraining:
         newest = max((session.step for session in honest.values()), default=-1)
         return {
             "rounds": min((session.step for session in honest.values()), default=-1),
+            "newest": newest,
             "members_end": self._members.get(newest, 0),
             "replicas_differ": sum(
                 len(dict.fromkeys(found.values())) > 1 for found in self._states.values()

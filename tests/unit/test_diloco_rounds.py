@@ -28,7 +28,7 @@ SEEDS = range(200)
 @pytest.mark.parametrize("block", range(8))
 def test_faults_of_all_kinds_cost_no_step_and_no_replica(block: int) -> None:
     """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
-    late joiners: one history, one state a step, and the run goes on once the faults are over."""
+    late joiners: one history, one state a step, and the run goes on after the faults."""
     for seed in SEEDS[block::8]:
         swarm = DilocoSwarm(7, seed, skew=60.0, loss=0.05, founders=5)
         dice = Random(seed)
@@ -247,6 +247,38 @@ def test_the_newest_vote_is_proposed_again() -> None:
     b = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 1, b"b")), promise(2)]
     assert choose(b, PEERS, None) == outcome(b"b")
     assert choose([promise(0), promise(1), promise(2)], PEERS, None) is Freedom.FREE
+
+
+def test_what_a_liar_voted_for_alone_binds_no_one_once_the_others_have_promised() -> None:
+    """It had bound all later views for ever: none could vote for what none had computed."""
+    lie = promise(4, vote(4, 0, b"lie"))
+    assert choose([lie, promise(0), promise(1)], PEERS, None) == outcome(b"lie")
+    assert choose([lie, promise(0), promise(1), promise(2)], PEERS, None) is Freedom.FREE
+
+
+def test_a_member_that_votes_for_what_it_made_up_stops_no_round() -> None:
+    swarm = DilocoSwarm(4, 1)
+    liar = swarm.machines[3]
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine is liar and isinstance(message, Vote):
+            return double_vote(machine.core, message).other
+        if machine is liar and isinstance(message, Promise) and machine.core.round.vote:
+            made_up = double_vote(machine.core, machine.core.round.vote).other
+            said = Promise(
+                message.step, message.view, message.previous, made_up, author=machine.peer
+            )
+            return said.signed(RUN, FakeSigner(machine.peer))
+        return message
+
+    swarm.twist = lie
+    swarm.start()
+    for second in range(20, 140, 40):  # each death opens a view
+        swarm.at(second, lambda: swarm.kill(0))
+        swarm.at(second + 3, lambda: swarm.start(0))
+    swarm.run(180)
+    swarm.check()
+    assert swarm.machines[1].held >= 6
 
 
 def test_of_two_stories_in_one_view_the_one_that_may_have_won_is_carried() -> None:

@@ -84,9 +84,7 @@ def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match=r"is not at .*nowhere"):
         opened({"books": tmp_path / "nowhere"})
     with pytest.raises(ConfigError, match=r"\[role.trainer.corpora\]"):
-        open_corpora(
-            {"books": 1.0}, {}, encode, end=0, vocabulary=256, window=16, held_out=8
-        )
+        open_corpora({"books": 1.0}, {}, encode, end=0, vocabulary=256, window=16, held_out=8)
 
 
 def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 Read `round` first: how members agree on each outer step. `election` has its majorities,
 `messages` what is said and signed, `events` what goes in and comes out. `quant` encodes
-contributions in few bits, `pieces` says who sums what and how, `outer` takes the step. `prime`
-is the quantiser of PRIME, for comparison.
+contributions in few bits, `pieces` says who sums what and how, `outer` takes the step. `terms`
+is what a run's owner decides, `windows` says which text is whose. `prime` is the quantiser of
+PRIME, for comparison.
 """

@@ -41,26 +41,25 @@ def choose(
 ) -> Outcome | Freedom:
     """What must be proposed again after the promises of a majority.
 
-    That is the newest vote. The votes of one view differ only where an owner of pieces told two
-    stories. Its proposer was not bound then, or all would have voted for what it carried, so
-    only this view can have decided: an outcome for which the voters, with all members that
-    have not promised, would be a majority.
+    An outcome may have been decided if those whose newest vote is for it, with all members that
+    have not promised, would be a majority: its voters vote for nothing else later, as every
+    later view was bound to it. Of several the newest counts; two of one view mean that an owner
+    of pieces told two stories. What one liar has voted for alone binds no one for long.
     """
     voted = {one.author: one.vote for one in promises if one.vote is not None}
     promised = {one.author for one in promises}
-    if not voted:
-        return Freedom.FREE
-    newest = max(vote.view for vote in voted.values())
-    by_digest: dict[bytes, tuple[Outcome, list[PeerId]]] = {}
-    for peer, vote in voted.items():
-        if vote.view == newest:
-            by_digest.setdefault(vote.outcome.digest, (vote.outcome, []))[1].append(peer)
     silent = [peer for peer in members if peer not in promised]
+    newest: dict[bytes, tuple[int, Outcome, list[PeerId]]] = {}
+    for peer, vote in voted.items():
+        view, outcome, voters = newest.get(vote.outcome.digest, (-1, vote.outcome, []))
+        newest[outcome.digest] = max(view, vote.view), outcome, [*voters, peer]
     possible = [
-        outcome
-        for outcome, voters in by_digest.values()
-        if len(by_digest) == 1 or is_majority([*voters, *silent], members, anchor)
+        (view, outcome)
+        for view, outcome, voters in newest.values()
+        if is_majority([*voters, *silent], members, anchor)
     ]
-    if not possible:
+    last = max((view for view, _ in possible), default=-1)
+    found = [outcome for view, outcome in possible if view == last]
+    if not found:
         return Freedom.FREE
-    return possible[0] if len(possible) == 1 else Freedom.OPEN
+    return found[0] if len(found) == 1 else Freedom.OPEN

@@ -2,8 +2,8 @@
 
 Messages are msgpack lists that begin with their kind. A *statement* is a message with an author
 and a signature over all of it, the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
-member makes one for a step (and view): two that differ are proof against it, whoever brings
-them (`Fault`).
+member makes one for a step (and view): two that differ are proof against it, from any peer
+(`Fault`).
 """
 
 from __future__ import annotations
@@ -399,6 +399,8 @@ class Beat:
 
     step: int
     """Of its newest record."""
+    digest: bytes
+    """Of that record: another run's members count for nothing."""
     held: int
     """Of the state that it has whole."""
     view: int
@@ -419,19 +421,22 @@ class Beat:
         """For msgpack."""
         masks = [one.to_bytes(_MASK, "big") for one in (self.readys, self.promises, self.votes)]
         return [
-            self.KIND, self.step, self.held, self.view, *masks, self.is_planned,
+            self.KIND, self.step, self.digest, self.held, self.view, *masks, self.is_planned,
             self.is_leaving, self.faults,
         ]  # fmt: skip
 
     @classmethod
     def of_untrusted(cls, fields: Sequence[Any]) -> Self:
         """Raise `BadMessage`."""
-        step, held, view, readys, promises, votes, planned, leaving, faults = fields
+        step, digest, held, view, readys, promises, votes, planned, leaving, faults = fields
         _check_numbers(step, view, faults)
+        _check_digests(digest)
         if not -1 <= held <= step or {len(readys), len(promises), len(votes)} != {_MASK}:
             raise BadMessage("a beat holds a later state than its record, or odd masks")
         masks = tuple(int.from_bytes(one, "big") for one in (readys, promises, votes))
-        return cls(step, held, view, masks[0], masks[1], masks[2], planned, leaving, faults)
+        return cls(
+            step, digest, held, view, masks[0], masks[1], masks[2], planned, leaving, faults
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -543,7 +548,7 @@ def decode_message_untrusted(data: bytes) -> RoundMessage:
         case Record.KIND:
             return Record.from_wire_untrusted(value)
         case Beat.KIND:
-            kinds = (int, int, int, bytes, bytes, bytes, bool, bool, int)
+            kinds = (int, bytes, int, int, bytes, bytes, bytes, bool, bool, int)
             return Beat.of_untrusted(fields_untrusted(value[1:], *kinds, what="beat"))
         case Chain.KIND:
             (records,) = fields_untrusted(value[1:], list, what="chain")

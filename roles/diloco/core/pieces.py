@@ -3,12 +3,12 @@
 Theory of operation
 -------------------
 All members hold vectors of one length, and cut them into the same pieces. A contributor encodes
-its pieces once and signs their digests and norms; that list stands, whoever sums the pieces
-later. Each piece has one owner among the contributors of a round, by its share of the measured
-bandwidth. The owner decodes what all contributors sent, adds it up in float32 in the order of
-their ids, encodes the mean once and signs its digest. Its bytes are forwarded as they are, so
-all replicas decode the same; and a sum is a pure function of the contributors' bytes, so any
-member can repeat it.
+its pieces once and signs their digests and norms; that list stands, whichever member sums the
+pieces later. Each piece has one owner among the contributors of a round, by its share of the
+measured bandwidth. The owner decodes what all contributors sent, adds it up in float32 in the
+order of their ids, encodes the mean once and signs its digest. Its bytes are forwarded as they
+are, so all replicas decode the same; and a sum is a pure function of the contributors' bytes,
+so any member can repeat it.
 
 A contribution counts by the tokens behind it. One whose norm is more than `CLIP` times the
 median is scaled down to that: whatever a member sends, it moves the mean by no more than a few

@@ -14,11 +14,11 @@ follows from the run file. A step is four things said to all:
 4. `Vote`: each signs the outcome. A majority of votes of one view is the record; then the state
    is in force.
 
-When a proposer is silent, a contributor dies or time is over, on the clock of whoever waits, a
-member moves to the next view with a `Promise` (`election`), and the next proposer's turn comes:
-the contributions are kept, and are summed again without those that died, divided by what is
-left. No member puts in force what has no record; so whatever happens to whom, replicas differ
-by whole steps only, and the one that is behind fetches what it lacks.
+When a proposer is silent, a contributor dies or time is over, on the clock of the one that
+waits, a member moves to the next view with a `Promise` (`election`), and the next proposer's
+turn comes: the contributions are kept, and are summed again without those that died, divided by
+what is left. No member puts in force what has no record; so whatever happens to whom, replicas
+differ by whole steps only, and the one that is behind fetches what it lacks.
 
 Those that want to join send `Beat`s like members, which say whose state they hold. A proposer
 adds them when they hold the newest; members that are not heard, want to leave or were convicted
@@ -118,7 +118,7 @@ class RoundConfig:
 
 
 def genesis(run: bytes, founders: Sequence[PeerId]) -> Record:
-    """Record 0, which nobody signs: it follows from the run."""
+    """Record 0, without signatures: it follows from the run."""
     return Record(
         0, Outcome(Plan(0, run, (), tuple(sorted(founders))), NO_DIGEST, NO_DIGEST), ()
     )
@@ -493,6 +493,7 @@ class RoundCore:
         this, members = self.round, self.members
         return Beat(
             self.record.step,
+            self.record.digest,
             self.held,
             this.view,
             _mask(members, this.readys),
@@ -511,6 +512,8 @@ class RoundCore:
     def _on_beat(self, peer: PeerId, beat: Beat, now: float) -> None:
         if peer not in self.members and not self._may_join(peer):
             return
+        if beat.step <= self.record.step and self.records[beat.step].digest != beat.digest:
+            return  # of another run, or of a history that is not ours
         if peer in self._heard or len(self._heard) < 2 * MAX_MEMBERS:
             self._heard[peer] = now, beat
         if beat.step < self.record.step:
@@ -551,7 +554,7 @@ class RoundCore:
         if peer == self.me:
             return True
         heard = self._heard.get(peer)
-        if heard is None:  # nobody can have been heard in the first seconds of a life
+        if heard is None:  # no peer can have been heard in the first seconds of a life
             return peer in self.members and now - self._began < self._config.silence
         return now - heard[0] < self._config.silence and peer not in self.convicted
 
@@ -619,6 +622,9 @@ class RoundCore:
         if this.is_promised:
             if not is_majority([one.author for one in promises], self.members, self._anchor):
                 return
+            missing = [peer for peer in self.live(now) if peer not in this.promises]
+            if missing and now < this.began + 2 * self._config.beat:
+                return  # the more have promised, the less may have been decided
             found = choose(promises, self.members, self._anchor)
             if found is Freedom.OPEN:
                 return

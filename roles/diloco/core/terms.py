@@ -59,7 +59,7 @@ class Joining(Enum):
     NAMED = "named"
     """The run's trainers."""
     ADMITTED = "admitted"
-    """Whoever the run admits; its trainers found it."""
+    """All peers that the run admits; its trainers found it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class DilocoTerms:
     """Seconds between two signs of life."""
 
     held_out: int = 256
-    """Windows on which the loss is measured, that nobody trains on."""
+    """Windows on which the loss is measured, and no member trains."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)

@@ -4,11 +4,13 @@ Read `model` first, the transformer. `engine` is what the worker process calls, 
 policy. `sampler` draws completions from it, `scorer` replays other nodes' completions.
 `learner` trains: `packing` lays a group into one row, `gradient` computes loss and
 gradients batch by batch, `autocast` says in what precision. `files` reads and writes weights,
-`policy` those of a step, `checkpoint` what a learner needs to go on.
+`policy` those of a step, `checkpoint` what a learner needs to go on. `pretrain` takes inner
+steps on text.
 
 How data flows: `sampler` keeps the hidden state behind each token, from which `proofs.toploc`
 makes the proof; `scorer` computes the same states by one prefill, and the logits from them, and
 hands both to `proofs`.
 
-Only `roles.engines.worker` and ``python -m roles.demo.alone`` call this.
+Only `roles.engines.worker`, `roles.diloco.worker` (of this, `pretrain`) and ``python -m
+roles.demo.alone`` call this.
 """

@@ -148,7 +148,7 @@ class Pretrainer:
         return torch.autocast("cpu", torch.bfloat16, enabled=self._bf16)
 
     def loss(self, batches: Sequence[NDArray[np.int64]]) -> float:
-        """Nats a token on windows that nobody learns from."""
+        """Nats a token on windows that no member learns from."""
         total, tokens = 0.0, 0
         with torch.no_grad():
             for batch in batches:
