@@ -2,12 +2,12 @@
 
 ``python -m bench diloco [--json FILE] [--steps 2000] [--seeds 3] [--only NAME] [--quick]``
 
-Four members in one process, by the product's own inner steps, quantisers, sums and outer step,
-on Python's own library as bytes: 115,072 weights, 8 windows of 64 bytes a member and step. Data
-parallel takes the same tokens in one batch. Traffic is what a member sends, in times less than
-float32 gradients at every step. Quantisers: the relative error of an encode and decode on normal
-and heavy-tailed values, beside PRIME's, and megabytes of float32 in a CPU second. ``--quick``
-leaves the training out.
+Four members in one process, by the product's own inner steps, quantisers, sums and outer
+step, on Python's own library as bytes: 115,072 weights, 8 windows of 64 bytes a member and
+step. Data parallel takes the same tokens in one batch. Traffic is what a member sends, in
+times less than float32 gradients at every step. Quantisers: the relative error of an encode
+and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in a
+CPU second. ``--quick`` leaves the training out.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def quantisers(report: Report) -> None:
     values = vectors["normal"]
     for codec in Codec:
         data = encode(codec, values)
-        works = {
+        works: dict[str, Callable[[], object]] = {
             "encode": partial(encode, codec, values),
             "decode": partial(decode_untrusted, codec, data, VALUES),
         }

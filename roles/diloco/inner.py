@@ -183,7 +183,7 @@ class WorkerInner:
             try:
                 return bool(await self._call("restore", self._path(name)))
             except EngineError as error:
-                self._world.trace("moments_damaged", name=name, error=str(error))
+                self._world.trace("moments_damaged", file=name, error=str(error))
         return False
 
     async def export(self, folder: str) -> None:

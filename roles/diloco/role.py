@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
 from p2p.node.node import Node
 from p2p.node.role import Progress
-from roles.diloco.config import DilocoConfig
 from roles.diloco.inner import open_inner
 from roles.diloco.membership import RunMembers
 from roles.diloco.session import DilocoSession
-from roles.engines.config import Autocast, DeviceProfile, MachineLimits
 from roles.run import run_of
 from roles.shared.model_files import check_base, keep_model_files
+from roles.trainer.config import TrainerConfig
 
 JOB: Final = "trainer"
 """The role that plays a member."""
 
 
-class MemberConfig(Protocol):
-    """What of a trainer's configuration a member reads."""
-
-    threads: int
-    nice: int
-    autocast: Autocast
-    machine: MachineLimits
-    profile: DeviceProfile
-    diloco: DilocoConfig
-
-    @property
-    def corpora(self) -> object:
-        """Paths by name."""
-        ...
-
-
 class DilocoMember:
     """One node's part in a DiLoCo run."""
 
-    def __init__(self, config: MemberConfig) -> None:
+    def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self.session: DilocoSession | None = None
         """None until the engine is open."""

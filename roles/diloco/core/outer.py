@@ -35,10 +35,10 @@ class OuterState:
         made zero on all.
         """
         kept, step = np.float32(decay), np.float32(rate)
-        momentum: Values = kept * self.momentum + mean
+        momentum = (kept * self.momentum + mean).astype(np.float32, copy=False)
         momentum[np.abs(momentum) < np.finfo(np.float32).tiny] = 0.0
-        weights: Values = self.weights - step * (mean + kept * momentum)
-        return OuterState(weights, momentum)
+        weights = self.weights - step * (mean + kept * momentum)
+        return OuterState(weights.astype(np.float32, copy=False), momentum)
 
     @property
     def grid(self) -> PieceGrid:

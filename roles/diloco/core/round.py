@@ -683,14 +683,14 @@ class RoundCore:
                 for promise in proposal.promises:
                     self._take_promise(promise)
                 self._next_view(view, now)
-        proposal = this.early.get(this.view) if this.proposal is None else this.proposal
-        if proposal is None:
+        current = this.early.get(this.view) if this.proposal is None else this.proposal
+        if current is None:
             return
         if this.proposal is None:
-            this.proposal = proposal
+            this.proposal = current
             this.began = now
         if this.reducing < this.view and self.held == self.record.step:
-            self._begin(proposal)
+            self._begin(current)
 
     def _is_acceptable(self, proposal: Propose) -> bool:
         """Whether the plan is its proposer's to make, and one that we can agree to."""

@@ -117,7 +117,7 @@ class Pretrainer:
         logits = self.model.logits(hidden.float()).float()
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         penalty = terms.z_loss * logits.amax(-1).square().mean() if terms.z_loss else 0.0
-        (loss + penalty).backward()
+        torch.autograd.backward(loss + penalty)
         nn.utils.clip_grad_norm_(self._parameters, terms.gradient_norm)
         self._taken += 1
         ramp = min(1.0, self._taken / RAMP)
@@ -216,4 +216,5 @@ def orthogonal(matrix: Tensor) -> Tensor:
     for _ in range(_TURNS):
         square = x @ x.t()
         x = a * x + (b * square + c * square @ square) @ x
-    return x.t() if tall else x
+    found: Tensor = x.t() if tall else x
+    return found
