@@ -107,7 +107,9 @@ _SERVICES = {
 
 
 def __getattr__(name: str) -> object:
-    """A name of a service, from its module."""
+    """A name of a service, from its module; ``__version__``, of the installed distribution."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("shoal")
     for module, names in _SERVICES.items():
         if name in names:
             found: object = getattr(importlib.import_module(module), name)
