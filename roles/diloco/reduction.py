@@ -219,9 +219,32 @@ def auditor_rank(plan: Plan, peer: PeerId) -> int:
     return everyone.index(peer)
 
 
-def next_state(
-    grid: PieceGrid, state: OuterState, pieces: Sequence[bytes], rate: float, decay: float
-) -> tuple[OuterState, bytes]:
-    """The state after a mean, and its root. Raises `BadMessage`."""
-    after = state.after(grid.join(pieces), rate=rate, decay=decay)
-    return after, Blob.of_state(after).root
+@dataclass(frozen=True, slots=True)
+class DigestedState:
+    """A state with the digests of its pieces, which take as long as the step: made in a
+    thread."""
+
+    state: OuterState
+    blob: Blob
+
+    @classmethod
+    def of(cls, state: OuterState) -> DigestedState:
+        """With its digests."""
+        return cls(state, Blob.of_state(state))
+
+    @classmethod
+    def joined(cls, size: int, pieces: Sequence[bytes]) -> DigestedState:
+        """Of pieces as they travel. Raises `BadMessage`."""
+        return cls.of(OuterState.joined(size, list(pieces)))
+
+    @classmethod
+    def after(
+        cls,
+        grid: PieceGrid,
+        state: OuterState,
+        pieces: Sequence[bytes],
+        rate: float,
+        decay: float,
+    ) -> DigestedState:
+        """The state after a mean. Raises `BadMessage`."""
+        return cls.of(state.after(grid.join(pieces), rate=rate, decay=decay))

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
@@ -53,7 +53,7 @@ from roles.diloco.core.windows import dealt, part_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.diloco.inner import FOLDER, InnerEngine
 from roles.diloco.membership import MayTrain
-from roles.diloco.reduction import Reduction, ReductionFailed, next_state
+from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
 from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.protocol.request import Backoff
@@ -138,7 +138,7 @@ class DilocoSession:
         self._events: deque[ev.Event] = deque()
         self._awake = AutoResetEvent()
         self._news = Notifier()
-        self._tentative: dict[bytes, OuterState] = {}
+        self._tentative: dict[bytes, DigestedState] = {}
         """States that were computed and have no record, by their outcome's digest."""
         self._means: dict[int, bytes] = {}
         """Roots of the newest means, by step."""
@@ -224,7 +224,7 @@ class DilocoSession:
             now=world.now(),
         )
         if held >= 0:
-            self._serve_state(held)
+            self._serve_state(held, await self._digested(DigestedState.of, self._state))
         ready = self.core.round.ready
         if ready is not None:
             await self._take_up(ready)
@@ -342,23 +342,29 @@ class DilocoSession:
             pieces = await reduction.mean()
         else:
             pieces = await reduction.carried(carried)
-        after, root = await self._step(pieces)
+        after = await self._step(pieces)
         blob = Blob.of(pieces)
-        outcome = Outcome(request.plan, blob.root, root)
+        outcome = Outcome(request.plan, blob.root, after.blob.root)
         self.server.offer(blob)
         self._tentative[outcome.digest] = after
-        await self._save(request.plan.step, after, pieces)
+        await self._save(request.plan.step, after.state, pieces)
         self._feed(ev.Reduced(request.view, outcome))
 
-    async def _step(self, pieces: Sequence[bytes]) -> tuple[OuterState, bytes]:
+    async def _step(self, pieces: Sequence[bytes]) -> DigestedState:
+        """The outer step against a mean. Raises `BadMessage`."""
         terms = self._terms
-        return await self._world.run_blocking(
-            partial(next_state, rate=terms.outer_rate, decay=terms.outer_momentum),
+        return await self._digested(
+            partial(DigestedState.after, rate=terms.outer_rate, decay=terms.outer_momentum),
             self._grid,
             self._state,
             pieces,
-            cost=8 * self._engine.size / STEP_RATE,
         )
+
+    async def _digested(
+        self, make: Callable[..., DigestedState], *arguments: object
+    ) -> DigestedState:
+        cost = 8 * self._engine.size / STEP_RATE
+        return await self._world.run_blocking(make, *arguments, cost=cost)
 
     async def _save(self, step: int, state: OuterState, mean: Sequence[bytes]) -> None:
         """Before it is voted for: whatever is decided is on the disks of a majority."""
@@ -390,12 +396,12 @@ class DilocoSession:
                 return
             await backoff.wait()
 
-    async def _fetch_state(self, record: Record) -> OuterState:
+    async def _fetch_state(self, record: Record) -> DigestedState:
         """From disk, by the mean if we hold the state before, else whole. Raises
         `PiecesUnavailable`, `BadMessage`."""
         found = await self._store.state(self.core.records, self._engine.size)
         if found is not None and found[0] == record.step:
-            return found[1]
+            return await self._digested(DigestedState.of, found[1])
         sources = self.core.holders(record.step, self._world.now())
         self.figures.recovered_from = len(sources)
         state = await self._caught_up(record, sources)
@@ -404,11 +410,13 @@ class DilocoSession:
             if len(pieces) != state_grid(self._engine.size).pieces:
                 raise BadMessage("the run's state is of another model")
             self._world.sometimes("diloco/fetched a whole state", True)
-            state = OuterState.joined(self._engine.size, pieces)
-        await self._save(record.step, state, self._mean_of(record))
+            state = await self._digested(DigestedState.joined, self._engine.size, pieces)
+        await self._save(record.step, state.state, self._mean_of(record))
         return state
 
-    async def _caught_up(self, record: Record, sources: Sequence[PeerId]) -> OuterState | None:
+    async def _caught_up(
+        self, record: Record, sources: Sequence[PeerId]
+    ) -> DigestedState | None:
         """The state by the mean of the step, which is an eighth of it or less; None if that is
         not enough."""
         if self.core.held != record.step - 1 or not record.step:
@@ -419,8 +427,8 @@ class DilocoSession:
             return None
         if len(pieces) != self._grid.pieces:
             return None
-        after, root = await self._step(pieces)
-        if root != record.outcome.state_root:
+        after = await self._step(pieces)
+        if after.blob.root != record.outcome.state_root:
             return None
         self.server.offer(Blob.of(pieces))
         self._world.sometimes("diloco/caught up by a mean", True)
@@ -431,20 +439,20 @@ class DilocoSession:
         blob = self.server.holds(record.outcome.sum_root)
         return [] if blob is None else [blob.piece(one) for one in range(len(blob.digests))]
 
-    async def _begin(self, record: Record, state: OuterState) -> None:
+    async def _begin(self, record: Record, found: DigestedState) -> None:
         """Put a state in force: served, and what is older forgotten."""
-        self._state = state
+        self._state = found.state
         self._tentative.clear()
         self._means[record.step] = record.outcome.sum_root
-        self._serve_state(record.step)
+        self._serve_state(record.step, found)
         self._feed(ev.Held(record.step))
         self._world.trace("diloco_step", step=record.step, state=record.outcome.state_root)
         self._note(record)
         if record.step >= self._terms.outer_steps:
             self.is_over = True
 
-    def _serve_state(self, step: int) -> None:
-        self._states[step] = self.server.offer(Blob.of_state(self._state))
+    def _serve_state(self, step: int, found: DigestedState) -> None:
+        self._states[step] = self.server.offer(found.blob)
         self._states = {one: root for one, root in self._states.items() if one > step - 2}
         kept = self._config.means_kept
         self._means = {one: root for one, root in self._means.items() if one > step - kept}
@@ -554,12 +562,15 @@ class DilocoSession:
     async def _encode(self, record: Record, tokens: int) -> Ready:
         """The update as it travels, durable with the optimiser's state before it is signed."""
         update = await self._engine.update()
-        pieces, residual = await self._world.run_blocking(
-            encoded, self._grid, update, self._residual, cost=4 * update.size / STEP_RATE
+        encoded = await self._world.run_blocking(
+            EncodedUpdate.of,
+            self._grid,
+            update,
+            self._residual,
+            cost=4 * update.size / STEP_RATE,
         )
-        self._residual = residual if self._terms.feedback else None
-        norms = [norm_of(self._grid.decode_untrusted(at, one)) for at, one in enumerate(pieces)]
-        blob = Blob.of(pieces)
+        self._residual = encoded.residual if self._terms.feedback else None
+        pieces, blob = encoded.pieces, encoded.blob
         await self._durable.insist(partial(self._store.save_update, pieces))
         await self._durable.insist(self._engine.save)
         self._update_root = self.server.offer(blob)
@@ -569,20 +580,31 @@ class DilocoSession:
             record.digest,
             tokens,
             self.server.rate,
-            tuple(float(np.float32(one)) for one in norms),
+            encoded.norms,
             blob.digests,
             author=self._world.signer.peer_id,
         )
 
 
-def encoded(
-    grid: PieceGrid, update: Values, residual: Values | None
-) -> tuple[list[bytes], Values]:
-    """An update's pieces, and what encoding lost of it. Raises `EngineError` if it is not
-    finite: the inner steps have diverged."""
-    whole = update if residual is None else update + residual
-    try:
-        pieces = grid.encode_all(whole)
-    except ValueError as error:
-        raise EngineError(f"this member's update cannot be sent: {error}") from error
-    return pieces, whole - grid.join(pieces)
+@dataclass(frozen=True, slots=True)
+class EncodedUpdate:
+    """An update as it travels, and what encoding lost of it."""
+
+    pieces: list[bytes]
+    norms: tuple[float, ...]
+    """Of the pieces as they decode, in float32."""
+    blob: Blob
+    residual: Values
+
+    @classmethod
+    def of(cls, grid: PieceGrid, update: Values, residual: Values | None) -> EncodedUpdate:
+        """Raises `EngineError` if it is not finite: the inner steps have diverged."""
+        whole = update if residual is None else update + residual
+        try:
+            pieces = grid.encode_all(whole)
+        except ValueError as error:
+            raise EngineError(f"this member's update cannot be sent: {error}") from error
+        back = grid.join(pieces)
+        parts = (back[grid.span(one)] for one in range(grid.pieces))
+        norms = tuple(float(np.float32(norm_of(part))) for part in parts)
+        return cls(pieces, norms, Blob.of(pieces), whole - back)
