@@ -65,6 +65,8 @@ STEP_RATE: Final = 400e6
 """Bytes of state that an outer step and its digest take in a second, for simulated time."""
 ENOUGH: Final = 0.9
 """Share of a view's patience after which a member says from whom pieces are missing."""
+EXPORT: Final = f"{FOLDER}/export"
+"""Where the model is written for others to use."""
 ROUNDS_SHOWN: Final = 200
 """Newest rounds of which figures are kept for people."""
 
@@ -500,13 +502,12 @@ class DilocoSession:
         """The inner steps of a round, and its update; given up when the round is over."""
         await self._engine.load(self._state.weights)
         await self._measure(record)
+        every = self._config.export_every
+        if self.is_over or (every and record.step and record.step % every == 0):
+            await self._export(record)
         if self.is_over:
             self.sample = await self._engine.write("def ", 160) or " "
-            await self._engine.export(f"{FOLDER}/export")
             return
-        every = self._config.export_every
-        if every and record.step and record.step % every == 0:
-            await self._engine.export(f"{FOLDER}/export")
         tokens = await self._inner_steps(record)
         if not tokens or not self._is_current(record):
             return
@@ -515,6 +516,16 @@ class DilocoSession:
             self._feed(ev.Trained(ready))
             while self._is_current(record) and self.core.round.ready is None:
                 await self._news.wait()
+
+    async def _export(self, record: Record) -> None:
+        """The model as a folder in Hugging Face's layout, with a card; a disk that refuses it
+        costs the export alone."""
+        card = model_card(self._run, record, self.figures, self._terms)
+        try:
+            await self._engine.export(EXPORT)
+            await self._world.disk.replace(f"{EXPORT}/README.md", card.encode())
+        except StorageError as error:
+            logger.warning("diloco_not_exported step=%d: %s", record.step, error)
 
     async def _measure(self, record: Record) -> None:
         every = self._config.evaluate_every
@@ -608,3 +619,24 @@ class EncodedUpdate:
         parts = (back[grid.span(one)] for one in range(grid.pieces))
         norms = tuple(float(np.float32(norm_of(part))) for part in parts)
         return cls(pieces, norms, Blob.of(pieces), whole - back)
+
+
+def model_card(run: bytes, record: Record, figures: MemberFigures, terms: DilocoTerms) -> str:
+    """What came of which run, for those that find the folder."""
+    curve = "\n".join(
+        f"| {one.step} | {one.members} | {one.summed} | {one.loss:.4f} |"
+        for one in figures.rounds
+        if one.loss is not None
+    )
+    most = record.step * terms.phase_tokens
+    return (
+        f"# Round {record.step} of run {run.hex()}\n\n"
+        f"Pre-trained by DiLoCo on {', '.join(terms.corpora)}: {terms.outer_steps} rounds of up"
+        f" to {terms.inner_steps} inner steps ({terms.inner.value}), updates in"
+        f" {terms.codec.value}. At most {most:,} tokens a member; {figures.tokens:,} by the one"
+        " that wrote this.\n\n"
+        f"State: `{record.outcome.state_root.hex()}`, signed by {len(record.signatures)}"
+        " members.\n\n"
+        + "".join(f"- {peer}\n" for peer in record.members)
+        + f"\n| round | members | updates | held-out loss |\n|---|---|---|---|\n{curve}\n"
+    )
