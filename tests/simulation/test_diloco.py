@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 
-from roles.diloco.core.messages import Record
+from p2p.host import Stream
+from roles.diloco.core.messages import Ready, Record, Sum
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.session import DilocoSession
 from sim.faults.plan import Fault
@@ -87,6 +89,47 @@ def test_hostile_sites_are_named_and_do_not_hold_the_run_up() -> None:
     assert metrics["loss"] < 0.3
 
 
+class SilentOwner(PieceServer):
+    """Never gives what it has summed."""
+
+    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+        """To no one."""
+
+
+class SilentContributor(PieceServer):
+    """Never gives a piece of its own updates; what it has summed it gives."""
+
+    async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
+        await trio.sleep_forever()
+
+
+class LateOwner(PieceServer):
+    """Gives what it has summed after half a minute."""
+
+    async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
+        await self._world.sleep(40.0)
+        await super()._give_sum(stream, step, view)
+
+
+async def honest(self: DilocoSession, record: Record, tokens: int) -> Ready:
+    return await DilocoSession._encode(self, record, tokens)
+
+
+@pytest.mark.parametrize("kind", [SilentOwner, SilentContributor, LateOwner])
+def test_pieces_that_do_not_come_cost_a_view_and_not_the_run(
+    kind: type[PieceServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next proposer leaves those out that a third of the members got nothing from; the
+    update that each has kept is summed again, and the divisor is that of those who are left."""
+    monkeypatch.setattr(diloco, "NanServer", kind)
+    monkeypatch.setattr(diloco.NanSession, "_encode", honest)
+    scenario = changed(quiet(duration=900.0), {"hostile": 1, "rounds": 3})
+    metrics = played(scenario)
+    assert metrics["newest"] == 3
+    assert metrics["views"] >= 1
+    assert metrics["convicted"] == 0
+
+
 class WrongStates(PieceServer):
     """Gives joiners states that are none, under the right roots."""
 
@@ -101,10 +144,6 @@ class WrongStates(PieceServer):
 def test_a_joiner_takes_no_wrong_state_from_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each piece is judged by the record's digest, and the source that lied is left."""
     monkeypatch.setattr(diloco, "NanServer", WrongStates)
-
-    async def honest(self: DilocoSession, record: Record, tokens: int) -> Any:
-        return await DilocoSession._encode(self, record, tokens)
-
     monkeypatch.setattr(diloco.NanSession, "_encode", honest)
     scenario = replace(load_scenario("diloco"), nodes=5, faults=())
     metrics = played(changed(scenario, {"founders": 4, "hostile": 1, "rounds": 6}))
