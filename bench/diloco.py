@@ -147,6 +147,7 @@ def parallel(corpus: Windows, terms: DilocoTerms, seed: int) -> float:
     rows = terms.sequences * MEMBERS
     for step in range(terms.total_steps):
         trainer.train([batch(corpus, seed, step * rows, rows)], step)
+    trainer.load(trainer.vector())
     return trainer.loss(held_out(corpus))
 
 

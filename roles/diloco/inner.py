@@ -60,6 +60,10 @@ class InnerEngine(Protocol):
         """Begin a round from these outer weights."""
         ...
 
+    async def shift(self, weights: Values) -> None:
+        """Begin a round from these outer weights, keeping the steps taken since `update`."""
+        ...
+
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """Inner steps from the number ``first`` of the schedule on, on the windows from
         ``window`` of the walk on."""
@@ -153,8 +157,15 @@ class WorkerInner:
 
     async def load(self, weights: Values) -> None:
         """See `InnerEngine`."""
+        await self._begin_from("load", weights)
+
+    async def shift(self, weights: Values) -> None:
+        """See `InnerEngine`."""
+        await self._begin_from("shift", weights)
+
+    async def _begin_from(self, method: str, weights: Values) -> None:
         await self._world.disk.write(f"{FOLDER}/outer", weights.astype("<f4").tobytes())
-        await self._call("load", self._path("outer"))
+        await self._call(method, self._path("outer"))
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """See `InnerEngine`."""
@@ -202,7 +213,7 @@ class FakeInner:
             FAKE_WEIGHTS, np.float32
         )
         self._outer = np.zeros(FAKE_WEIGHTS, np.float32)
-        self._inner = self._outer
+        self._inner = self._sent = self._outer
 
     async def begin(self) -> Values:
         """See `InnerEngine`."""
@@ -211,6 +222,10 @@ class FakeInner:
     async def load(self, weights: Values) -> None:
         """See `InnerEngine`."""
         self._outer = self._inner = weights
+
+    async def shift(self, weights: Values) -> None:
+        """See `InnerEngine`."""
+        self._outer, self._inner = weights, weights + (self._inner - self._sent)
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """See `InnerEngine`; each step goes a hundredth of the way."""
@@ -230,6 +245,7 @@ class FakeInner:
 
     async def update(self) -> Values:
         """See `InnerEngine`."""
+        self._sent = self._inner
         return self._outer - self._inner
 
     async def loss(self) -> float:

@@ -85,6 +85,16 @@ class RoundFigures:
 
 
 @dataclass(slots=True)
+class InnerProgress:
+    """Inner steps of a round so far."""
+
+    step: int = -1
+    """Of the record that they begin from."""
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
 class MemberFigures:
     """What a member has done, for people."""
 
@@ -150,6 +160,8 @@ class DilocoSession:
         self._residual: Values | None = None
         self._exchange: trio.CancelScope | None = None
         self._first_step_at: float | None = None
+        self._ahead = InnerProgress()
+        """Of the next round, taken during an exchange."""
 
     # For people.
 
@@ -484,6 +496,7 @@ class DilocoSession:
                 await self._phase(record)
             except WorkerDied as error:
                 logger.error("engine_died %s; the round is begun again", error)
+                self._ahead = InnerProgress()
                 await self._engine.restore()
             except EngineError as error:
                 logger.error("diloco_diverged step=%d: %s", record.step, error)
@@ -500,7 +513,12 @@ class DilocoSession:
 
     async def _phase(self, record: Record) -> None:
         """The inner steps of a round, and its update; given up when the round is over."""
-        await self._engine.load(self._state.weights)
+        ahead, self._ahead = self._ahead, InnerProgress()
+        if ahead.steps and ahead.step == record.step and not self.is_over:
+            await self._engine.shift(self._state.weights)
+        else:
+            ahead = InnerProgress(record.step)
+            await self._engine.load(self._state.weights)
         await self._measure(record)
         every = self._config.export_every
         if self.is_over or (every and record.step and record.step % every == 0):
@@ -508,14 +526,26 @@ class DilocoSession:
         if self.is_over:
             self.sample = await self._engine.write("def ", 160) or " "
             return
-        tokens = await self._inner_steps(record)
-        if not tokens or not self._is_current(record):
+        window = part_of(
+            record,
+            self._world.signer.peer_id,
+            dealt(self.core.records, self._terms.phase_windows),
+            self._terms.phase_windows,
+        )
+        await self._inner_steps(record, ahead, window)
+        if not ahead.tokens or not self._is_current(record):
             return
-        ready = await self._encode(record, tokens)
-        if self._is_current(record):
-            self._feed(ev.Trained(ready))
-            while self._is_current(record) and self.core.round.ready is None:
-                await self._news.wait()
+        ready = await self._encode(record, ahead.tokens)
+        if not self._is_current(record):
+            return
+        self._feed(ev.Trained(ready))
+        while self._is_current(record) and self.core.round.ready is None:
+            await self._news.wait()
+        if self._terms.overlap and record.step + 1 < self._terms.outer_steps:
+            # The next record is not there yet: these windows are this member's if all stay.
+            self._ahead = InnerProgress(record.step + 1)
+            behind = window + len(record.members) * self._terms.phase_windows
+            await self._inner_steps(record, self._ahead, behind)
 
     async def _export(self, record: Record) -> None:
         """The model as a folder in Hugging Face's layout, with a card; a disk that refuses it
@@ -540,25 +570,21 @@ class DilocoSession:
         ]
         self._world.trace("diloco_loss", step=record.step, loss=loss)
 
-    async def _inner_steps(self, record: Record) -> int:
-        """Tokens that were learnt from, in turns of about a second."""
-        terms, figures = self._terms, self.figures
-        window = part_of(
-            record,
-            self._world.signer.peer_id,
-            dealt(self.core.records, terms.phase_windows),
-            terms.phase_windows,
-        )
-        done, tokens, turn = 0, 0, 1
+    async def _inner_steps(self, record: Record, done: InnerProgress, window: int) -> None:
+        """Take what is left of a round's steps, in turns of about a second, while ``record`` is
+        the newest."""
+        terms, figures, turn = self._terms, self.figures, 1
         began = self._world.now()
         self._first_step_at = began if self._first_step_at is None else self._first_step_at
-        while done < terms.inner_steps and self._is_current(record):
+        while done.steps < terms.inner_steps and self._is_current(record):
             if terms.round_seconds and self._world.now() - began >= terms.round_seconds:
                 break
-            count = min(turn, terms.inner_steps - done)
+            count = min(turn, terms.inner_steps - done.steps)
             at = self._world.now()
             phase = await self._engine.train(
-                record.step * terms.inner_steps + done, count, window + done * terms.sequences
+                done.step * terms.inner_steps + done.steps,
+                count,
+                window + done.steps * terms.sequences,
             )
             seconds = self._world.now() - at
             figures.computed += seconds
@@ -566,9 +592,8 @@ class DilocoSession:
             figures.training_loss = phase.loss
             figures.inner_steps += phase.steps
             figures.tokens += phase.tokens
-            done, tokens = done + phase.steps, tokens + phase.tokens
+            done.steps, done.tokens = done.steps + phase.steps, done.tokens + phase.tokens
             turn = max(1, round(count * self._config.turn_seconds / max(seconds, 1e-3)))
-        return tokens
 
     async def _encode(self, record: Record, tokens: int) -> Ready:
         """The update as it travels, durable with the optimiser's state before it is signed."""

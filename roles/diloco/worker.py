@@ -59,6 +59,9 @@ class InnerServer:
             case "load", [path]:
                 trainer.load(np.fromfile(path, "<f4", trainer.size))
                 return None
+            case "shift", [path]:
+                trainer.shift(np.fromfile(path, "<f4", trainer.size))
+                return None
             case "train", [first, steps, window]:
                 return astuple(trainer.train(self._batches(window, steps), first))
             case "update", [path]:

@@ -101,6 +101,7 @@ class Pretraining:
         "hostile",
         "anchor",
         "step_seconds",
+        "overlap",
     )
 
     strangers: ClassVar[Sequence[str]] = ()
@@ -133,6 +134,7 @@ class Pretraining:
             outer_steps=int(scenario.parameter("rounds", 12)),
             inner_steps=100,
             codec=Codec.INT8,
+            overlap=bool(scenario.parameter("overlap", 0)),
             grace=10.0,
             patience=30.0,
             anchor=self._peers[0] if scenario.parameter("anchor", 0) else None,

@@ -14,6 +14,7 @@ from roles.diloco.core.messages import Ready, Record, Sum
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.session import DilocoSession
 from sim.faults.plan import Fault
+from sim.net.link import LinkSpec
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
 from sim.run.sweep import changed
@@ -87,6 +88,20 @@ def test_hostile_sites_are_named_and_do_not_hold_the_run_up() -> None:
     assert metrics["convicted"] == 2
     assert metrics["named_by_round"] <= 3
     assert metrics["loss"] < 0.3
+
+
+def test_with_overlap_compute_does_not_wait_for_the_exchange() -> None:
+    """On lines of 0.2 Mbit/s the exchange takes a fifth of a round; steps go on meanwhile, and
+    what was learnt in them is kept."""
+    slow = LinkSpec(up=0.2, down=0.2)
+    found = {}
+    for overlap in (0, 1):
+        scenario = changed(quiet(link=slow, duration=900.0), {"overlap": overlap})
+        found[overlap] = played(scenario)
+        assert found[overlap]["rounds"] == 6
+    assert found[1]["utilised"] >= 0.97 > found[0]["utilised"]
+    assert found[1]["seconds"] < found[0]["seconds"]
+    assert found[1]["loss"] < 2 * found[0]["loss"] + 0.01
 
 
 class SilentOwner(PieceServer):

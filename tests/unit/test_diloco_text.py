@@ -185,6 +185,7 @@ def test_inner_steps_learn_and_are_the_same_again(inner: Inner) -> None:
     reports = [each.train(batches(30), 1) for each in (one, two)]
     assert reports[0] == reports[1]
     assert reports[0].tokens == 30 * 4 * 8
+    one.load(one.vector())
     assert one.loss(batches(4)) < before - 0.3
     assert np.array_equal(one.vector(), two.vector())
 
@@ -223,6 +224,23 @@ def test_a_round_begins_from_the_outer_weights_and_ends_with_the_difference() ->
         one.load(outer)
 
 
+def test_steps_taken_during_an_exchange_are_kept_when_it_ends() -> None:
+    """Shifted late application: outer weights as everywhere, and what was learnt since."""
+    one = pretrainer()
+    one.train(batches(3), 5)
+    sent = one.vector() + 0
+    update = one.update()
+    one.train(batches(2), 8)
+    ahead = one.vector() - sent
+    outer = sent - np.float32(0.5) * update
+    one.shift(outer)
+    assert np.allclose(one.vector(), outer + ahead, atol=1e-6)
+    assert np.allclose(one.update(), -ahead, atol=1e-6)
+    other = pretrainer()
+    other.load(outer)
+    assert one.loss(batches(2)) == other.loss(batches(2))  # of the outer weights, in both
+
+
 def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     one, two = pretrainer(), pretrainer()
     one.train(batches(5), 1)
@@ -246,6 +264,7 @@ def test_the_model_is_written_as_a_folder_that_can_be_read_again(tmp_path: Path)
 
     one = pretrainer()
     one.train(batches(2), 1)
+    one.load(one.vector())
     one.export(tmp_path / "export")
     config = EngineConfig(shape=SHAPE, environment=None)
     again = Pretrainer(config, TERMS, tmp_path / "export")

@@ -116,6 +116,10 @@ class DilocoTerms:
     outer_momentum: float = 0.5
     """Nesterov's, of the outer step."""
 
+    overlap: bool = False
+    """Whether members go on with the next round's steps during an exchange, and shift them by
+    what it brings. It costs some hundredths of a nat, and waits for no line."""
+
     codec: Codec = Codec.INT4
     """What updates and means travel as."""
 

@@ -8,8 +8,8 @@ that begins from them; its optimiser's moments stay across rounds.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -63,7 +63,7 @@ class Pretrainer:
         self._names = [name for name, _ in sorted(self.model.named_parameters())]
         self._bf16 = uses_bfloat16(config)
         self._begin_moments()
-        self._outer = self.vector()
+        self._outer = self._sent = self.vector()
 
     def _begin_moments(self) -> None:
         self._first = [torch.zeros_like(weight) for weight in self._parameters]
@@ -88,16 +88,37 @@ class Pretrainer:
                 f"{vector.size} outer weights are not the {self.size} of this model"
             )
         self._outer = vector.copy()
+        self._put(self._outer)
+
+    def shift(self, vector: NDArray[np.float32]) -> None:
+        """Begin a round from these outer weights with the steps that were taken since the last
+        update went out. Raises `EngineError` as `load` does."""
+        ahead = self.vector() - self._sent
+        self.load(vector)
+        self._put(self._outer + ahead)
+
+    def _put(self, vector: NDArray[np.float32]) -> None:
         at = 0
         with torch.no_grad():
             for weight in self._parameters:
-                part = torch.from_numpy(self._outer[at : at + weight.numel()])
+                part = torch.from_numpy(vector[at : at + weight.numel()])
                 weight.copy_(part.view(weight.shape))
                 at += weight.numel()
 
+    @contextmanager
+    def _at_outer(self) -> Iterator[None]:
+        """With the outer weights in the model, for the length of the block."""
+        inner = self.vector()
+        self._put(self._outer)
+        try:
+            yield
+        finally:
+            self._put(inner)
+
     def update(self) -> NDArray[np.float32]:
-        """Outer minus inner weights: what the others get."""
-        difference: NDArray[np.float32] = self._outer - self.vector()
+        """Outer minus inner weights: what the others get. Steps from now on are ahead."""
+        self._sent = self.vector()
+        difference: NDArray[np.float32] = self._outer - self._sent
         return difference
 
     def train(self, batches: Sequence[NDArray[np.int64]], first: int) -> Trained:
@@ -148,9 +169,9 @@ class Pretrainer:
         return torch.autocast("cpu", torch.bfloat16, enabled=self._bf16)
 
     def loss(self, batches: Sequence[NDArray[np.int64]]) -> float:
-        """Nats a token on windows that no member learns from."""
+        """Nats a token of the outer weights, on windows that no member learns from."""
         total, tokens = 0.0, 0
-        with torch.no_grad():
+        with torch.no_grad(), self._at_outer():
             for batch in batches:
                 read = torch.from_numpy(batch)
                 logits = self.model.logits(self.model(read[:, :-1])).float()
@@ -162,10 +183,10 @@ class Pretrainer:
         return total / max(1, tokens)
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
-        """Tokens that the model would write behind these, at a temperature of 0.7."""
+        """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
         generator = torch.Generator().manual_seed(seed)
         read = list(tokens)
-        with torch.no_grad():
+        with torch.no_grad(), self._at_outer():
             for _ in range(count):
                 context = torch.tensor([read[-self._terms.window :]])
                 hidden = self.model(context)[0, -1:]
@@ -197,10 +218,10 @@ class Pretrainer:
         return True
 
     def export(self, folder: Path) -> None:
-        """The model as a folder that transformers and vLLM load."""
-        save_folder(
-            self.model, folder, context=self._config.context, end_tokens=self._config.end_tokens
-        )
+        """The outer weights as a folder that transformers and vLLM load."""
+        context, end_tokens = self._config.context, self._config.end_tokens
+        with self._at_outer():
+            save_folder(self.model, folder, context=context, end_tokens=end_tokens)
 
 
 def _is_inner_matrix(name: str, weight: Tensor) -> bool:
