@@ -164,6 +164,7 @@ def _pretrain(options: argparse.Namespace, console: Console) -> int:
     found = _played(partial(pretraining.play, plan, console), console, folder)
     if found is None:
         return FAILED
+    found["cpu_seconds"] = round(cpu_seconds(), 1)
     write_text("--json", options.json, json.dumps(found, indent=2))
     failures = list(pretraining.complaints(found)) if options.steps is None else []
     pretraining.report(console, found, failures)

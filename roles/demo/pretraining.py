@@ -55,7 +55,7 @@ FALL: Final = 1.0
 SHAPE: Final = ModelShape(vocabulary=256, tied=True)
 """115,776 weights; a token is a byte."""
 TERMS: Final = DilocoTerms(
-    outer_steps=14,
+    outer_steps=24,
     inner_steps=100,
     sequences=8,
     window=64,
@@ -262,7 +262,7 @@ def report(console: Console, found: Mapping[str, Any], failures: list[str]) -> N
     text = " ".join(printable(found["sample"]).split())
     console.print(
         f"\n{found['rounds']} rounds, {found['tokens']:,} tokens, {found['weights']:,} weights,"
-        f" {found['seconds']:.0f} s\n"
+        f" {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} CPU s\n"
         f"  held-out loss     {found['loss_start']:.3f} → {found['loss_end']:.3f} nats a byte\n"
         f"  members           {' '.join(map(str, found['members']))}; at the end"
         f" {', '.join(found['members_end'])}\n"

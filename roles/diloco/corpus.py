@@ -189,7 +189,7 @@ def _parquet(name: str, path: Path) -> Iterator[str]:
         from pyarrow import ArrowInvalid, parquet
     except ImportError as error:
         raise MissingDependency(
-            f"{path} needs pyarrow: pip install 'shoal[torch]' ({error})"
+            f"{path} needs pyarrow: pip install pyarrow ({error})"
         ) from error
     try:
         file = parquet.ParquetFile(path)

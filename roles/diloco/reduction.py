@@ -22,10 +22,19 @@ from p2p.identity import PeerId, Signer, Verify
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.world import World
 from roles.diloco.core.events import Reduce
-from roles.diloco.core.messages import BadPart, BadSum, Fault, Outcome, Plan, Ready, Sum
+from roles.diloco.core.messages import (
+    BadPart,
+    BadSum,
+    Fault,
+    Outcome,
+    Plan,
+    Ready,
+    Sum,
+    Unreadable,
+)
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, check_part, digest_of, root_of
-from roles.diloco.core.round import owners_of, sum_of
+from roles.diloco.core.round import is_unreadable, owners_of, sum_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.protocol.request import Backoff
 
@@ -99,7 +108,22 @@ class Reduction:
             return [held.piece(one) for one in range(len(held.digests))]
         self.sums_missing = dict.fromkeys(self.request.holders)
         sources = [peer for peer in self.request.holders if peer != self.signer.peer_id]
-        return await self._insist(partial(self.client.blob, root, sources))
+        pieces = await self._insist(partial(self.client.blob, root, sources))
+        self._check_decodes(range(self.grid.pieces), pieces, sources)
+        return pieces
+
+    def _check_decodes(
+        self, span: range, pieces: Sequence[bytes], givers: Sequence[PeerId]
+    ) -> None:
+        """Raise `ReductionFailed` if a mean cannot be read, though it was signed."""
+        try:
+            if len(pieces) != len(span):
+                raise BadMessage(f"a mean has {len(pieces)} pieces, not {len(span)}")
+            for index, piece in zip(span, pieces, strict=True):
+                self.grid.decode_untrusted(index, piece)
+        except BadMessage as error:
+            logger.warning("diloco_bad_mean step=%d: %s", self._plan.step, error)
+            raise ReductionFailed(givers) from error
 
     async def _own(self, span: range, sums: dict[PeerId, tuple[Sum, list[bytes]]]) -> None:
         """Sum this member's pieces."""
@@ -169,6 +193,10 @@ class Reduction:
             or total.first != span.start
         ):
             raise ReductionFailed([owner])
+        for index, piece in zip(span, pieces, strict=True):
+            if is_unreadable(self.grid, index, piece):
+                self.found(Unreadable(total, index, piece))
+        self._check_decodes(span, pieces, [owner])
         sums[owner] = total, pieces
         self.sums_missing.pop(owner, None)
 

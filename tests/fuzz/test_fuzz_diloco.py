@@ -22,6 +22,7 @@ from roles.diloco.core.messages import (
     Record,
     RoundMessage,
     Sum,
+    Unreadable,
     Vote,
     decode_message_untrusted,
     encode_message,
@@ -61,6 +62,7 @@ def everything(count: int) -> list[RoundMessage]:
         Chain((record,) * 3),
         Doubled(total, other),
         BadPart(ready, 1, b"piece"),
+        Unreadable(total, 0, b"piece"),
         BadSum(total, plan(count), (ready,) * count, 0, (b"x",) * count),
     ]  # fmt: skip
 
@@ -80,7 +82,7 @@ values = st.recursive(
     max_leaves=12,
 )  # fmt: skip
 bodies = st.lists(values, max_size=10)
-kinds = st.integers(0, 13)
+kinds = st.integers(0, 14)
 
 
 @given(
@@ -93,7 +95,7 @@ def test_whatever_the_bytes(data: bytes) -> None:
 
 
 @given(
-    which=st.integers(0, 11), at=st.integers(0, 2**16), byte=st.integers(0, 255),
+    which=st.integers(0, 12), at=st.integers(0, 2**16), byte=st.integers(0, 255),
     cut=st.integers(0, 400),
 )  # fmt: skip
 @settings(max_examples=400, deadline=None)

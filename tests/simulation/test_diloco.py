@@ -11,6 +11,7 @@ import trio
 
 from p2p.host import Stream
 from roles.diloco.core.messages import Ready, Record, Sum
+from roles.diloco.core.pieces import digest_of
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.session import DilocoSession
 from sim.faults.plan import Fault
@@ -111,6 +112,22 @@ class SilentOwner(PieceServer):
         """To no one."""
 
 
+class UnreadableSums(PieceServer):
+    """Signs sums that cannot be decoded."""
+
+    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+        wrong = [b"\xc0\x7f" + piece[2:] for piece in pieces]
+        lie = replace(total, digests=tuple(map(digest_of, wrong)))
+        super().offer_sum(lie.signed(diloco.RUN, self._world.signer), wrong)
+
+
+class ShortSums(PieceServer):
+    """Gives fewer pieces than it owns."""
+
+    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+        super().offer_sum(total, pieces[:-1])
+
+
 class SilentContributor(PieceServer):
     """Never gives a piece of its own updates; what it has summed it gives."""
 
@@ -130,7 +147,9 @@ async def honest(self: DilocoSession, record: Record, tokens: int) -> Ready:
     return await DilocoSession._encode(self, record, tokens)
 
 
-@pytest.mark.parametrize("kind", [SilentOwner, SilentContributor, LateOwner])
+@pytest.mark.parametrize(
+    "kind", [SilentOwner, UnreadableSums, ShortSums, SilentContributor, LateOwner]
+)
 def test_pieces_that_do_not_come_cost_a_view_and_not_the_run(
     kind: type[PieceServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,7 +161,7 @@ def test_pieces_that_do_not_come_cost_a_view_and_not_the_run(
     metrics = played(scenario)
     assert metrics["newest"] == 3
     assert metrics["views"] >= 1
-    assert metrics["convicted"] == 0
+    assert metrics["convicted"] == (kind is UnreadableSums)
 
 
 class WrongStates(PieceServer):

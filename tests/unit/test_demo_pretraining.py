@@ -55,7 +55,7 @@ def test_what_went_as_promised_has_no_complaint(tmp_path: Path) -> None:
     assert found["factor"] == 6 * 1000 * 3200 / 80_000
     console = Console(record=True, width=200)
     console.print(draw(nodes, 10.0))
-    report(console, {**found, "seconds": 10.0}, [])
+    report(console, {**found, "seconds": 10.0, "cpu_seconds": 20.0}, [])
     text = console.export_text()
     assert "killed" in text
     assert "2.750 → 1.000 nats" in text

@@ -25,6 +25,7 @@ from roles.diloco.core.messages import (
     Record,
     Statement,
     Sum,
+    Unreadable,
     Vote,
 )
 from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
@@ -133,6 +134,15 @@ def test_a_piece_that_was_signed_and_is_none_convicts(spoil) -> None:  # type: i
     assert not convicts(BadPart(head, 1, HONEST[LIAR][1]))
     assert not convicts(BadPart(replace(head, signature=bytes(64)), 0, piece))
     assert not convicts(BadPart(READYS[3], 0, piece))  # it did not sign this one
+
+
+def test_a_sum_that_was_signed_and_cannot_be_read_convicts() -> None:
+    piece = nan(RIGHT[0])
+    assert convicts(Unreadable(summed([piece, *RIGHT[1:]]), OWNED[0], piece))
+    assert not convicts(Unreadable(summed(RIGHT), OWNED[0], RIGHT[0]))
+    assert not convicts(Unreadable(summed(RIGHT), OWNED[0], piece))
+    forged = replace(summed([piece, *RIGHT[1:]]), signature=bytes(64))
+    assert not convicts(Unreadable(forged, OWNED[0], piece))
 
 
 def test_small_norms_signed_for_large_pieces_convict() -> None:

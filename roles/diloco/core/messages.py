@@ -323,6 +323,10 @@ class Sum(Statement):
     """The first piece."""
     digests: tuple[bytes, ...]
 
+    def has(self, index: int) -> bool:
+        """Whether a piece is among these."""
+        return self.first <= index < self.first + len(self.digests)
+
     def body(self) -> list[object]:
         """See `Statement.body`."""
         return [self.plan, self.first, b"".join(self.digests)]
@@ -516,7 +520,27 @@ class BadSum:
         return [self.KIND, told, plan, readys, self.index, list(self.parts)]
 
 
-Fault = Doubled | BadPart | BadSum
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A piece of the mean that its owner signed, and that cannot be decoded."""
+
+    KIND: ClassVar[int] = 12
+
+    told: Sum
+    index: int
+    piece: bytes
+
+    @property
+    def culprit(self) -> PeerId:
+        """Who signed it."""
+        return self.told.author
+
+    def to_wire(self) -> list[object]:
+        """For msgpack."""
+        return [self.KIND, self.told.to_wire(), self.index, self.piece]
+
+
+Fault = Doubled | BadPart | BadSum | Unreadable
 """Evidence against a member that every other can judge by itself."""
 RoundMessage = Statement | Record | Beat | Chain | Fault
 
@@ -591,6 +615,12 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
             return BadPart(head, index, piece)
         case BadSum.KIND:
             return _bad_sum_untrusted(fields)
+        case Unreadable.KIND:
+            told, index, piece = fields_untrusted(fields, list, int, bytes, what="fault")
+            total = decode_statement_untrusted(told)
+            if not isinstance(total, Sum) or not total.has(index):
+                raise BadMessage("what cannot be read is a piece of a sum")
+            return Unreadable(total, index, piece)
     raise BadMessage(f"a message of a round has no kind {kind}")
 
 
@@ -605,7 +635,7 @@ def _bad_sum_untrusted(fields: list[Any]) -> BadSum:
         raise BadMessage("a bad sum comes with its contributions")
     if not all(isinstance(one, bytes) for one in parts):
         raise BadMessage("a part is bytes")
-    if not total.first <= index < total.first + len(total.digests):
+    if not total.has(index):
         raise BadMessage("a bad sum is of a piece that it has")
     return BadSum(total, Plan.from_wire_untrusted(plan), found, index, tuple(parts))
 

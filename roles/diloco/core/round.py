@@ -68,6 +68,7 @@ from roles.diloco.core.messages import (
     RoundMessage,
     Statement,
     Sum,
+    Unreadable,
     Vote,
 )
 from roles.diloco.core.pieces import (
@@ -470,6 +471,12 @@ class RoundCore:
                     and ready.is_genuine(run, verify)
                     and is_bad_part(self._grid, ready, index, piece)
                 )
+            case Unreadable(told, index, piece):
+                return (
+                    is_of(piece, told.digests[index - told.first])
+                    and told.is_genuine(run, verify)
+                    and is_unreadable(self._grid, index, piece)
+                )
             case BadSum():
                 signed = (fault.told, *fault.readys)
                 return all(one.is_genuine(run, verify) for one in signed) and is_bad_sum(
@@ -850,6 +857,17 @@ def is_bad_part(grid: PieceGrid, ready: Ready, index: int, piece: bytes) -> bool
         return False
     try:
         check_part(grid, index, piece, ready.norms[index])
+    except BadMessage:
+        return True
+    return False
+
+
+def is_unreadable(grid: PieceGrid, index: int, piece: bytes) -> bool:
+    """Whether a piece that exists cannot be decoded."""
+    if index >= grid.pieces:
+        return False
+    try:
+        grid.decode_untrusted(index, piece)
     except BadMessage:
         return True
     return False
