@@ -63,8 +63,8 @@ from p2p.limits import (
 )
 from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.network import Listener, Network
+from p2p.offence import Offence
 from p2p.outbox import Lane, Outbox
-from p2p.peers import VIOLATION
 from p2p.servers import Server
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.noise import StaticKey
@@ -465,7 +465,7 @@ class SwarmHost:
         except* RemoteProtocolError as errors:
             logger.info("%r broke a protocol: %s", peer, errors.exceptions)
             if peer is not None:
-                self.penalise(peer, VIOLATION, str(next(leaves(errors))))
+                self.penalise(peer, Offence.VIOLATION.points, str(next(leaves(errors))))
                 self._connector.cut(peer)
         except* (
             trio.BrokenResourceError,

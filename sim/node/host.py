@@ -47,7 +47,7 @@ from p2p.host import (
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, as_multiaddr
-from p2p.peers import VIOLATION
+from p2p.offence import Offence
 from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric
 from sim.node.connection import End, Opening, SimHostStream
 from sim.node.network import memory_number
@@ -405,7 +405,7 @@ class SimHost:
                 )
             handler(end.peer, message)
         except RemoteProtocolError as error:
-            self.penalise(end.peer, VIOLATION, str(error))
+            self.penalise(end.peer, Offence.VIOLATION.points, str(error))
             self._drop(end)
 
     async def open_stream(self, peer: PeerId, protocol: str) -> SimHostStream:
@@ -445,7 +445,7 @@ class SimHost:
                 async with stream:
                     await handler(stream)
         except* RemoteProtocolError as errors:
-            self.penalise(stream.peer, VIOLATION, str(next(leaves(errors))))
+            self.penalise(stream.peer, Offence.VIOLATION.points, str(next(leaves(errors))))
             self._disconnect(stream.peer)
         except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
             logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)
