@@ -11,6 +11,7 @@ from p2p.identity import PeerId
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.messages import (
+    NO_DIGEST,
     Outcome,
     Plan,
     Promise,
@@ -210,6 +211,28 @@ def test_a_restarted_member_never_contradicts_itself() -> None:
         swarm.run(130)
         swarm.check()
         assert not any(machine.core.convicted for machine in swarm.alive), seed
+
+
+def test_a_member_that_has_forgotten_what_it_signed_sits_a_step_out() -> None:
+    """Its disk was wiped after its update was out: a second one for the step, from training
+    again, would convict it."""
+    for seed in range(10):
+        swarm = DilocoSwarm(4, seed)
+        swarm.machines[0].seconds = 20.0  # so that the others wait, their updates signed
+        swarm.start()
+        swarm.run(35)
+        victim = swarm.machines[1]
+        while victim.core.round.ready is None:
+            swarm.run(swarm.now + 1)
+        swarm.kill(1)
+        victim.records, victim.held, victim.kept = victim.records[:1], 0, None
+        victim.states = {0: NO_DIGEST}
+        swarm.run(swarm.now + 1)
+        swarm.start(1)
+        swarm.run(200)
+        swarm.check()
+        assert not any(machine.core.convicted for machine in swarm.alive), seed
+        assert victim.peer in swarm.machines[0].records[-1].outcome.plan.summed, seed
 
 
 # Majorities and what must be proposed again.

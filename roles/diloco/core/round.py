@@ -208,8 +208,21 @@ class RoundCore:
         self.round = Round(now)
         self.past: Round | None = None
         """The step before: what comes of it late may contradict what its author said."""
+        self._is_new = kept is None
+        """Whether this life knows of nothing that it has signed."""
+        self.sits_out = -1
+        """The step for which nothing is signed: an earlier life may have, and forgotten it."""
         if kept is not None and kept.step == self.record.step + 1:
             self._remember(kept)
+        elif self._is_new and self.record.step:
+            self._sit_out()
+
+    def _sit_out(self) -> None:
+        """A member without a memory of what it signed: its disk was wiped, or damaged. At
+        record 0 it is one that begins."""
+        if self.me in self.members:
+            self.sits_out = self.record.step + 1
+        self._is_new = False
 
     def _remember(self, kept: ev.Keep) -> None:
         """Take up what an earlier life has signed. It may have proposed in its view, so that
@@ -440,6 +453,8 @@ class RoundCore:
         self.past = self.round if len(records) == 1 else None
         self.records += records
         self.round = Round(now)
+        if self._is_new:
+            self._sit_out()
         for vote in odd:
             self._tell(vote)
         self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
@@ -570,7 +585,7 @@ class RoundCore:
     def _trained(self, ready: Ready) -> None:
         this = self.round
         is_current = ready.step == self.record.step + 1 and ready.previous == self.record.digest
-        if is_current and this.ready is None and self.is_member:
+        if is_current and this.ready is None and self.is_member and self._may_sign:
             this.ready = this.readys[self.me] = ready.signed(self._run, self._signer)
             self._keep()
             self._tell(this.ready)
@@ -578,7 +593,7 @@ class RoundCore:
     def _advance(self, now: float) -> None:
         """Whatever the state allows: propose, accept, vote, give up a view."""
         self._look_for_majority(now)
-        if self.me not in self.members:
+        if self.me not in self.members or not self._may_sign:
             return
         self._join_view(now)
         self._propose(now)
@@ -828,8 +843,13 @@ class RoundCore:
         self._keep()
         self._tell(promise)
 
+    @property
+    def _may_sign(self) -> bool:
+        return self.sits_out != self.record.step + 1
+
     def _keep(self) -> None:
         this = self.round
+        self._is_new = False
         self._out.append(
             ev.Keep(self.record.step + 1, this.view, this.proposed, this.ready, this.vote)
         )
