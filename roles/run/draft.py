@@ -14,6 +14,7 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
+from roles.diloco.core.terms import Algorithm, DilocoTerms
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.data import pin_data, read_data
@@ -90,7 +91,7 @@ class Draft:
     trainers: tuple[PeerId, ...]
     """Whose policies count."""
 
-    validators: tuple[PeerId, ...]
+    validators: tuple[PeerId, ...] = ()
     """Whose verdicts count."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
@@ -114,6 +115,12 @@ class Draft:
     delivery: Delivery = field(default_factory=Delivery)
     """How policies travel."""
 
+    algorithm: Algorithm = Algorithm.GRPO
+    """``grpo`` or ``diloco``."""
+
+    diloco: DilocoTerms = field(default_factory=DilocoTerms)
+    """Of a run that pre-trains on text; its environments and validators are left out."""
+
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -133,7 +140,9 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             expiry=int(now + draft.days * DAY),
             environments=tuple(
                 _environment(value, f"{where}: environments[{number}]").pin()
-                for number, value in enumerate(draft.environments)
+                for number, value in enumerate(
+                    draft.environments if draft.algorithm is Algorithm.GRPO else ()
+                )
             ),
             trainers=draft.trainers,
             validators=draft.validators,
@@ -143,6 +152,8 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             limits=_limits(draft, model.dtype, f"{where}: limits"),
             delivery=draft.delivery,
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
+            algorithm=draft.algorithm,
+            diloco=draft.diloco,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
