@@ -35,6 +35,9 @@ class Offence(Enum):
     NONSENSE = (10.0, "answered a question with nonsense")
     """It may be another version of the program."""
 
+    CROWDING = (10.0, "opened more streams of a protocol than a stranger may have")
+    """An honest worker has four at a time."""
+
     ASKED = (5.0, "asked for a seat more often than its quota")
     """Who asks every second is cut off within half a minute."""
 

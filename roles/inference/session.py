@@ -32,6 +32,7 @@ import trio
 from p2p.errors import BadMessage, WorkerDied
 from p2p.identity import PeerId
 from p2p.node.node import Node
+from p2p.offence import Offence
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
@@ -59,7 +60,7 @@ from roles.protocol.core.messages import (
     decode_reply_untrusted,
     encode_groups,
 )
-from roles.protocol.request import NONSENSE, Backoff, ask
+from roles.protocol.request import Backoff, ask
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
@@ -331,13 +332,15 @@ class InferenceSession:
         try:
             reply = decode_reply_untrusted(data, node.world.verify)
         except BadMessage as error:
-            node.host.penalise(validator, NONSENSE, str(error))
+            node.host.penalise(validator, Offence.NONSENSE.points, str(error))
             return None
         if isinstance(reply, Refusal):
             self._note_refusal(validator, reply)
             return None
         if reply.commitment != submission.commitment or reply.validator != validator:
-            node.host.penalise(validator, NONSENSE, "a verdict about another submission")
+            node.host.penalise(
+                validator, Offence.NONSENSE.points, "a verdict about another submission"
+            )
             return None
         return reply
 

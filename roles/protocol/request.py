@@ -12,6 +12,7 @@ from p2p.host import MAX_MESSAGE, request
 from p2p.identity import PeerId, ProtocolId
 from p2p.node.node import Node
 from p2p.node.trouble import PEER_TROUBLE
+from p2p.offence import Offence
 from p2p.world import World, dawdle
 
 logger = logging.getLogger(__name__)
@@ -26,8 +27,6 @@ included."""
 PATIENCE: Final = 90.0
 """Seconds after which a peer that is asked says "later": before the asker gives up at
 `ANSWER_SECONDS` and asks again, so that no answer is computed that is not read any more."""
-NONSENSE: Final = 10.0
-"""Penalty points of an answer that is none: the tenth within a minute or so disconnects."""
 
 
 class Backoff:
@@ -64,7 +63,7 @@ async def ask(
             answer = await request(node.host, peer, protocol, payload, max_reply=max_reply)
             return None if node.world.buggify("request/lost answer") else answer
     except BadMessage as error:
-        node.host.penalise(peer, NONSENSE, str(error))
+        node.host.penalise(peer, Offence.NONSENSE.points, str(error))
     except PEER_TROUBLE as error:
         node.world.sometimes("request/no answer", True)
         logger.debug("%s did not answer on %s: %r", peer.short, protocol, error)

@@ -11,6 +11,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.node.node import Node
+from p2p.offence import Offence
 from roles.protocol.core.messages import (
     LIED,
     MAX_RECEIPT,
@@ -21,7 +22,7 @@ from roles.protocol.core.messages import (
     decode_delivery_untrusted,
     decode_receipt_untrusted,
 )
-from roles.protocol.request import NONSENSE, Backoff, ask
+from roles.protocol.request import Backoff, ask
 from roles.run import run_of
 from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
@@ -98,7 +99,7 @@ class Deliveries:
         try:
             receipt, reason = decode_receipt_untrusted(data)
         except BadMessage as error:
-            self._node.host.penalise(trainer, NONSENSE, str(error))
+            self._node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
             return False
         if receipt is Receipt.UNWANTED and reason.startswith(LIED):
             self._tell_refused(reason)

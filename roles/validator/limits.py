@@ -39,9 +39,6 @@ AT_DOOR_PER_NETWORK: Final = AT_DOOR // 8
 DOOR_SECONDS: Final = 60.0
 """How long such a stream waits at most: twice what a full door takes, and less than its peer
 waits for an answer."""
-FLOODING: Final = 10.0
-"""Penalty points of a stream more than a peer may have, from a node without accepted work: the
-tenth within a minute or so disconnects. An honest one has four."""
 WEARY_SECONDS: Final = 0.5
 """How soon to look again after nodes that wait because much was rejected: one more is forgiven
 in as long."""

@@ -34,6 +34,7 @@ from p2p.ledger import Ledger
 from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
@@ -62,7 +63,6 @@ from roles.validator.limits import (
     AT_DOOR,
     AT_DOOR_PER_NETWORK,
     DOOR_SECONDS,
-    FLOODING,
     FORTHCOMING,
     FORTHCOMING_PER_PEER,
     HEADS,
@@ -172,7 +172,9 @@ class Reception:
     def _turn_away(self, peer: PeerId) -> Refusal:
         """Refuse more streams than a peer may have; one without accepted work pays for it."""
         if not self._judge.has_worked(peer):
-            self._node.host.penalise(peer, FLOODING, "too many submissions at a time")
+            self._node.host.penalise(
+                peer, Offence.CROWDING.points, "too many submissions at a time"
+            )
         return self._refuse("too many streams", retry=True)
 
     async def _pass_door(self, peer: PeerId) -> bool:

@@ -21,6 +21,7 @@ from p2p.errors import (
 )
 from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
+from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
@@ -38,7 +39,7 @@ from roles.protocol.core.messages import (
     decode_receipt_untrusted,
     encode_receipt,
 )
-from roles.protocol.request import NONSENSE, ask
+from roles.protocol.request import ask
 from roles.rl.recipe import Recipe
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
@@ -81,7 +82,7 @@ def sound_world() -> SimpleNamespace:
         (ProtocolNotSupported("no such role"), []),
         (trio.BrokenResourceError("lost"), []),
         (trio.ClosedResourceError("closed"), []),
-        (BadMessage("garbage"), [NONSENSE]),
+        (BadMessage("garbage"), [Offence.NONSENSE.points]),
     ],
     ids=lambda value: type(value).__name__,
 )
