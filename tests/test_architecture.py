@@ -56,6 +56,7 @@ EXEMPT = {
     "roles/demo/command.py": "starts and watches processes",
     "roles/demo/processes.py": "starts and watches processes",
     "roles/demo/shows.py": "a command line: names a model's folder",
+    "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/run/draft.py": "a command line: a draft in, terms out",
     "roles/engines/torch/": "runs inside the worker process",
     "roles/engines/vllm/": "runs inside the worker process",
