@@ -159,5 +159,8 @@ def _cpu_seconds(engine: Engine) -> float:
     assert isinstance(engine._worker, LastingWorker)
     process = engine._worker._worker
     assert isinstance(process, ProcessWorker)
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-    return time.process_time() + (int(fields[11]) + int(fields[12])) / _TICKS
+    spent = 0
+    for pid in process.pids:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        spent += int(fields[11]) + int(fields[12])
+    return time.process_time() + spent / _TICKS

@@ -23,7 +23,7 @@ from rich.console import Console
 from bench.report import Report
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig, ModelShape
-from roles.engines.torch.autocast import uses_bfloat16
+from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import add_gradient, learning_batches
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS

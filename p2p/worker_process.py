@@ -201,6 +201,11 @@ class ProcessWorker:
         """The child's process id; of a contained one that of what contains it."""
         return self._process.pid
 
+    @property
+    def pids(self) -> list[int]:
+        """The child's, and that of the process in what contains it."""
+        return [self._process.pid, *self._inner]
+
     async def wait_ready(self) -> None:
         """Return when the limits of a confined worker are in force. Raises
         `WorkerNotStarted`."""

@@ -190,7 +190,10 @@ class DrawStatistics:
         self, logits: Logits, tokens: Sequence[int] | NDArray[np.integer], words: Words
     ) -> NDArray[np.float64]:
         """Take one block of rows into account; return the log-probs of its tokens."""
-        seen = replay(logits, tokens, words, self._temperature, self._rule)
+        return self.take(replay(logits, tokens, words, self._temperature, self._rule))
+
+    def take(self, seen: Replay) -> NDArray[np.float64]:
+        """`add`, of a block that was replayed elsewhere, where its logits are."""
         off = seen.distance if self._rule is DrawRule.CDF else seen.gap
         self.tokens += len(seen.logprob)
         # not within a step: NaN, too, counts

@@ -186,6 +186,31 @@ class TopValues:
         self._chunks += _largest(_cut(rows[start:whole]), self.values)
         self._wait(rows[whole:])
 
+    def take(
+        self,
+        rows: int,
+        size: int,
+        indices: NDArray[np.integer],
+        patterns: NDArray[np.uint16],
+    ) -> None:
+        """The next chunk, of so many rows and values, of which `largest` was found elsewhere:
+        by an engine whose states are on another device. Raises `ValueError` behind rows that
+        wait for their chunk to be full."""
+        if self._waiting:
+            raise ValueError(f"{self._waiting} rows wait for the chunk before this one")
+        self.tokens += rows
+        self._chunks.append(_Chunk(size, indices, patterns))
+
+    def extend(self, other: TopValues) -> None:
+        """The chunks of ``other``, whose rows follow."""
+        if self._waiting:
+            raise ValueError(f"{self._waiting} rows wait for the chunk before this one")
+        self.tokens += other.tokens
+        self._chunks += other.chunks
+
+    def close(self) -> None:
+        """Nothing follows; for one that is fed elsewhere than here."""
+
     def _wait(self, rows: Rows) -> None:
         if len(rows):
             # a copy: the caller's array may be a window of something large, or used again

@@ -57,6 +57,7 @@ class Options:
     listen: tuple[Multiaddr, ...]
     data: Path
     config: Path | None
+    device: str | None
     log: str
     json: bool
     status: float | None
@@ -164,6 +165,11 @@ def _parse(argv: Sequence[str] | None) -> Options:
         help="run environments even where nothing contains their processes",
     )
     add("--config", type=Path, metavar="TOML", help="configuration file")
+    add(
+        "--device",
+        metavar="NAME",
+        help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps",
+    )
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
     add("--json", action="store_true", help="one JSON line instead of a block of text")
     add(
@@ -181,6 +187,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         listen=tuple(parsed.listen or ()),
         data=(parsed.data or Path.home() / ".shoal").expanduser(),
         config=parsed.config,
+        device=parsed.device,
         log=parsed.log,
         json=parsed.json,
         status=parsed.status,
@@ -203,7 +210,7 @@ def _prepare(options: Options) -> Start:
     check_platform()
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
-    roles = load_roles(options.role, config.role)
+    roles = load_roles(options.role, config.role, device=options.device)
     check_key_place(options.data / KEY)
     return Start(options=options, config=config, document=document, roles=roles)
 

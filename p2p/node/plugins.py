@@ -7,6 +7,7 @@ finds the commands.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, cast
 
 from p2p.errors import BadMessage, ConfigError
@@ -24,24 +25,36 @@ of one.
 """
 
 
-def load_role(name: str, tables: Mapping[str, Mapping[str, object]]) -> Role:
-    """The role called ``name``, made from its table. Raises `ConfigError` with one sentence."""
+def load_role(
+    name: str,
+    tables: Mapping[str, Mapping[str, object]],
+    more: Mapping[str, object] = MappingProxyType({}),
+) -> Role:
+    """The role called ``name``, made from its table and ``more`` keys. Raises `ConfigError`
+    with one sentence."""
     kind = _load_role_kind(name)
     if not hasattr(kind, "from_config") or not hasattr(kind, "run"):
         raise ConfigError(
             f"{name!r} is no role: it lacks from_config or run (see docs/extending.md)"
         )
     role_type = cast(type[Role], kind)
-    return role_type.from_config(tables.get(role_type.name, {}))
+    return role_type.from_config({**tables.get(role_type.name, {}), **more})
 
 
-def load_roles(names: Sequence[str], tables: Mapping[str, Mapping[str, object]]) -> list[Role]:
-    """Several roles; ``none`` stands for no role at all. Raises `ConfigError`.
+def load_roles(
+    names: Sequence[str],
+    tables: Mapping[str, Mapping[str, object]],
+    *,
+    device: str | None = None,
+) -> list[Role]:
+    """Several roles; ``none`` stands for no role at all. Raises `ConfigError`. ``device`` takes
+    the place of the key of that name in each one's table.
 
     A table in the configuration for an installed role that this node does not run is fine:
     files are shared. A table for a role that is neither installed nor run here is misspelt.
     """
-    roles = [load_role(name, tables) for name in dict.fromkeys(names) if name != NO_ROLE]
+    more = {} if device is None else {"device": device}
+    roles = [load_role(name, tables, more) for name in dict.fromkeys(names) if name != NO_ROLE]
     if len({role.name for role in roles}) < len(roles):
         raise ConfigError(f"one role is given twice: {', '.join(names)}")
     known = {*installed(ROLES), *(role.name for role in roles)}

@@ -159,9 +159,8 @@ def _shares(honest: Sequence[Evidence], tokens: int) -> tuple[tuple[float, float
     """Upper bounds of the shares that are further off than each step; of exact numerics those
     of float32."""
     counts = [sum(one.off[step] for one in honest) for step in range(len(LADDER))]
-    floor = Limits.fp32().off
     if not any(counts):
-        return tuple((step, max(share, poisson_bound(0) / tokens)) for step, share in floor)
+        return Limits.fp32().off
     clumps = (OVERDISPERSION * poisson_bound(round(n / OVERDISPERSION)) for n in counts)
     return tuple((step, many / tokens) for step, many in zip(LADDER, clumps, strict=True))
 

@@ -28,6 +28,22 @@ class EngineUnusable(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Placement:
+    """What an engine computes with, on this machine."""
+
+    engine: str
+    """Its kind, chosen if it was ``auto``."""
+
+    device: str
+    """As torch names it."""
+
+    threads: int
+
+    idle: str = ""
+    """The sentence about GPUs that lie idle, with what mends it; empty if none does."""
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How completions are drawn; the same for all nodes of a run."""
 

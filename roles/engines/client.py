@@ -28,6 +28,7 @@ from roles.engines.base import (
     EngineError,
     Group,
     GroupTask,
+    Placement,
     Sampling,
     Scored,
     StepReport,
@@ -173,11 +174,18 @@ class WorkerEngine:
         """
         while True:
             try:
-                await self._call("configure", config_to_wire(self._config))
+                placed = await self._call("configure", config_to_wire(self._config))
             except WorkerDied as error:
                 logger.warning("%s while it started; it is started again", error)
             else:
-                return
+                break
+        placement = Placement(*placed)
+        logger.info(
+            "engine_ready kind=%s device=%s threads=%d",
+            placement.engine, placement.device, placement.threads,
+        )  # fmt: skip
+        if placement.idle:
+            logger.warning("%s", placement.idle)
 
     @property
     def writes_waiting(self) -> int:

@@ -5,6 +5,7 @@ Model shape, recipe, environment, and the machine it runs on.
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -46,8 +47,19 @@ SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
 """What torch takes as a seed: 64 bits with a sign."""
 ENGINES: Final = ("torch", "fake")
 """What a run may name: ``torch`` computes, ``fake`` is for simulations only."""
+AUTO: Final = "auto"
+"""Of an engine or a device: the best that the engine's process finds."""
 NODE_ENGINES: Final = ("torch", "vllm")
-"""What a machine's owner may compute with in a run that computes."""
+"""What computes in a run that computes; a machine's owner may also leave the choice open."""
+DEVICES: Final = re.compile(r"auto|cpu|cuda(:\d{1,2})?|mps")
+"""What a machine's owner may compute on."""
+AUTO_THREADS: Final = 0
+"""In place of a number of threads: all cores that the process may use less one, which is for
+the node, but at least one."""
+MAX_THREADS: Final = 1024
+"""More than any machine has cores."""
+MAX_RANKS: Final = 64
+"""More than one machine has GPUs."""
 MAX_END_TOKENS: Final = 64
 """Tokens that end a completion: chat models have one to three, and a newline may be another."""
 MAX_CONTEXT: Final = 1 << 20
@@ -294,11 +306,33 @@ class VllmOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerOptions:
+    """What a machine's owner says to the learner about its GPUs, whichever run it is."""
+
+    ranks: int = 1
+    """Processes that share weights, gradients and moments by FSDP2: one for each GPU. On CPUs
+    two only cost."""
+
+    recompute: bool = False
+    """Whether the activations of a block are dropped and computed again for the gradient: a
+    third more arithmetic, and the memory of one block in place of all."""
+
+    offload: bool = False
+    """Whether weights, gradients and moments stay in the CPU's memory between their uses, for
+    models that the GPUs do not hold."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.ranks <= MAX_RANKS:
+            raise ValueError(f"ranks are 1 to {MAX_RANKS}, the GPUs of one machine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """One engine. Everything but the machine's own fields comes from the run file."""
 
     kind: str = "torch"
-    """``torch`` and ``vllm`` compute; ``fake`` pretends, in simulations."""
+    """``torch`` and ``vllm`` compute, ``auto`` is one of them by what its process finds;
+    ``fake`` pretends, in simulations."""
 
     environment: str | None = "sort"
     """Name of the environment that the first policy is taught by; None for a model with a
@@ -325,9 +359,12 @@ class EngineConfig:
     seed: int = 0
     """Of the initial weights and of the learner's random choices."""
 
+    device: str = "cpu"
+    """What computes: ``auto``, ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
+
     threads: int = 1
-    """Threads of torch. Five processes of one thread beat five of the default by twenty to
-    one."""
+    """Threads of torch; `AUTO_THREADS`: all cores less one. Five processes of one thread beat
+    five of torch's default by twenty to one."""
 
     nice: int = 0
     """Added to the worker's niceness."""
@@ -341,6 +378,9 @@ class EngineConfig:
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """Of the vllm engine."""
 
+    learner: LearnerOptions = field(default_factory=LearnerOptions)
+    """Of the torch engine."""
+
     def computed_with(self, engine: str) -> EngineConfig:
         """The same run's, with the engine that this machine's owner chose. What pretends,
         pretends with any."""
@@ -349,8 +389,25 @@ class EngineConfig:
 
 def check_node_engine(name: str) -> None:
     """Raise `ValueError` unless a machine's owner may compute with the engine ``name``."""
-    if name not in NODE_ENGINES:
-        raise ValueError(f"there is no engine {name!r:.40}: choose {' or '.join(NODE_ENGINES)}")
+    if name not in (AUTO, *NODE_ENGINES):
+        known = " or ".join((AUTO, *NODE_ENGINES))
+        raise ValueError(f"there is no engine {name!r:.40}: choose {known}")
+
+
+def check_device(name: str) -> None:
+    """Raise `ValueError` unless ``name`` is that of a device, whether or not there is one."""
+    if not DEVICES.fullmatch(name):
+        raise ValueError(
+            f"there is no device {name!r:.40}: choose auto, cpu, cuda, cuda:N, mps"
+        )
+
+
+def check_threads(threads: int) -> None:
+    """Raise `ValueError` unless an engine may have so many, or `AUTO_THREADS`."""
+    if not 0 <= threads <= MAX_THREADS:
+        raise ValueError(
+            f"threads are 1 to {MAX_THREADS}, or {AUTO_THREADS}: all cores less one"
+        )
 
 
 def config_to_wire(config: EngineConfig) -> dict[str, Any]:
@@ -374,6 +431,7 @@ def config_from_wire(value: dict[str, Any]) -> EngineConfig:
             "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
             "profile": DeviceProfile(**value["profile"]),
             "vllm": VllmOptions(**value["vllm"]),
+            "learner": LearnerOptions(**value["learner"]),
         }
     )
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from blake3 import blake3
 
@@ -25,11 +25,19 @@ class MappedContent(Sequence[T], Generic[T]):
     step of 330 MB a learner holds the minibatch that it works on."""
 
     def __init__(
-        self, data: bytes | mmap.mmap, sizes: Sequence[int], decode: Callable[[bytes], T]
+        self,
+        data: bytes | mmap.mmap,
+        file: ContentFile,
+        decode: Callable[[bytes], T],
     ) -> None:
         self._data = data
-        self._ends = [0, *itertools.accumulate(sizes)]
+        self._file = file
+        self._ends = [0, *itertools.accumulate(file.sizes)]
         self._decode = decode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process of the same engine, which maps the file that this one checked."""
+        return _mapped_again, (self._file, self._decode)
 
     def __len__(self) -> int:
         return len(self._ends) - 1
@@ -57,24 +65,25 @@ def open_content(
     """
     file.check_size(most)
     if not file.size:
-        yield MappedContent(b"", file.sizes, decode)
+        yield MappedContent(b"", file, decode)
         return
-    with _opened(file) as data:
+    with _mapped(file) as data:
         file.check(len(data), blake3(data).digest())
-        yield MappedContent(data, file.sizes, decode)
+        yield MappedContent(data, file, decode)
 
 
-@contextmanager
-def _opened(file: ContentFile) -> Iterator[mmap.mmap]:
+def _mapped(file: ContentFile) -> mmap.mmap:
     try:
         with open(file.path, "rb", opener=_open_at_once) as opened:
             if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
                 raise DamagedFile(f"{file.path} cannot be read: it is no file")
-            data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+            return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     except (FileNotFoundError, IsADirectoryError, ValueError) as error:  # gone, or empty
         raise DamagedFile(f"{file.path} cannot be read: {error}") from error
-    with data:
-        yield data
+
+
+def _mapped_again(file: ContentFile, decode: Callable[[bytes], T]) -> MappedContent[T]:
+    return MappedContent(_mapped(file) if file.size else b"", file, decode)
 
 
 def _open_at_once(path: str, flags: int) -> int:

@@ -8,16 +8,16 @@ states the largest values, of logits sums, and two bytes of log-prob per token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain, islice
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from proofs import toploc
 from proofs.checks import Evidence
-from proofs.draws import DrawStatistics, Logits
+from proofs.draws import DrawStatistics, Replay, replay
 from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 
@@ -35,7 +35,11 @@ class GroupReplay:
         sampling: Sampling,
         end_tokens: frozenset[int],
         rule: DrawRule = DrawRule.CDF,
+        *,
+        replay: Callable[..., Replay] = replay,
+        top_values: Callable[[int], toploc.TopValues] = toploc.TopValues,
     ) -> None:
+        self._replay, self._rule, self._temperature = replay, rule, sampling.temperature
         self._completions = [one.tokens for one in group.completions]
         self._lengths = [len(one.tokens) for one in group.completions]
         self._proofs = [one.proof for one in group.completions]
@@ -61,15 +65,18 @@ class GroupReplay:
         ]
         self._draws = DrawStatistics(sampling.temperature, rule)
         self._logprobs = np.empty(len(self._tokens))
-        self.activations = [toploc.TopValues(sampling.proof_values) for _ in group.completions]
+        self.activations = [top_values(sampling.proof_values) for _ in group.completions]
         """One for each completion: takes the hidden states behind its tokens (the head's
         input), in order."""
 
-    def add_logits(self, logits: Logits) -> None:
+    def add_logits(self, logits: Any) -> None:
         """The next rows, in float32: those behind the tokens of all completions, one completion
-        after the other."""
+        after the other. An array, or what ``replay`` takes."""
         at = slice(self._draws.tokens, self._draws.tokens + len(logits))
-        self._logprobs[at] = self._draws.add(logits, self._tokens[at], self._words[at])
+        seen = self._replay(
+            logits, self._tokens[at], self._words[at], self._temperature, self._rule
+        )
+        self._logprobs[at] = self._draws.take(seen)
 
     def scored(self, activations: toploc.ToplocStats | toploc.Malformed) -> Scored:
         """What all that was fed says, and the proofs' part of it.
@@ -125,5 +132,7 @@ def conclude(replays: Sequence[GroupReplay], values: int) -> list[Scored]:
     tenth of one by one where answers are short; ``values`` is `Sampling.proof_values`."""
     proofs = [proof for one in replays for proof in one.proofs]
     activations = [each for one in replays for each in one.activations]
+    for each in activations:
+        each.close()
     checked = iter(toploc.verify(proofs, activations, values))
     return [one.scored(toploc.worst(list(islice(checked, len(one.proofs))))) for one in replays]

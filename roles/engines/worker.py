@@ -30,13 +30,15 @@ from roles.engines.base import (
     Answers,
     Group,
     GroupTask,
+    Placement,
     Sampling,
     Scored,
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import NODE_ENGINES, EngineConfig, config_from_wire
+from roles.engines.config import AUTO, NODE_ENGINES, EngineConfig, config_from_wire
 from roles.engines.content import ContentFile
+from roles.engines.hardware import gpus, threads_of
 from roles.engines.mapped import MappedContent, open_content, write_content
 from roles.shared.worker_streams import serve_streams
 
@@ -46,6 +48,10 @@ T = TypeVar("T")
 class LocalEngine(Protocol):
     """The methods of `roles.engines.base` within one process, files named as the operating
     system does."""
+
+    def placement(self) -> Placement:
+        """What it computes with."""
+        ...
 
     def load(self, weights: str) -> None:
         """See `Generator.load`."""
@@ -108,7 +114,7 @@ def draw_all(
 
 def make_engine(config: EngineConfig) -> LocalEngine:
     """Build the engine of ``config.kind``; only here are torch and vLLM imported."""
-    match config.kind:
+    match choose_kind(config):
         case "torch":
             return _make_torch(config)
         case "vllm":
@@ -118,6 +124,15 @@ def make_engine(config: EngineConfig) -> LocalEngine:
                 f"there is no engine {kind!r} for worker processes; installed are"
                 f" {' and '.join(NODE_ENGINES)}"
             )
+
+
+def choose_kind(config: EngineConfig) -> str:
+    """``config.kind``; for ``auto`` vLLM, where it is installed and knows the model."""
+    if config.kind != AUTO:
+        return config.kind
+    from roles.engines.vllm import requirements
+
+    return "vllm" if requirements.knows(config, len(gpus())) else "torch"
 
 
 def _make_torch(config: EngineConfig) -> LocalEngine:
@@ -133,7 +148,7 @@ def _make_torch(config: EngineConfig) -> LocalEngine:
 def _make_vllm(config: EngineConfig) -> LocalEngine:
     from roles.engines.vllm import requirements
 
-    requirements.prepare()  # names the remedy, and must precede what imports torch
+    requirements.prepare(config.device)  # names the remedy, and must precede what imports torch
     from roles.engines.vllm.engine import VllmEngine
 
     return VllmEngine(config)
@@ -226,9 +241,10 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
     while True:
         method, arguments = codec.decode_request(receive())
         try:
+            value: object
             if server is None:
-                server = EngineServer(_configure(method, arguments))
-                value: object = None
+                engine = _configure(method, arguments)
+                server, value = EngineServer(engine), astuple(engine.placement())
             else:
                 value = server.call(method, arguments)
         except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
@@ -243,7 +259,7 @@ def _configure(method: str, arguments: Sequence[Any]) -> LocalEngine:
         raise TypeError(f"the first call of a worker is configure, not {method}")
     config = config_from_wire(arguments[0])
     os.nice(config.nice)
-    os.environ["OMP_NUM_THREADS"] = str(config.threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads_of(config))
     return make_engine(config)
 
 

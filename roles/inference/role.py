@@ -14,6 +14,7 @@ from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from roles.engines.base import Engine
 from roles.engines.client import open_engine
+from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.inference.config import InferenceConfig
 from roles.inference.outbox import SubmissionOutbox
@@ -36,7 +37,9 @@ class Inference:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.inference]``."""
-        return cls(read_table(InferenceConfig, table, f"[role.{cls.name}]"))
+        config = read_table(InferenceConfig, table, f"[role.{cls.name}]")
+        check_engine_installed(config.engine, cls.name)
+        return cls(config)
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
@@ -66,6 +69,7 @@ class Inference:
         limits, config = self._config.machine, self._config
         engine_config = replace(
             run.engine_config(limits, threads=config.threads, nice=config.nice),
+            device=config.device,
             profile=config.profile,
             vllm=config.vllm,
         ).computed_with(config.engine)

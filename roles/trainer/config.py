@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roles.engines.config import Autocast, DeviceProfile, MachineLimits
+from roles.engines.config import (
+    AUTO,
+    AUTO_THREADS,
+    Autocast,
+    DeviceProfile,
+    LearnerOptions,
+    MachineLimits,
+    check_device,
+    check_threads,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
     """This machine's part; everything else is in the run file."""
 
-    threads: int = 1
-    """Threads of the engine."""
+    device: str = AUTO
+    """What the engine computes on: ``auto`` (CUDA where torch sees a GPU, then MPS, then the
+    CPU), ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
+
+    threads: int = AUTO_THREADS
+    """Threads of the engine; 0: all cores less one. Engines that share a machine want fewer:
+    together no more than it has cores."""
 
     nice: int = 0
     """Niceness of the engine's process."""
@@ -39,7 +53,12 @@ class TrainerConfig:
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
 
+    learner: LearnerOptions = field(default_factory=LearnerOptions)
+    """How the learner uses several GPUs, or one that is too small."""
+
     def __post_init__(self) -> None:
+        check_device(self.device)
+        check_threads(self.threads)
         if self.pool_steps < 1 or self.evaluate_every < 0:
             raise ValueError(
                 "pool_steps is at least 1, or no step ever has enough, and evaluate_every at"

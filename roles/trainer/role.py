@@ -19,6 +19,7 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.base import Engine
 from roles.engines.client import open_engine
+from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
@@ -54,7 +55,9 @@ class Trainer:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.trainer]``."""
-        return cls(read_table(TrainerConfig, table, "[role.trainer]"))
+        config = read_table(TrainerConfig, table, "[role.trainer]")
+        check_engine_installed("torch", cls.name)
+        return cls(config)
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
@@ -124,7 +127,13 @@ class Trainer:
             ) as environment,
             open_engine(
                 node.world,
-                replace(engine_config, profile=config.profile, autocast=config.autocast),
+                replace(
+                    engine_config,
+                    device=config.device,
+                    profile=config.profile,
+                    autocast=config.autocast,
+                    learner=config.learner,
+                ),
                 name=self.name,
             ) as engine,
         ):

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from roles.engines.config import DeviceProfile, MachineLimits, VllmOptions, check_node_engine
+from roles.engines.config import (
+    AUTO,
+    AUTO_THREADS,
+    DeviceProfile,
+    MachineLimits,
+    VllmOptions,
+    check_device,
+    check_node_engine,
+    check_threads,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatorConfig:
     """This machine's part; everything else is in the run file."""
 
-    engine: str = "torch"
-    """What replays the policy on this machine: ``torch``, or ``vllm`` (docs/running.md). The
-    run decides what is computed, each node with what."""
+    engine: str = AUTO
+    """What replays the policy on this machine: ``torch``, ``vllm`` (docs/running.md), or
+    ``auto``: vLLM where it is installed and knows the model. The run decides what is computed,
+    each node with what."""
 
-    threads: int = 1
-    """Threads of the engine."""
+    device: str = AUTO
+    """What the engine computes on: ``auto`` (CUDA where torch sees a GPU, then MPS, then the
+    CPU), ``cpu``, ``cuda``, ``cuda:1`` (...) or ``mps``."""
+
+    threads: int = AUTO_THREADS
+    """Threads of the engine; 0: all cores less one. Engines that share a machine want fewer:
+    together no more than it has cores."""
 
     nice: int = 0
     """Niceness of the engine's process."""
@@ -32,3 +47,5 @@ class ValidatorConfig:
 
     def __post_init__(self) -> None:
         check_node_engine(self.engine)
+        check_device(self.device)
+        check_threads(self.threads)

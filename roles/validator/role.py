@@ -13,6 +13,7 @@ from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from roles.engines.client import open_engine
+from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
 from roles.run import run_of
 from roles.shared.model_files import keep_model_files
@@ -40,7 +41,9 @@ class Validator:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.validator]``."""
-        return cls(read_table(ValidatorConfig, table, "[role.validator]"))
+        config = read_table(ValidatorConfig, table, "[role.validator]")
+        check_engine_installed(config.engine, cls.name)
+        return cls(config)
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
@@ -71,6 +74,7 @@ class Validator:
         limits, config = self._config.machine, self._config
         engine_config = replace(
             run.engine_config(limits, threads=config.threads, nice=config.nice),
+            device=config.device,
             profile=config.profile,
             vllm=config.vllm,
         ).computed_with(config.engine)

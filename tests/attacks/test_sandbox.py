@@ -316,7 +316,7 @@ async def test_nothing_outlives_a_worker(house: House, is_killed: bool) -> None:
 
 
 NODE = """
-import json, sys, trio
+import json, os, sys, trio
 from pathlib import Path
 from p2p.machine import open_world
 from p2p.sandbox import Confinement, Containment
@@ -327,7 +327,7 @@ async def main(folder, shared):
         argv = ["tests.attacks.spies"]
         async with world.open_worker(argv, name="a spy", confined=confined) as worker:
             await worker.call(json.dumps(["outlive", shared + "/lock"]).encode())
-            print("ready", flush=True)
+            os.write(1, b"ready")
             await trio.sleep_forever()
 
 trio.run(main, *sys.argv[1:])
@@ -344,7 +344,7 @@ async def test_nothing_outlives_a_node_that_was_killed(house: House) -> None:
     node = await trio.lowlevel.open_process(command, stdout=subprocess.PIPE)
     assert isinstance(node.stdout, trio.abc.ReceiveStream)
     async with node.stdout:
-        assert await node.stdout.receive_some(6) == b"ready\n"
+        assert await node.stdout.receive_some(5) == b"ready"
         node.kill()
         await node.wait()
     with (shared / "lock").open() as lock, trio.fail_after(60):

@@ -31,6 +31,18 @@ class EngineProcess:
         self._folder = folder
         self._read = 0
         self.has_room = True
+        self.placement: list[Any] = []
+        """What it computes with, as it said."""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, seconds: float) -> int:
+        return self._process.wait(seconds)
 
     def call(self, method: str, *arguments: object) -> Any:
         assert self._process.stdin is not None
@@ -99,6 +111,6 @@ def open_engine_process(python: str, config: EngineConfig) -> Iterator[EnginePro
         ) as process,
     ):
         engine = EngineProcess(process, Path(folder))
-        engine.call("configure", config_to_wire(config))
+        engine.placement = engine.call("configure", config_to_wire(config))
         yield engine
         process.kill()

@@ -1,5 +1,6 @@
 """One suite for every engine: torch, fake, and vLLM where SHOAL_VLLM names a Python that has it
-(``SHOAL_VLLM=.venv-vllm/bin/python pytest tests/conformance/test_engines.py``).
+(``SHOAL_VLLM=.venv-vllm/bin/python pytest tests/conformance/test_engines.py``). Engines that
+compute do it on the device that SHOAL_DEVICE names (``SHOAL_DEVICE=cuda``), else on the CPU.
 
 An engine under test writes; a reference reads what it wrote. For engines that compute, the
 reference is torch's scorer, in this process: two engines of one run must agree within the
@@ -21,6 +22,7 @@ import pytest
 import torch
 import trio
 
+from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
 from proofs.sampling import DrawRule
 from roles.engines import safetensors
@@ -35,6 +37,7 @@ from roles.engines.config import (
 )
 from roles.engines.fake import FakeEngine
 from roles.engines.safetensors import RawTensor
+from roles.engines.torch.device import find_device
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.model import TransformerModel
 from roles.engines.worker import draw_all
@@ -43,6 +46,7 @@ from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.unit.test_engine_fake import make_world
 
 VLLM = os.environ.get("SHOAL_VLLM", "")
+DEVICE = os.environ.get("SHOAL_DEVICE", "cpu")
 POLICIES = 5
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=40, group_size=4)
 """40 tokens: more than the rows of one chunk of a proof."""
@@ -116,10 +120,10 @@ class FakeProcess:
 
 
 class TorchReference:
-    """Torch's scorer in this process."""
+    """Torch's scorer in this process, on the CPU: engines on two devices must agree, too."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._engine = TorchEngine(replace(config, kind="torch"))
+        self._engine = TorchEngine(replace(config, kind="torch", device="cpu"))
         self.submit = self._engine.submit
         self.advance = self._engine.advance
         self.score = self._engine.score
@@ -173,10 +177,20 @@ def subject(
     if engine == "vllm" and not VLLM:
         pytest.skip("SHOAL_VLLM does not name a Python that has vllm")
     rule = DrawRule.GUMBEL if Family(family) in GUMBEL else DrawRule.CDF
-    config = replace(CONFIG, kind=engine, shape=SHAPES[Family(family)], draw=rule)
+    shape = SHAPES[Family(family)]
+    config = replace(CONFIG, kind=engine, device=there(), shape=shape, draw=rule)
     policies = [write_model(config, seed, folder / str(seed)) for seed in range(POLICIES)]
     with open_engine_process(VLLM if engine == "vllm" else sys.executable, config) as process:
         yield Subject(config, process, TorchReference(config), policies)
+
+
+def there() -> str:
+    """The device that engines compute on; skips where this machine has none of that name."""
+    try:
+        find_device(DEVICE)
+    except ConfigError as error:
+        pytest.skip(f"SHOAL_DEVICE={DEVICE}: {error}")
+    return DEVICE
 
 
 def write_model(config: EngineConfig, seed: int, folder: Path) -> Path:
@@ -454,3 +468,10 @@ def test_workers_that_share_each_weight_draw_the_same(tmp_path: Path) -> None:
             assert subject.reasons(tasks, groups) == {Reason.WITHIN_LIMITS}
             (scored, *_) = subject.engine.score(tasks, groups, SAMPLING)
             assert judge(scored.evidence, Limits.fp32()).reason is Reason.WITHIN_LIMITS
+
+
+def test_the_engine_computes_where_it_was_told_to(subject: Subject) -> None:
+    if isinstance(subject.engine, FakeProcess):
+        pytest.skip("a fake engine computes nowhere")
+    kind, device, *_ = subject.engine.placement
+    assert (kind, device.partition(":")[0]) == (subject.config.kind, find_device(DEVICE).type)

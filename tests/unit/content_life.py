@@ -22,6 +22,7 @@ from roles.engines.base import (
     EngineError,
     Group,
     GroupTask,
+    Placement,
     Sampling,
     StepReport,
     TrainingGroup,
@@ -40,13 +41,20 @@ LESSON: Final = TrainingGroup(
 ARGV: Final = ("tests.unit.content_life",)
 
 
+IDLE: Final = "this machine's GPU lies idle"
+
+
 class Counter:
     """The engine."""
 
-    def __init__(self, *, hangs: bool) -> None:
+    def __init__(self, *, hangs: bool, idle: str = "") -> None:
         self._hangs = hangs
+        self._idle = idle
         self._steps = 0
         self._under_way: list[GroupTask] = []
+
+    def placement(self) -> Placement:
+        return Placement("counter", "cpu", 1, self._idle)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         if self._hangs:
@@ -97,7 +105,7 @@ def main(role: str, *arguments: str) -> None:
     if role == "node":
         trio.run(live, Path(arguments[0]))
         return
-    counter: Any = Counter(hangs=role == "hangs")
+    counter: Any = Counter(hangs=role == "hangs", idle=IDLE if role == "idle" else "")
     worker.make_engine = lambda _: counter
     worker.main()
 

@@ -25,7 +25,7 @@ from roles.engines.mapped import open_content, write_content
 from roles.engines.torch.learner import TorchLearner
 from roles.protocol.request import Backoff
 from roles.shared.checked_json import DamagedFile
-from tests.unit.content_life import ARGV, CONFIG, LESSON, TOKENS
+from tests.unit.content_life import ARGV, CONFIG, IDLE, LESSON, TOKENS
 from tests.unit.trainer_life import CONFIG as SMALL, lesson
 
 FOLDER = "engine/engine"
@@ -44,6 +44,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         await trio.lowlevel.checkpoint()
 
     monkeypatch.setattr(Backoff, "wait", wait)
+
+
+async def test_a_gpu_that_lies_idle_is_said_as_the_engine_starts(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "WORKER_ARGV", (*ARGV, "idle"))
+    caplog.set_level(logging.INFO)
+    async with open_world(tmp_path) as world, open_engine(world, CONFIG):
+        said = [(one.levelno, one.getMessage()) for one in caplog.records]
+    assert (logging.WARNING, IDLE) in said
+    assert (logging.INFO, "engine_ready kind=counter device=cpu threads=1") in said
 
 
 @pytest.mark.usefixtures("counting")

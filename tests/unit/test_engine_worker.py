@@ -151,7 +151,7 @@ async def test_it_ends_with_its_input_even_while_it_computes() -> None:
     with worker_process() as process:
         endless = EngineConfig(recipe=Recipe(warm_up=WarmUp(steps=1_000_000)))
         send(process, codec.encode_request("configure", config_to_wire(endless)))
-        assert receive(process) is None
+        assert receive(process) == ["torch", "cpu", 1, ""]
         send(process, codec.encode_request("open", "/nowhere/checkpoint", ""))
         assert process.stdin is not None
         process.stdin.close()

@@ -10,7 +10,7 @@ from torch import Tensor
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig, Family, ModelShape
 from roles.engines.torch import gradient
-from roles.engines.torch.autocast import uses_bfloat16
+from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel

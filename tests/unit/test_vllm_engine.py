@@ -29,7 +29,8 @@ from roles.engines.config import (
     config_to_wire,
 )
 from roles.engines.safetensors import RawTensor
-from roles.engines.vllm import device_draws, requirements
+from roles.engines.torch import device_draws
+from roles.engines.vllm import requirements
 from roles.engines.vllm.engine import VllmEngine
 from roles.engines.vllm.extension import SLOT, HeadHook, ShoalExtension
 from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
@@ -143,7 +144,7 @@ def test_a_node_chooses_its_engine_and_a_run_that_pretends_stays_fake() -> None:
         chosen: Any = read_table(config, table, "[role.x]")
         assert (chosen.engine, chosen.vllm.tensor_parallel) == ("vllm", 2)
         with pytest.raises(
-            ConfigError, match="there is no engine 'fake': choose torch or vllm"
+            ConfigError, match="there is no engine 'fake': choose auto or torch or vllm"
         ):
             read_table(config, {"engine": "fake"}, "[role.x]")
     assert EngineConfig().computed_with("vllm").kind == "vllm"

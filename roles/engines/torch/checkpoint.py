@@ -62,7 +62,7 @@ def _parts(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
         {name: (_DTYPES[one.dtype], tuple(one.shape)) for name, one in tensors.items()}
     )
     for one in tensors.values():
-        yield one.detach().contiguous().view(-1).view(torch.uint8).numpy().data
+        yield one.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -13,6 +14,7 @@ from roles.engines.base import (
     EngineError,
     Group,
     GroupTask,
+    Placement,
     Sampling,
     Scored,
     StepReport,
@@ -20,23 +22,36 @@ from roles.engines.base import (
     check_numbers,
 )
 from roles.engines.config import EngineConfig
+from roles.engines.hardware import gpus, idle_gpus, threads_of, torch_version
 from roles.engines.torch import scorer
+from roles.engines.torch.device import find_device
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import Sampler
+
+if TYPE_CHECKING:
+    from roles.engines.torch.ranks import SharedLearner
 
 
 class TorchEngine:
     """Implements `roles.engines.worker.LocalEngine`."""
 
     def __init__(self, config: EngineConfig) -> None:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(threads_of(config))
         self._config = config
+        self.device = find_device(config.device)
         self._end_tokens = frozenset(config.end_tokens)
         self._policy: TransformerModel | None = None
         self._sampler: Sampler | None = None
-        self._learner: TorchLearner | None = None
+        self._learner: TorchLearner | SharedLearner | None = None
+        self._shared: SharedLearner | None = None
+
+    def placement(self) -> Placement:
+        """See `roles.engines.worker.LocalEngine`."""
+        cards, seen = gpus(), torch.cuda.device_count()
+        idle = idle_gpus(cards, self.device.type, seen, torch_version())
+        return Placement("torch", str(self.device), torch.get_num_threads(), idle)
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""
@@ -48,7 +63,7 @@ class TorchEngine:
         policy = self._policy
         self._policy = self._sampler = None  # until it is whole again
         if policy is None:
-            policy = TransformerModel(self._config.shape, self._config.dtype)
+            policy = TransformerModel(self._config.shape, self._config.dtype, self.device)
             policy.lay_for_reading()
         load_weights(policy, Path(weights))
         self._policy = policy
@@ -93,14 +108,14 @@ class TorchEngine:
 
     def open(self, checkpoint: str, base: str = "") -> int:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config)
+        learner = self._new_learner()
         step = learner.open(Path(checkpoint), Path(base) if base else None)
         self._learner = learner
         return step
 
     def adopt(self, weights: str, step: int, base: str = "") -> None:
         """See `roles.engines.base.Learner`."""
-        learner = TorchLearner(self._config)
+        learner = self._new_learner()
         learner.adopt(Path(weights), step, Path(base) if base else None)
         self._learner = learner
 
@@ -133,7 +148,22 @@ class TorchEngine:
                 " or let the environment ask shorter questions"
             )
 
-    def _opened(self) -> TorchLearner:
+    def _new_learner(self) -> TorchLearner | SharedLearner:
+        options = self._config.learner
+        if options.ranks == 1 and not options.offload:
+            return TorchLearner(self._config, self.device)
+        if self._shared is None:
+            from roles.engines.torch.ranks import SharedLearner
+
+            self._shared = SharedLearner(self._config)
+        return self._shared
+
+    def close(self) -> None:
+        """End what other processes there are; the end of this one does it as well."""
+        if self._shared is not None:
+            self._shared.close()
+
+    def _opened(self) -> TorchLearner | SharedLearner:
         if self._learner is None:
             raise EngineError("the learner was not opened")
         return self._learner

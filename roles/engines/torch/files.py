@@ -22,6 +22,7 @@ from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.sharding import put
 from roles.models.bundle import CONFIG, FREQUENCIES, HEAD, WEIGHTS, weight_files
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
@@ -57,7 +58,7 @@ def encode_weights(model: nn.Module) -> bytes:
     return safetensors.encode(
         {
             name: RawTensor(
-                "F32", tuple(weight.shape), weight.detach().contiguous().numpy().tobytes()
+                "F32", tuple(weight.shape), weight.detach().cpu().contiguous().numpy().tobytes()
             )
             for name, weight in weights
         }
@@ -87,8 +88,9 @@ def load_weights(model: TransformerModel, weights: Path) -> None:
         for name, raw in stored.items():
             tensor = torch.frombuffer(raw.data, dtype=_DTYPES[raw.dtype]).view(raw.shape)
             # the head of a bfloat16 model has bfloat16 values, in float32
-            parameters[name].copy_(tensor.to(model.dtype))
-            if not all(map(math.isfinite, parameters[name].aminmax())):
+            tensor = tensor.to(model.dtype)
+            put(parameters[name], tensor)
+            if not all(map(math.isfinite, tensor.aminmax())):
                 raise EngineError(
                     f"{weights}: {name} holds NaN or infinity, with which nothing can be"
                     " computed"

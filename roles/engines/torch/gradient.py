@@ -23,10 +23,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from roles.engines.base import TrainingGroup
+from roles.engines.torch.device import CPU, send, widest
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, pack
 from roles.rl.losses import FURTHEST, clipped_loss, importance_weight, is_clipped, k3
@@ -63,9 +65,9 @@ class Tally:
     drift: float = 0.0
     """Of k3 between the trainer's policy before the step and the one that drew."""
     entropy: float = 0.0
-    clipped: int = 0
+    clipped: float = 0.0
     """Tokens without gradient, because of the two-sided clip."""
-    capped: int = 0
+    capped: float = 0.0
     """Tokens at the cap of the importance weight."""
     ratio_max: float = 0.0
 
@@ -84,32 +86,40 @@ def learning_batches(
     groups: Sequence[TrainingGroup],
     advantages: Sequence[Sequence[float]],
     row_tokens: int = ROW_TOKENS,
+    device: torch.device = CPU,
 ) -> list[LearningBatch]:
     """Every completion of every group, with one advantage for each."""
     packed = pack(
         [(one.prompt, [each.tokens for each in one.completions]) for one in groups],
         row_tokens=row_tokens,
+        device=device,
     )
     return [
         LearningBatch(
             batch,
-            torch.tensor(
+            _sent(
                 [
                     logprob
                     for piece in batch.pieces
                     for logprob in groups[piece.group].completions[piece.completion].logprobs
-                ]
+                ],
+                device,
             ),
-            torch.tensor(
+            _sent(
                 [
                     advantages[piece.group][piece.completion]
                     for piece in batch.pieces
                     for _ in range(piece.length)
-                ]
+                ],
+                device,
             ),
         )
         for batch in packed
     ]
+
+
+def _sent(values: Sequence[float], device: torch.device) -> Tensor:
+    return send(np.asarray(values, dtype=np.float32), device)
 
 
 def old_log_probs(model: TransformerModel, batch: LearningBatch, temperature: float) -> Tensor:
@@ -137,7 +147,7 @@ def add_gradient(
     those before the step, and so are the log-probs.
     """
     states = batch.packed.hidden(model)
-    tally, gradients = Tally(), []
+    sums, ratios, gradients = [], [], []
     for part in _slices(len(batch)):
         cut = states[part].detach().requires_grad_()
         log_probs = _log_probs(model, cut, recipe.temperature)
@@ -154,30 +164,33 @@ def add_gradient(
         torch.autograd.backward(loss)
         assert cut.grad is not None
         gradients.append(cut.grad)
-        tally += _tallied(loss, log_probs, current, before, behaviour, advantage, recipe)
+        sums.append(_summed(loss, log_probs, current, before, behaviour, advantage, recipe))
+        ratios.append((current.detach() - before).clamp(max=FURTHEST).exp().max())
     torch.autograd.backward(states, torch.cat(gradients))
-    return tally
+    # the only numbers for which the host waits
+    total, drift, entropy, clipped, capped = torch.stack(sums).sum(0).tolist()
+    highest = float(torch.stack(ratios).max())
+    return Tally(len(batch), total, drift, entropy, clipped, capped, highest)
 
 
 @torch.no_grad()
-def _tallied(
+def _summed(
     loss: Tensor, log_probs: Tensor, current: Tensor, before: Tensor, behaviour: Tensor,
     advantage: Tensor, recipe: Recipe,
-) -> Tally:  # fmt: skip
-    """What one slice adds to the report."""
+) -> Tensor:  # fmt: skip
+    """What one slice adds to the report: the sums of a `Tally`, in its order."""
     clipped = is_clipped(
         current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
     )
     capped = importance_weight(before, behaviour, recipe.importance_cap)
-    return Tally(
-        tokens=len(current),
-        loss=float(loss),
-        drift=float(k3(before, behaviour).sum()),
-        entropy=-float((log_probs.exp() * log_probs).sum()),
-        clipped=int(clipped.sum()),
-        capped=int((capped >= recipe.importance_cap).sum()),
-        ratio_max=float((current - before).clamp(max=FURTHEST).exp().max()),
+    sums = (
+        loss,
+        k3(before, behaviour).sum(),
+        -(log_probs.exp() * log_probs).sum(),
+        clipped.sum(),
+        (capped >= recipe.importance_cap).sum(),
     )
+    return torch.stack([one.to(widest(loss.device)) for one in sums])
 
 
 def _slices(tokens: int) -> Iterator[slice]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -25,8 +25,8 @@ from roles.engines.base import (
 )
 from roles.engines.config import Dtype, EngineConfig
 from roles.engines.torch import sampler
-from roles.engines.torch.autocast import uses_bfloat16
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
+from roles.engines.torch.device import CPU, send_numbers, uses_bfloat16
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.gradient import (
     LearningBatch,
@@ -37,6 +37,8 @@ from roles.engines.torch.gradient import (
 )
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import write_policy
+from roles.engines.torch.rank import ALONE, Rank
+from roles.engines.torch.sharding import local, put, reshard, shard, whole
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
@@ -55,14 +57,23 @@ _MOMENTS: Final = ("exp_avg", "exp_avg_sq")
 class TorchLearner:
     """A policy, its optimiser, and the step they are at."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+    ) -> None:
         self._config = config
+        self._device = device
+        self._rank = rank
         self._recipe = config.recipe
-        self._shuffle = torch.Generator().manual_seed(config.seed)
+        self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
-        self._is_autocast = uses_bfloat16(config)
-        self.model = TransformerModel(config.shape)
+        self._is_autocast = uses_bfloat16(config, device)
+        # what is shared is laid out on the CPU: no device need hold all of it at a time
+        self.model = TransformerModel(config.shape, device=CPU if rank.mesh else device)
+        self.model.recomputes = config.learner.recompute
+        if rank.mesh is not None:
+            shard(self.model, rank.mesh, offload=config.learner.offload)
+            self.model.move_to(device)
         self.step_number = 0
         self._updates = 0
         """Of the optimiser, since its moments were nothing."""
@@ -136,32 +147,27 @@ class TorchLearner:
             raise EngineError("a step needs at least one group")
         for parameters in self._optimiser.param_groups:
             parameters["lr"] = self._recipe.rate_at(self.step_number)
-        before = [weight.detach().bfloat16() for weight in self.model.parameters()]
+        before = [local(weight).detach().bfloat16() for weight in self.model.parameters()]
         parts = self._parts(len(groups))
         # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
-        minibatches = [partial(_batches, groups, advantages, part) for part in parts]
+        minibatches = [
+            partial(_batches, groups, advantages, self._device, part) for part in parts
+        ]
         # A first minibatch is at the policy before the step: it needs no pass to find it.
         old: list[list[Tensor | None]] = [[], *map(self._old_log_probs, minibatches[1:])]
         # Each minibatch is divided by the mean of their answer tokens, so that every token of
         # the step counts the same.
-        tokens = sum(len(one.tokens) for group in groups for one in group.completions) / len(
-            minibatches
-        )
+        tokens = sum(len(one.tokens) for group in groups for one in group.completions)
         tally, norms = Tally(), []
         for make_batches, theirs in zip(minibatches, old, strict=True):
             self._optimiser.zero_grad()
-            batches = make_batches()
-            for batch, one in zip(batches, theirs or [None] * len(batches), strict=True):
-                with self._arithmetic():
-                    tally += add_gradient(self.model, batch, one, self._recipe, tokens)
-            norm = torch.nn.utils.clip_grad_norm_(
-                self.model.parameters(), self._recipe.gradient_norm, error_if_nonfinite=True
-            )
-            norms.append(float(norm))
+            tally += self._minibatch(make_batches(), theirs, tokens / len(minibatches))
+            norms.append(self._clip())
             self._optimiser.step()
         self._optimiser.zero_grad()
         self.step_number += 1
         self._updates += len(minibatches)
+        tally = self._rank.total(tally)
         return StepReport(
             step=self.step_number,
             loss=tally.loss / len(minibatches),
@@ -175,19 +181,67 @@ class TorchLearner:
             changed=self._changed(before),
         )
 
+    def _minibatch(
+        self, batches: Sequence[LearningBatch], old: Sequence[Tensor | None], tokens: float
+    ) -> Tally:
+        """Add the gradient of a minibatch; the loss is divided by ``tokens``. ``old`` are the
+        log-probs of this process's batches before the step, if they are not those of the
+        weights."""
+        tally = Tally()
+        mine = list(self._share(batches))
+        for (batch, counts), one in zip(mine, old or [None] * len(mine), strict=True):
+            with self._arithmetic():
+                # the processes' gradients are averaged: each is as many times too large
+                divisor = tokens / self._rank.size if counts else math.inf
+                found = add_gradient(self.model, batch, one, self._recipe, divisor)
+            if counts:
+                found.loss /= self._rank.size
+                tally += found
+        return tally
+
+    def _share(self, batches: Sequence[LearningBatch]) -> Iterator[tuple[LearningBatch, bool]]:
+        """The batches that this process reads, and whether each counts.
+
+        All processes make as many passes, since each pass gathers what the others keep: one
+        that has no batch left repeats another's, which counts nothing.
+        """
+        for start in range(0, len(batches), self._rank.size):
+            at = start + self._rank.number
+            yield (batches[at], True) if at < len(batches) else (batches[start], False)
+
+    def _clip(self) -> float:
+        """Cut the gradient to the recipe's norm; what it was."""
+        norm = torch.nn.utils.clip_grad_norm_(
+            self.model.parameters(), self._recipe.gradient_norm
+        )
+        found = float(whole(norm))
+        if not math.isfinite(found):
+            raise EngineError(
+                f"the gradient's norm is {found}: nothing can be learnt from this step's groups"
+            )
+        return found
+
     def save(self, checkpoint: Path | None, weights: Path | None) -> None:
         """Write everything that `open` needs, and the policy alone; what is None is not
-        written."""
+        written. Of several processes the first one writes."""
+        model = self._complete() if self._rank.mesh and weights is not None else self.model
+        state = self._state() if checkpoint is not None else {}
+        if not self._rank.is_first:
+            return
         if weights is not None:
-            write_policy(self.model, weights, self._base, is_base=self.step_number == 0)
+            write_policy(model, weights, self._base, is_base=self.step_number == 0)
         if checkpoint is not None:
             previous = Path(previous_generation(str(checkpoint)))
-            write_checkpoint(checkpoint, previous, self._state())
+            write_checkpoint(checkpoint, previous, state)
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """The tokens of each completion of each task under this policy."""
+        """The tokens of each completion of each task under this policy. Of several processes
+        the first one answers."""
         ends = frozenset(self._config.end_tokens)
-        drawn = sampler.draw(self._answering(), tasks, sampling, ends)
+        model = self._answering()
+        if not self._rank.is_first:
+            return []
+        drawn = sampler.draw(model, tasks, sampling, ends)
         return [tuple(completion.tokens for completion in one.completions) for one in drawn]
 
     def _answering(self) -> TransformerModel:
@@ -196,10 +250,20 @@ class TorchLearner:
         parameters, took 24 and 22 CPU s; in float32, whose products were MKL's then, the same
         had not ended after 120."""
         if not self._is_autocast:
-            return self.model
-        rounded = TransformerModel(self.model.shape, Dtype.BFLOAT16)
-        rounded.load_state_dict(self.model.state_dict())
-        return rounded
+            return self._complete(self._device) if self._rank.mesh else self.model
+        return self._complete(self._device, Dtype.BFLOAT16)
+
+    def _complete(
+        self, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32
+    ) -> TransformerModel:
+        """A model of its own with all weights; of several processes only the first's is."""
+        model = TransformerModel(self.model.shape, dtype, device)
+        copies = dict(model.named_parameters())
+        for name, weight in self.model.named_parameters():
+            full = whole(weight)
+            if self._rank.is_first:
+                put(copies[name], full)
+        return model
 
     def _warm_up(self, environment: TeachingEnvironment) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
@@ -216,7 +280,7 @@ class TorchLearner:
                 parameters["lr"] = recipe.rate_at(step)
             with interrupted(Ration()):
                 examples = environment.warm_up(rng, recipe.batch)
-            tokens, answer = _examples(examples)
+            tokens, answer = _examples(examples, self._device)
             logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(logits, tokens[:, 1:][answer]))
@@ -225,7 +289,7 @@ class TorchLearner:
 
     def _parts(self, groups: int) -> list[list[int]]:
         """Shuffled groups in as many minibatches as the recipe says, or as there are groups."""
-        order = torch.randperm(groups, generator=self._shuffle)
+        order = torch.randperm(groups, generator=self._shuffle, device=CPU)
         chunks = order.chunk(min(self._recipe.minibatches, len(order)))
         return [chunk.tolist() for chunk in chunks]
 
@@ -234,32 +298,44 @@ class TorchLearner:
     ) -> list[Tensor | None]:
         """Of every answer token under the policy before the step."""
         with self._arithmetic():
-            return [
-                old_log_probs(self.model, one, self._recipe.temperature) for one in minibatch()
+            found: list[Tensor | None] = [
+                old_log_probs(self.model, one, self._recipe.temperature)
+                for one, _ in self._share(minibatch())
             ]
+        if self._rank.mesh is not None:
+            reshard(self.model)
+        return found
 
     def _arithmetic(self) -> torch.autocast:
         """What training computes in. Weights, gradients and moments are float32 always."""
-        return torch.autocast("cpu", torch.bfloat16, enabled=self._is_autocast)
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_autocast)
 
     @torch.no_grad()
     def _changed(self, before: Sequence[Tensor]) -> float:
         """The share of weights that another policy is published with: what travels."""
         pairs = zip(self.model.parameters(), before, strict=True)
-        changed = sum(int((weight.bfloat16() != was).sum()) for weight, was in pairs)
-        return changed / sum(one.numel() for one in before)
+        changed = torch.stack(
+            [(local(weight).bfloat16() != was).sum() for weight, was in pairs]
+        ).sum()
+        mine = [float(changed), float(sum(one.numel() for one in before))]
+        of_all, everything = self._rank.sums(mine)
+        return of_all / everything
 
     def _state(self) -> dict[str, Tensor]:
-        """All that decides what the next steps do."""
+        """All that decides what the next steps do; of several processes only the first's."""
         tensors = {
-            _NUMBERS: torch.tensor([self.step_number, self._updates]),
+            _NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
             _SHUFFLE: self._shuffle.get_state(),
         }
         moments = self._optimiser.state
         for name, weight in self.model.named_parameters():
-            tensors[f"{_WEIGHT}{name}"] = weight.detach()
-            for key in _MOMENTS if self._updates else ():
-                tensors[f"{key}.{name}"] = moments[weight][key]
+            kept = {f"{_WEIGHT}{name}": weight}
+            kept |= {f"{key}.{name}": moments[weight][key] for key in _MOMENTS if self._updates}
+            for key, tensor in kept.items():
+                full = whole(tensor)
+                if self._rank.is_first:
+                    # what was gathered waits for the file in the CPU's memory
+                    tensors[key] = full if self._rank.mesh is None else full.to(CPU)
         return tensors
 
     def _restore(self, checkpoint: Path) -> None:
@@ -275,15 +351,15 @@ class TorchLearner:
                 f"{checkpoint} is no checkpoint of this model: the names or the shapes of its"
                 " tensors differ"
             )
-        with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                weight.copy_(found[_WEIGHT + name])
-                self._optimiser.state.pop(weight, None)
-                if updates:
-                    moments = {key: found[f"{key}.{name}"].clone() for key in _MOMENTS}
-                    self._optimiser.state[weight] = {
-                        "step": torch.tensor(float(updates)), **moments,
-                    }  # fmt: skip
+        for name, weight in self.model.named_parameters():
+            put(weight, found[_WEIGHT + name])
+            self._optimiser.state.pop(weight, None)
+            if updates:
+                moments = {key: torch.empty_like(weight.detach()) for key in _MOMENTS}
+                for key, moment in moments.items():
+                    put(moment, found[f"{key}.{name}"])
+                step = torch.tensor(float(updates), device=local(weight).device)
+                self._optimiser.state[weight] = {"step": step, **moments}
         self._shuffle.set_state(found[_SHUFFLE].clone())
         self.step_number, self._updates = int(found[_NUMBERS][0]), updates
 
@@ -291,20 +367,24 @@ class TorchLearner:
 def _batches(
     groups: Sequence[TrainingGroup],
     advantages: Sequence[Sequence[float]],
+    device: torch.device,
     part: Sequence[int],
 ) -> list[LearningBatch]:
     """The groups of one minibatch, packed."""
-    return learning_batches([groups[one] for one in part], [advantages[one] for one in part])
+    return learning_batches(
+        [groups[one] for one in part], [advantages[one] for one in part], device=device
+    )
 
 
-def _examples(tasks: Sequence[Task]) -> tuple[Tensor, Tensor]:
+def _examples(tasks: Sequence[Task], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens of prompts with answers, and which of them (from the second) belong to an
     answer.
     """
     width = max(len(task.prompt) + len(task.answer) for task in tasks)
     tokens = _padded([task.prompt + task.answer for task in tasks], width, 0)
     answer = [[False] * (len(task.prompt) - 1) + [True] * len(task.answer) for task in tasks]
-    return torch.tensor(tokens), torch.tensor(_padded(answer, width - 1, False))
+    is_answer = torch.tensor(_padded(answer, width - 1, False), device=device)
+    return send_numbers(tokens, device), is_answer
 
 
 def _padded(rows: Sequence[Sequence[T]], width: int, filler: T) -> list[list[T]]:

@@ -12,7 +12,8 @@ of many tokens: with a bfloat16 head the seeded draw of 2.2 % of honest tokens d
 two machines, with this one 1.4 %. In a bfloat16 model the head's *values* are bfloat16 all the
 same, as they are in engines that keep two bytes of each.
 
-A model is made with weights that nobody has written: `initialise` draws them,
+A model is on one device: its weights, and the caches, masks and tables that it makes. A model
+is made with weights that nobody has written: `initialise` draws them,
 `roles.engines.torch.files.load_weights` reads them.
 
 Torch gives products in float32 to MKL, which on CPUs that are not Intel's leaves half of their
@@ -31,8 +32,11 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from roles.engines.config import Dtype, ModelShape
+from roles.engines.torch.device import CPU
+from roles.engines.torch.sharding import put
 
 DTYPES: Final = {Dtype.FLOAT32: torch.float32, Dtype.BFLOAT16: torch.bfloat16}
 """Torch's names."""
@@ -105,16 +109,21 @@ class Cache:
     used: int
 
     @classmethod
-    def empty(cls, shape: ModelShape, rows: int, capacity: int, dtype: torch.dtype) -> Cache:
+    def empty(
+        cls,
+        shape: ModelShape,
+        rows: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device = CPU,
+    ) -> Cache:
         """Room for ``capacity`` tokens in each row."""
         size = (rows, shape.key_heads, capacity, shape.head_width)
-        return cls(
-            [
-                (torch.empty(size, dtype=dtype), torch.empty(size, dtype=dtype))
-                for _ in range(shape.layers)
-            ],
-            0,
-        )
+
+        def room() -> Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        return cls([(room(), room()) for _ in range(shape.layers)], 0)
 
     @property
     def capacity(self) -> int:
@@ -162,28 +171,29 @@ def _right_aligned(
 
 
 class Rotary:
-    """Cosines and sines of every position, as far as was needed."""
+    """Cosines and sines of every position, as far as was needed; the same on every device, as
+    the CPU computes them."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, device: torch.device = CPU) -> None:
         # rounded as transformers does it: other orders differ in the last bit, and that is all
         # that logits then differ by
-        half = torch.arange(0, shape.head_width, 2, dtype=torch.float32) / shape.head_width
-        self._frequencies = 1.0 / shape.rope_base**half
-        self._table = torch.empty(0, 2, shape.head_width)
+        places = torch.arange(0, shape.head_width, 2, dtype=torch.float32, device=CPU)
+        self._frequencies = 1.0 / shape.rope_base ** (places / shape.head_width)
+        self._table = torch.empty(0, 2, shape.head_width, device=device)
+        self._device = device
 
-    def at(self, positions: Tensor) -> Tensor:
-        """(2, rows, 1, length, head width) for positions (rows, length): cosines, signed
-        sines.
+    def at(self, positions: Tensor, reach: int) -> Tensor:
+        """(2, rows, 1, length, head width) for positions (rows, length) below ``reach``:
+        cosines, signed sines.
         """
-        needed = int(positions.max()) + 1
-        if needed > len(self._table):
-            angles = torch.outer(
-                torch.arange(2 * needed, dtype=torch.float32), self._frequencies
-            )
+        if reach > len(self._table):
+            places = torch.arange(2 * reach, dtype=torch.float32, device=CPU)
+            angles = torch.outer(places, self._frequencies)
             cosine, sine = angles.cos(), angles.sin()
-            self._table = torch.stack(
+            table = torch.stack(
                 [torch.cat([cosine, cosine], -1), torch.cat([-sine, sine], -1)], 1
             )
+            self._table = table.to(self._device)
         return self._table[positions].permute(2, 0, 1, 3).unsqueeze(2)
 
 
@@ -206,6 +216,7 @@ class Projection(nn.Linear):
         """
         if (
             torch.is_grad_enabled()
+            or not x.is_cpu
             or x.dtype is not torch.float32
             or torch.is_autocast_enabled("cpu")
             or self.weight.stride(0) != 1
@@ -380,19 +391,28 @@ class Decoder(nn.Module):
 class TransformerModel(nn.Module):
     """Tokens to final-normed hidden states; `logits` turns those into logits."""
 
-    def __init__(self, shape: ModelShape, dtype: Dtype = Dtype.FLOAT32) -> None:
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: Dtype = Dtype.FLOAT32,
+        device: torch.device = CPU,
+    ) -> None:
         super().__init__()
         self.shape = shape
         self.dtype = DTYPES[dtype]
+        self.device = device
+        """What it computes on, whatever its weights are kept in."""
+        self.recomputes = False
+        """Whether a gradient computes the activations of each block again."""
         with torch.device("meta"):
             self.model = Decoder(shape).to(self.dtype)
             self.lm_head = Projection(shape.width, shape.vocabulary, bias=False)
             if shape.tied:
                 self.model.embed_tokens.to(torch.float32)
-        self.to_empty(device="cpu")
+        self.to_empty(device=device)
         if shape.tied:
             self.lm_head.weight = self.model.embed_tokens.weight
-        self._rotary = Rotary(shape)
+        self._rotary = Rotary(shape, device)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits (tokens, vocabulary), in float32, of hidden states (tokens, width).
@@ -400,9 +420,10 @@ class TransformerModel(nn.Module):
         States and head of a bfloat16 model hold bfloat16 values. Their products are exact in
         float32, so a CPU that multiplies bfloat16 and adds up in float32 gives the same sums as
         float32 arithmetic, in two fifths of its time: torch is told that it may round both
-        factors. (A product of bfloat16 tensors would round the logits as well.)
+        factors. (A product of bfloat16 tensors would round the logits as well.) On other
+        devices it is a product of float32.
         """
-        if self.dtype is torch.float32:
+        if self.dtype is torch.float32 or self.device.type != "cpu":
             rows: Tensor = self.lm_head(hidden)
             return rows
         products = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
@@ -420,17 +441,23 @@ class TransformerModel(nn.Module):
         So does the head, whose product is a twelfth slower for it than in rows, but which can
         then be taken in partial sums; where it is tied, 4,264 embeddings are read from it in 37
         ms, and scoring them takes nine seconds. In a bfloat16 model all stays as it is: there
-        torch uses oneDNN already. Names, shapes and values are the same, and `load_weights`
-        writes into them as before.
+        torch uses oneDNN already; so it does on other devices. Names, shapes and values are the
+        same, and `load_weights` writes into them as before.
         """
         self.requires_grad_(False)
-        for layer in self.modules() if self.dtype is torch.float32 else ():
-            if isinstance(layer, Projection):
+        is_for_mkldnn = self.dtype is torch.float32 and self.device.type == "cpu"
+        for layer in self.modules():
+            if is_for_mkldnn and isinstance(layer, Projection):
                 layer.weight.data = layer.weight.data.t().contiguous().t()
+
+    def move_to(self, device: torch.device) -> None:
+        """Compute on ``device``, where the weights have gone already."""
+        self.device = device
+        self._rotary = Rotary(self.shape, device)
 
     def new_cache(self, rows: int, capacity: int) -> Cache:
         """A cache for ``capacity`` tokens in each row."""
-        return Cache.empty(self.shape, rows, capacity, self.dtype)
+        return Cache.empty(self.shape, rows, capacity, self.dtype, self.device)
 
     def forward(
         self,
@@ -438,16 +465,23 @@ class TransformerModel(nn.Module):
         positions: Tensor | None = None,
         seen: Seen = None,
         cache: Cache | None = None,
+        *,
+        reach: int | None = None,
     ) -> Tensor:
         """Hidden states (rows, length, width), in float32, of tokens (rows, length).
+
+        All positions are below ``reach``; who does not say so makes the host wait for them.
 
         Attention that is causal in a row suits rows padded on the right. With ``cache`` the
         tokens come after those that it holds, and ``seen`` is a mask, unless that is one token
         which sees them all, or the cache is empty.
         """
         if positions is None:
-            positions = torch.arange(tokens.shape[1]).unsqueeze(0)
-        rotary = self._rotary.at(positions)
+            reach = tokens.shape[1]
+            positions = torch.arange(reach, device=self.device).unsqueeze(0)
+        elif reach is None:
+            reach = int(positions.max()) + 1
+        rotary = self._rotary.at(positions, reach)
         if isinstance(seen, Tensor):  # once here, and not in every layer
             seen = self._as_scores(seen)
         elif isinstance(seen, RowParts):
@@ -456,8 +490,13 @@ class TransformerModel(nn.Module):
             )
         x = self.model.embed_tokens(tokens).to(self.dtype)
         used = 0 if cache is None else cache.used
+        again = self.recomputes and torch.is_grad_enabled()
         for index, block in enumerate(self.model.layers):
-            x = block(x, rotary, seen, None if cache is None else cache.layers[index], used)
+            inputs = (x, rotary, seen, None if cache is None else cache.layers[index], used)
+            if again:
+                x = checkpoint(block, *inputs, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(*inputs)
         if cache is not None:
             cache.used += tokens.shape[1]
         hidden: Tensor = self.model.norm(x)
@@ -465,24 +504,22 @@ class TransformerModel(nn.Module):
 
     def _as_scores(self, seen: Tensor) -> Tensor:
         """A mask as what is added to scores."""
-        unseen = torch.zeros(seen.shape, dtype=self.dtype)
+        unseen = torch.zeros(seen.shape, dtype=self.dtype, device=seen.device)
         return unseen.masked_fill_(seen.logical_not(), -math.inf)
 
     def initialise(self, seed: int) -> None:
         """Draw weights: embedding and head N(0, 0.02), others N(0, 1/fan-in), outputs over
         sqrt(2 layers); norms 1, biases 0.
         """
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                if weight.dim() < 2:
-                    weight.fill_(0.0 if name.endswith("bias") else 1.0)
-                    continue
-                scale = (
-                    0.02
-                    if "embed" in name or "head" in name
-                    else 1 / math.sqrt(weight.shape[1])
-                )
-                if "o_proj" in name or "down_proj" in name:
-                    scale /= math.sqrt(2 * self.shape.layers)
-                weight.normal_(0.0, scale, generator=generator)
+        # on the CPU, so that a seed is the same weights on every device
+        generator = torch.Generator(device=CPU).manual_seed(seed)
+        for name, weight in self.named_parameters():
+            shape = tuple(weight.shape)
+            if len(shape) < 2:
+                put(weight, torch.full(shape, float(not name.endswith("bias")), device=CPU))
+                continue
+            scale = 0.02 if "embed" in name or "head" in name else 1 / math.sqrt(shape[1])
+            if "o_proj" in name or "down_proj" in name:
+                scale /= math.sqrt(2 * self.shape.layers)
+            drawn = torch.empty(shape, device=CPU).normal_(0.0, scale, generator=generator)
+            put(weight, drawn)

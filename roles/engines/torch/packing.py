@@ -29,10 +29,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from roles.engines.config import BATCH_TOKENS
+from roles.engines.torch.device import CPU, send, send_numbers
 from roles.engines.torch.model import Seen, TransformerModel, Unpacking
 
 Tokens = Sequence[int]
@@ -82,10 +85,12 @@ class PackedBatch:
     """The answer tokens."""
     pieces: tuple[Piece, ...]
     """Whose they are."""
+    reach: int
+    """Positions are below it."""
 
     def hidden(self, model: TransformerModel) -> Tensor:
         """The state behind each answer token: (answer tokens, width)."""
-        states: Tensor = model(self.tokens, self.positions, self.seen)
+        states: Tensor = model(self.tokens, self.positions, self.seen, reach=self.reach)
         return states.flatten(0, 1)[self.behind]
 
 
@@ -102,6 +107,7 @@ def pack(
     *,
     batch_tokens: int = BATCH_TOKENS,
     row_tokens: int = ROW_TOKENS,
+    device: torch.device = CPU,
 ) -> list[PackedBatch]:
     """Every completion of every group, each a prompt and its completions, in few positions.
 
@@ -114,7 +120,7 @@ def pack(
         for row in _rows(number, prompt, completions, row_tokens)
     ]
     rows.sort(key=lambda row: row.length)
-    return [_batch(some) for some in _batches(rows, batch_tokens)]
+    return [_batch(some, device) for some in _batches(rows, batch_tokens)]
 
 
 def _rows(
@@ -148,7 +154,7 @@ def _batches(rows: Sequence[_Row], limit: int) -> Iterator[list[_Row]]:
         yield some
 
 
-def _batch(rows: Sequence[_Row]) -> PackedBatch:
+def _batch(rows: Sequence[_Row], device: torch.device) -> PackedBatch:
     width = max(row.length for row in rows)
     tokens, positions, segments = [], [], []
     behind, answers, pieces = list[int](), list[int](), list[Piece]()
@@ -169,50 +175,62 @@ def _batch(rows: Sequence[_Row]) -> PackedBatch:
         positions.append(places + [0] * pads)
         segments.append(owners + [len(row.completions)] * pads)
     return PackedBatch(
-        torch.tensor(tokens),
-        torch.tensor(positions),
-        _seen(rows, width, segments),
-        torch.tensor(behind),
-        torch.tensor(answers),
+        send_numbers(tokens, device),
+        send_numbers(positions, device),
+        _seen(rows, width, segments, device),
+        send_numbers(behind, device),
+        send_numbers(answers, device),
         tuple(pieces),
+        _longest(rows),
     )
 
 
-def _seen(rows: Sequence[_Row], width: int, segments: list[list[int]]) -> Seen:
+def _longest(rows: Sequence[_Row]) -> int:
+    """Of a prompt and one of its completions."""
+    return max(
+        len(row.prompt) + len(answer) - 1 for row in rows for _, answer in row.completions
+    )
+
+
+def _seen(
+    rows: Sequence[_Row], width: int, segments: list[list[int]], device: torch.device
+) -> Seen:
     """The cheapest way to say it."""
     if all(len(row.completions) == 1 for row in rows):
         return None
     sequences = sum(len(row.completions) for row in rows)
-    longest = max(
-        len(row.prompt) + len(answer) - 1 for row in rows for _, answer in row.completions
-    )
+    longest = _longest(rows)
     if sequences * longest * (longest + _LAYING) < len(rows) * width**2:
-        return _unpacking(rows, width, sequences, longest)
-    return _mask(torch.tensor(segments))
+        places, back = _unpacking(rows, width, sequences, longest)
+        return Unpacking(send(places, device), send(back, device))
+    return _mask(send_numbers(segments, device))
 
 
-def _unpacking(rows: Sequence[_Row], width: int, sequences: int, longest: int) -> Unpacking:
+def _unpacking(
+    rows: Sequence[_Row], width: int, sequences: int, longest: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Each completion behind its prompt, pads any position: none that counts sees them."""
-    places = torch.zeros(sequences, longest, dtype=torch.long)
-    back = torch.zeros(len(rows) * width, dtype=torch.long)
+    places = np.zeros((sequences, longest), dtype=np.int64)
+    back = np.zeros(len(rows) * width, dtype=np.int64)
     sequence = 0
     for number, row in enumerate(rows):
         first = len(row.prompt)
-        prompt = torch.arange(number * width, number * width + first)
+        prompt = np.arange(number * width, number * width + first)
         start = number * width + first
         for _, answer in row.completions:
-            own = torch.arange(start, start + len(answer) - 1)
-            line = torch.cat([prompt, own])
+            own = np.arange(start, start + len(answer) - 1)
+            line = np.concatenate([prompt, own])
             places[sequence, : len(line)] = line
-            back[line] = torch.arange(len(line)) + sequence * longest
+            back[line] = np.arange(len(line)) + sequence * longest
             start += len(own)
             sequence += 1
-    return Unpacking(places, back)
+    return places, back
 
 
 def _mask(segments: Tensor) -> Tensor:
     """(rows, 1, length, length): what each position sees. A pad sees itself and the pads
     before it, and the prompt, for softmax must see something."""
     mine, theirs = segments[:, :, None], segments[:, None, :]
-    causal = torch.ones(segments.shape[1], segments.shape[1], dtype=torch.bool).tril()
+    size, device = segments.shape[1], segments.device
+    causal = torch.ones(size, size, dtype=torch.bool, device=device).tril()
     return (causal & ((mine == theirs) | (theirs == _PROMPT)))[:, None]

@@ -72,7 +72,8 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
     with path.open("wb") as file:
         file.write(safetensors.encode_head(shapes))
         for name in names:
-            file.write(weights[name].bfloat16().contiguous().view(torch.uint8).numpy().data)
+            rounded = weights[name].bfloat16().cpu().contiguous()
+            file.write(rounded.view(torch.uint8).numpy().data)
         file.flush()
         os.fsync(file.fileno())
 

@@ -30,10 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import draws, toploc
+from proofs import toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import CACHE_BYTES, ROWS, cache_bytes
+from roles.engines.torch.device import CPU, send, send_numbers
+from roles.engines.torch.instruments import Instruments, instruments_for
 from roles.engines.torch.model import CACHE_BLOCK, Cache, RowParts, TransformerModel, slice_rows
 
 Keep: TypeAlias = Callable[[int, NDArray[np.float32]], None]
@@ -108,20 +110,21 @@ def _draw_all(sampler: Sampler, tasks: Sequence[GroupTask], sampling: Sampling) 
 class _Prover:
     """Commits chunks of hidden states while their completions go on."""
 
-    def __init__(self) -> None:
+    def __init__(self, instruments: Instruments) -> None:
+        self._instruments = instruments
         self._proof_values = 0
         self._proofs: defaultdict[int, bytearray] = defaultdict(bytearray)
-        self._waiting: list[tuple[int, NDArray[np.float32]]] = []
+        self._waiting: list[tuple[int, Tensor]] = []
         self._values = 0
 
     def begin(self, proof_values: int) -> None:
         """From now on, so many of each chunk are committed to; nothing is under way."""
         self._proof_values = proof_values
 
-    def add(self, completion: int, rows: NDArray[np.float32]) -> None:
+    def add(self, completion: int, rows: Tensor) -> None:
         """One chunk; those of one completion in order."""
         self._waiting.append((completion, rows))
-        self._values += rows.size
+        self._values += rows.numel()
         if self._values >= _PROOF_VALUES:
             self.commit()
 
@@ -131,7 +134,8 @@ class _Prover:
 
     def commit(self) -> None:
         """Make proofs of the chunks that wait."""
-        proofs = toploc.commit([rows for _, rows in self._waiting], self._proof_values)
+        chunks = [rows for _, rows in self._waiting]
+        proofs = self._instruments.commit(chunks, self._proof_values)
         for (completion, _), proof in zip(self._waiting, proofs, strict=True):
             self._proofs[completion] += proof
         self._waiting.clear()
@@ -162,9 +166,12 @@ class Sampler:
         keep: Keep | None = None,
         *,
         proves: bool = False,
+        instruments: Instruments | None = None,
     ) -> None:
         self._model, self._rule, self._keep = model, rule, keep
-        self._prover = _Prover() if proves else None
+        self._device = model.device
+        self._instruments = instruments or instruments_for(self._device)
+        self._prover = _Prover(self._instruments) if proves else None
         self._is_end = np.zeros(model.shape.vocabulary, dtype=np.bool_)
         self._is_end[[end for end in end_tokens if end < model.shape.vocabulary]] = True
         self._slice = slice_rows(model.shape.vocabulary)
@@ -183,8 +190,11 @@ class Sampler:
         self._tokens = np.empty((places, limit), dtype=np.int32)
         self._logprobs = np.empty((places, limit), dtype=np.float32)
         self._words = np.empty((places, min(limit, _WORDS)), dtype=np.uint64)
-        states = (places, min(limit, toploc.ROWS_PER_CHUNK), self._model.shape.width)
-        self._hidden = np.empty(states, dtype=np.float32)
+        width, self._chunk = self._model.shape.width, min(limit, toploc.ROWS_PER_CHUNK)
+        # of each place the states of its chunk, one place behind the other
+        self._hidden = torch.empty(
+            places * self._chunk, width, dtype=torch.float32, device=self._device
+        )
         self._free = list(reversed(range(places)))
 
         self._place = np.empty(0, dtype=np.intp)
@@ -193,8 +203,11 @@ class Sampler:
         self._pads = np.empty(0, dtype=np.intp)  # columns of the cache before its first
         self._is_live = np.empty(0, dtype=np.bool_)
         self._cache = self._model.new_cache(0, 0)
-        self._last = torch.empty(0, self._model.shape.width)
+        self._last = self._no_states()
         """The states behind the next tokens."""
+
+    def _no_states(self) -> Tensor:
+        return torch.empty(0, self._model.shape.width, device=self._device)
 
     @property
     def has_work(self) -> bool:
@@ -293,19 +306,20 @@ class Sampler:
         count = max(0, min(self._places() - int(self._is_live.sum()), len(self._waiting)))
         completions = np.array([self._waiting.popleft() for _ in range(count)], dtype=np.intp)
         if not count:
-            return torch.empty(0, self._model.shape.width)
+            return self._no_states()
         groups = [self._open[completion][0] for completion in completions.tolist()]
         at = {
             first: index for index, first in enumerate(dict.fromkeys(g.first for g in groups))
         }
-        group = torch.tensor([at[one.first] for one in groups])
+        numbers = [at[one.first] for one in groups]
+        group = send_numbers(numbers, self._device)
         prompts = list({one.first: one.task.prompt for one in groups}.values())
         last, read = self._read_prompts(prompts)
 
         places = np.array([self._free.pop() for _ in range(count)])
         self._derive_words(places, completions, 0)
         used = max(self._cache.used, read.used)
-        pads = used - np.array([len(prompts[index]) for index in group])
+        pads = used - np.array([len(prompts[index]) for index in numbers])
         self._pads = np.concatenate([self._pads + (used - self._cache.used), pads])
         self._place = np.concatenate([self._place, places])
         self._completion = np.concatenate([self._completion, completions])
@@ -319,22 +333,21 @@ class Sampler:
         softmax must see something.
         """
         width = max(len(prompt) for prompt in prompts)
-        pads = torch.tensor([width - len(prompt) for prompt in prompts])
-        tokens = torch.tensor(
-            [[_PAD] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        pads = send_numbers([width - len(prompt) for prompt in prompts], self._device)
+        tokens = send_numbers(
+            [[_PAD] * (width - len(prompt)) + list(prompt) for prompt in prompts], self._device
         )
         cache = self._model.new_cache(len(prompts), width)
-        columns = torch.arange(width)
+        columns = torch.arange(width, device=self._device)
         step = max(1, min(_PROMPT_TOKENS, _MASK_VALUES // width) // len(prompts))
-        hidden = torch.empty(0)
+        hidden = self._no_states()
         for start in range(0, width, step):
             mine, theirs = columns[start : start + step], columns[: start + step]
             positions = (mine - pads[:, None]).clamp(min=0)
             is_own = theirs == mine[:, None]
             seen = (theirs <= mine[:, None]) & ((theirs >= pads[:, None, None]) | is_own)
-            hidden = self._model(
-                tokens[:, start : start + step], positions, seen[:, None], cache
-            )
+            part = tokens[:, start : start + step]
+            hidden = self._model(part, positions, seen[:, None], cache, reach=width)
         return hidden[:, -1], cache
 
     def _capacity(self, used: int) -> int:
@@ -358,24 +371,26 @@ class Sampler:
             self._pads -= unneeded
             used = self._cache.used - unneeded
             self._cache.rearrange(
-                [(self._cache, torch.from_numpy(live))], used, self._capacity(used)
+                [(self._cache, send(live, self._device))], used, self._capacity(used)
             )
         else:
             self._cache = self._model.new_cache(0, 0)
 
     def _advance(self, chosen: NDArray[np.intp]) -> Tensor:
         """Read the last token of every row; return the state behind the next."""
-        pads = torch.from_numpy(self._pads)[:, None]
-        columns, row, parts = torch.arange(self._cache.used + 1), 0, []
+        pads = send(self._pads, self._device)[:, None]
+        used, row, parts = self._cache.used, 0, []
+        columns = torch.arange(used + 1, device=self._device)
         for count, first in self._parts():
             seen = columns[first:] >= pads[row : row + count]
             parts.append((count, first, seen[:, None, None]))
             row += count
         hidden: Tensor = self._model(
-            torch.from_numpy(chosen)[:, None],
-            self._cache.used - pads,
+            send(chosen, self._device)[:, None],
+            used - pads,
             RowParts(parts),
             self._cache,
+            reach=used + 1,
         )
         return hidden[:, 0]
 
@@ -397,7 +412,7 @@ class Sampler:
     def _draw_step(self, last: Tensor) -> NDArray[np.intp]:
         """Draw a token for every live row, and record it; the others get any token."""
         live = np.flatnonzero(self._is_live)
-        states = last if len(live) == len(last) else last[torch.from_numpy(live)]
+        states = last if len(live) == len(last) else last[send(live, self._device)]
         place, length = self._place[live], self._length[live]
         words = self._words[place, length % _WORDS]
         assert self._sampling is not None
@@ -406,11 +421,12 @@ class Sampler:
         for start in range(0, len(live), self._slice):
             part = slice(start, start + self._slice)
             logits = self._model.logits(states[part])
-            drawn = draws.draw(logits.numpy(), words[part], temperature, self._rule)
+            drawn = self._instruments.draw(logits, words[part], temperature, self._rule)
             tokens[part] = drawn.tokens
             self._logprobs[place[part], length[part]] = drawn.logprobs
         self._tokens[place, length] = tokens
-        self._hidden[place, length % toploc.ROWS_PER_CHUNK] = states.numpy()
+        rows = send(place * self._chunk + length % toploc.ROWS_PER_CHUNK, self._device)
+        self._hidden.index_copy_(0, rows, states)
         self._note_drawn(live, tokens)
         if len(live) == len(last):
             return tokens
@@ -426,20 +442,24 @@ class Sampler:
         has_ended = self._is_end[tokens] | (length == self._sampling.max_new_tokens)
         self._is_live[live] = ~has_ended
         rest = length % toploc.ROWS_PER_CHUNK
-        takers = [self._keep] if self._keep is not None else []
-        takers += [self._prover.add] if self._prover is not None else []
-        for index in np.flatnonzero(has_ended | (rest == 0)).tolist() if takers else ():
+        for index in np.flatnonzero(has_ended | (rest == 0)).tolist():
             row = live[index]
             count = int(rest[index]) or toploc.ROWS_PER_CHUNK
-            rows = self._hidden[self._place[row], :count].copy()
-            for take in takers:
-                take(int(self._completion[row]), rows)
+            self._hand_on(int(self._completion[row]), int(self._place[row]), count)
         for row in live[has_ended].tolist():
             self._end(row)
         due = live[~has_ended & (length % _WORDS == 0)]
         for start in np.unique(self._length[due]).tolist():
             rows = due[self._length[due] == start]
             self._derive_words(self._place[rows], self._completion[rows], start)
+
+    def _hand_on(self, completion: int, place: int, count: int) -> None:
+        """A chunk of so many states is whole."""
+        rows = self._hidden[place * self._chunk :][:count]
+        if self._prover is not None:
+            self._prover.add(completion, rows.clone())
+        if self._keep is not None:
+            self._keep(completion, rows.to(CPU, copy=True).numpy())
 
     def _end(self, row: int) -> None:
         """Nothing follows the last token of this row."""

@@ -28,6 +28,8 @@ from proofs.sampling import DrawRule
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import BATCH_TOKENS
 from roles.engines.replay import GroupReplay, conclude
+from roles.engines.torch.device import send_numbers
+from roles.engines.torch.instruments import Instruments, instruments_for
 from roles.engines.torch.model import Cache, TransformerModel, slice_rows
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, Tokens, pack
 
@@ -56,11 +58,22 @@ def score(
     sampling: Sampling,
     end_tokens: frozenset[int],
     rule: DrawRule = DrawRule.CDF,
+    *,
+    instruments: Instruments | None = None,
 ) -> list[Scored]:
     """One `Scored` per group, in order. Tokens and their numbers were checked before."""
     _check_tokens(model.shape.vocabulary, tasks, groups)
+    tools = instruments or instruments_for(model.device)
     replays = [
-        GroupReplay(task, group, sampling, end_tokens, rule)
+        GroupReplay(
+            task,
+            group,
+            sampling,
+            end_tokens,
+            rule,
+            replay=tools.replay,
+            top_values=tools.top_values,
+        )
         for task, group in zip(tasks, groups, strict=True)
     ]
     found: dict[int, Scored] = {}
@@ -69,21 +82,23 @@ def score(
         for states in batch:
             if states.group not in numbers[-1:]:
                 numbers.append(states.group)
-            _feed(model, replays[states.group], states)
+            _feed(model, replays[states.group], states, tools)
         # a batch has whole groups: what is kept of their states goes with it
         done = conclude([replays[number] for number in numbers], sampling.proof_values)
         found.update(zip(numbers, done, strict=True))
     return [found[number] for number in range(len(groups))]
 
 
-def _feed(model: TransformerModel, replay: GroupReplay, states: States) -> None:
+def _feed(
+    model: TransformerModel, replay: GroupReplay, states: States, tools: Instruments
+) -> None:
     start = 0
     for completion, count in states.parts:
-        replay.activations[completion].add(states.rows[start : start + count].numpy())
+        replay.activations[completion].add(tools.view(states.rows[start : start + count]))
         start += count
     size = slice_rows(model.shape.vocabulary)
     for start in range(0, len(states.rows), size):
-        replay.add_logits(model.logits(states.rows[start : start + size]).numpy())
+        replay.add_logits(tools.view(model.logits(states.rows[start : start + size])))
 
 
 def read_groups(
@@ -100,7 +115,9 @@ def read_groups(
     for number, (prompt, completions) in enumerate(texts):
         length = len(prompt) + sum(len(one) - 1 for one in completions)
         (short if length <= ROW_TOKENS else long).append(number)
-    packed = pack([texts[number] for number in short], batch_tokens=BATCH_TOKENS)
+    packed = pack(
+        [texts[number] for number in short], batch_tokens=BATCH_TOKENS, device=model.device
+    )
     for batch in packed:
         yield _read_packed(model, batch, short)
     for number in long:
@@ -169,13 +186,18 @@ def _read_blocks(
     ``start``.
     """
     for at in range(0, len(tokens), BLOCK):
-        block = torch.tensor([tokens[at : at + BLOCK]])
+        block = send_numbers([tokens[at : at + BLOCK]], model.device)
         length, used = block.shape[1], cache.used
-        positions = torch.arange(start + at, start + at + length)[None]
+        reach = start + at + length
+        positions = torch.arange(start + at, reach, device=model.device)[None]
         mask = None
         if used:
-            mask = torch.ones(length, used + length, dtype=torch.bool).tril_(used)[None, None]
-        yield model(block, positions, mask, cache)[0]
+            mask = _all_seen(length, used + length, model.device).tril_(used)[None, None]
+        yield model(block, positions, mask, cache, reach=reach)[0]
+
+
+def _all_seen(rows: int, columns: int, device: torch.device) -> Tensor:
+    return torch.ones(rows, columns, dtype=torch.bool, device=device)
 
 
 def _read_beside(
@@ -191,12 +213,14 @@ def _read_beside(
         owners.extend([number] * len(more))
     if not tokens:  # each is one token long, drawn from the prompt's last state
         return States(group, tuple((one, 1) for one in some), last.expand(len(some), -1))
-    mine = torch.tensor(owners)
-    beside = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril_()
+    device = model.device
+    mine = send_numbers(owners, device)
+    beside = _all_seen(len(tokens), len(tokens), device).tril_()
     beside &= mine[:, None] == mine
-    prompt = torch.ones(len(tokens), first, dtype=torch.bool)
+    prompt = _all_seen(len(tokens), first, device)
     mask = torch.cat([prompt, beside], 1)[None, None]
-    hidden = model(torch.tensor([tokens]), torch.tensor([positions]), mask, cache)[0]
+    text, places = send_numbers([tokens], device), send_numbers([positions], device)
+    hidden = model(text, places, mask, cache, reach=max(positions) + 1)[0]
     rows, at = list[Tensor](), 0
     for number in some:
         length = len(completions[number]) - 1

@@ -5,7 +5,8 @@ vLLM that these hooks were checked with, the settings of its process, and what i
 is not there. `extension` runs inside vLLM's own workers, of which tensor parallelism has
 several: it takes in the tensors that `weights` maps from the disk, and stands in for the
 model's head. `recording` is what a batch of requests leaves behind there: seeded draws with
-their proofs, or replayed states; `device_draws` draws where a GPU has the logits.
+their proofs, or replayed states; where a GPU has the logits,
+`roles.engines.torch.device_draws` draws and replays there.
 
 How data flows: the engine hands vLLM prompts without sampling parameters of its own; at each
 step the extension gets the hidden states behind the next tokens, computes their logits in

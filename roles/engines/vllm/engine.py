@@ -22,20 +22,21 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Final, NoReturn
 
-from p2p.errors import ConfigError
 from roles.engines.base import (
     Answers,
     EngineError,
     EngineUnusable,
     Group,
     GroupTask,
+    Placement,
     Sampling,
     Scored,
     StepReport,
     TrainingGroup,
     check_numbers,
 )
-from roles.engines.config import ROWS, EngineConfig, Family
+from roles.engines.config import ROWS, EngineConfig
+from roles.engines.hardware import threads_of
 from roles.engines.vllm import requirements
 from roles.engines.vllm.extension import SLOT
 from roles.models.bundle import CONFIG
@@ -67,21 +68,18 @@ class VllmEngine:
 
     def __init__(self, config: EngineConfig) -> None:
         requirements.prepare()
-        shape = config.shape
-        if shape.family is Family.QWEN2 and (
-            shape.width != shape.query_heads * shape.head_width
-        ):
-            raise ConfigError(
-                f"vLLM computes a Qwen2 model with heads of {shape.width // shape.query_heads}"
-                f" features (width / query_heads), this run's have {shape.head_width}: use the"
-                " torch engine"
-            )
+        requirements.check_shape(config.shape)
         self._config = config
         self._vllm: Any = None
         self._is_loaded = False
         self._slots = itertools.count()
         self._under_way: dict[str, _Requests] = {}  # by the names of requests
         self._sampling: Sampling | None = None
+
+    def placement(self) -> Placement:
+        """See `roles.engines.worker.LocalEngine`."""
+        device = "cpu" if requirements.is_for_cpu() else "cuda"
+        return Placement("vllm", device, threads_of(self._config))
 
     def load(self, weights: str) -> None:
         """See `roles.engines.base.Generator`."""

@@ -32,6 +32,7 @@ from torch.nn import functional as F
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import EngineConfig
 from roles.engines.replay import GroupReplay, conclude
+from roles.engines.torch.instruments import instruments_for
 from roles.engines.torch.model import slice_rows
 from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
 from roles.engines.vllm.requirements import SUPPORTED
@@ -117,14 +118,14 @@ class ShoalExtension:
         states = iter(replaying.states())
         size = slice_rows(self._shoal_config.shape.vocabulary)
         ends, rule = frozenset(self._shoal_config.end_tokens), self._shoal_config.draw
-        replays = []
+        tools, replays = instruments_for(self._shoal_hook.device), []
         for task, group in zip(tasks, groups, strict=True):
-            replay = GroupReplay(task, group, sampling, ends, rule)
+            replay = GroupReplay(task, group, sampling, ends, rule, replay=tools.replay)
             for values, mine in zip(replay.activations, states, strict=False):
                 values.add(mine.numpy())
                 for start in range(0, len(mine), size):
                     logits = self._shoal_hook.logits(mine[start : start + size])
-                    replay.add_logits(logits.cpu().numpy())
+                    replay.add_logits(tools.view(logits))
             replays.append(replay)
         return conclude(replays, sampling.proof_values)
 
@@ -142,6 +143,11 @@ class HeadHook:
         self._states: Tensor | None = None
         self.recording: Drawing | Replaying | None = None
         self._failure = ""
+
+    @property
+    def device(self) -> torch.device:
+        """Where logits are."""
+        return torch.device(self._runner.device)
 
     def attach(self) -> None:
         """Take the place of three functions. Raises `EngineError` if one is not there."""

@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from proofs import draws, toploc
+from proofs import toploc
 from proofs.sampling import DrawRule, Words, draw_words
 from roles.engines.base import Completion, EngineError, Sampling
-from roles.engines.vllm.device_draws import draw_on_device
+from roles.engines.torch.instruments import instruments_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,8 @@ class Drawing:
         tracks = [self._tracks[slot] for slot in slots]
         words = np.array([track.words[len(track.tokens)] for track in tracks])
         temperature = self.sampling.temperature
-        if logits.device.type == "cpu":
-            drawn = draws.draw(logits.numpy(), words, temperature, self._rule)
-        else:
-            drawn = draw_on_device(logits, words, temperature, self._rule)
+        tools = instruments_for(logits.device)
+        drawn = tools.draw(logits, words, temperature, self._rule)
         states = hidden.cpu().numpy()
         for track, state, token, logprob in zip(
             tracks, states, drawn.tokens, drawn.logprobs, strict=True

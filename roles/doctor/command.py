@@ -1,0 +1,61 @@
+"""``shoal doctor [--run FILE] [--data DIR] [--port N] [--json]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, say
+from roles.doctor.checks import Finding, Level, examine
+from roles.doctor.sighting import look
+from roles.run import Run, decode_run_untrusted
+from roles.run.core.file import MAX_RUN
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Look at this machine, and say what it lacks for a node.
+
+    Returns 0, 1 if a check fails, or 2 if the command makes no sense.
+    """
+    return interruptible(partial(_main, argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    parser = argparse.ArgumentParser(prog="shoal doctor", description=main.__doc__)
+    add = parser.add_argument
+    add("--run", type=Path, metavar="FILE", help="a signed run file: what it asks of a machine")
+    add("--data", type=Path, metavar="DIR", help="where the node's data goes; ~/.shoal")
+    add("--port", type=int, default=0, metavar="N", help="a TCP port to listen at")
+    add("--json", action="store_true", help="a JSON list, for machines")
+    options = parser.parse_args(argv)
+    try:
+        run = None if options.run is None else _read(options.run)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    folder = (options.data or Path.home() / ".shoal").expanduser()
+    findings = examine(look(folder, port=options.port, run=run, document=options.run))
+    say(_as_json(findings) if options.json else "\n".join(map(_line, findings)))
+    return FAILED if any(one.level is Level.FAIL for one in findings) else 0
+
+
+def _read(path: Path) -> Run:
+    try:
+        with path.open("rb") as file:
+            return decode_run_untrusted(file.read(MAX_RUN + 1))
+    except (OSError, BadMessage) as error:
+        raise ConfigError(f"the run file {path} cannot be used: {error}") from None
+
+
+def _line(finding: Finding) -> str:
+    line = f"{finding.level.value:<6}{finding.name:<12}{finding.seen}"
+    return f"{line}\n{'':<18}-> {finding.remedy}" if finding.remedy else line
+
+
+def _as_json(findings: Sequence[Finding]) -> str:
+    return json.dumps([{**asdict(one), "level": one.level.value} for one in findings])

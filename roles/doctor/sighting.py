@@ -1,0 +1,171 @@
+"""What the doctor looks at: this machine, and what a run asks of one.
+
+torch is asked in a process of its own: a build for another system may end the process that
+imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from p2p.shardcast.config import ShardcastConfig
+from roles.engines.config import memory_needed
+from roles.engines.hardware import Gpu, cores, gpus
+from roles.run import Run
+
+_TORCH_SECONDS: Final = 120.0
+"""How long torch may take to be imported: two seconds, and a minute from a cold disk."""
+_ASK_TORCH: Final = """
+import json, torch
+count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+cards = [torch.cuda.get_device_properties(number) for number in range(count)]
+print(json.dumps({
+    "version": torch.__version__,
+    "cards": [[card.name, card.total_memory] for card in cards],
+    "mps": torch.backends.mps.is_available(),
+}))
+"""
+_MASTER_BYTES: Final = 24
+"""Of a parameter, in a trainer's two generations of checkpoints: weights and two moments in
+float32 each."""
+_POLICY_BYTES: Final = 4
+"""Of a parameter, in a policy that is kept: two in bfloat16, and as many while the next one
+arrives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Torch:
+    """What torch says of itself."""
+
+    version: str = ""
+    """With its build, such as ``2.13.0+cpu``; empty if it is not installed or does not
+    load."""
+    cards: tuple[Gpu, ...] = ()
+    """The GPUs that it sees."""
+    has_mps: bool = False
+    failure: str = ""
+    """Why it does not load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a run asks of a machine."""
+
+    name: str
+    memory: int
+    """Bytes of its largest job, by `roles.engines.config.memory_needed`."""
+    disk: int
+    """Bytes of what its trainer, which keeps most, has on disk."""
+    expiry: float
+    """Wall clock after which nobody takes part in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sighting:
+    """A machine, as far as the checks look."""
+
+    python: tuple[int, int] = (3, 11)
+    torch: Torch = field(default_factory=Torch)
+    cards: tuple[Gpu, ...] = ()
+    """The GPUs that the system knows."""
+    cores: int = 4
+    memory: int = 0
+    """Bytes of the CPU's memory; 0 where the system does not say."""
+    folder: str = ""
+    """Where the node's data goes."""
+    disk: int = 0
+    """Bytes free there."""
+    now: float = 0.0
+    """The wall clock."""
+    newest: float = 0.0
+    """When the newest of our own files, and of the run's, was written."""
+    port: int = 0
+    """That the node is to listen at; 0 for any."""
+    port_failure: str = ""
+    """Why nobody can listen there."""
+    need: Need | None = None
+    """Of the run that was named."""
+
+
+def need_of(run: Run) -> Need:
+    """What ``run`` asks of a machine that does any of its jobs."""
+    model = run.terms.model
+    kept = ShardcastConfig().keep_versions * _POLICY_BYTES + _MASTER_BYTES
+    return Need(
+        name=run.name,
+        memory=memory_needed(model.shape, run.terms.recipe, model.context),
+        disk=kept * model.shape.parameters,
+        expiry=run.expiry,
+    )
+
+
+def look(
+    folder: Path, *, port: int = 0, run: Run | None = None, document: Path | None = None
+) -> Sighting:
+    """This machine; ``document`` is the file of ``run``."""
+    ours = [Path(__file__), *([] if document is None else [document])]
+    return Sighting(
+        python=sys.version_info[:2],
+        torch=ask_torch(),
+        cards=tuple(gpus()),
+        cores=cores(),
+        memory=_memory(),
+        folder=str(folder),
+        disk=shutil.disk_usage(_existing(folder)).free,
+        now=time.time(),  # noqa: TID251 - a command line, outside every world
+        newest=max(path.stat().st_mtime for path in ours),
+        port=port,
+        port_failure=try_port(port) if port else "",
+        need=None if run is None else need_of(run),
+    )
+
+
+def ask_torch(python: str = sys.executable) -> Torch:
+    """What the torch of ``python`` says of itself."""
+    try:
+        asked = subprocess.run(
+            [python, "-W", "ignore", "-c", _ASK_TORCH],
+            capture_output=True, text=True, timeout=_TORCH_SECONDS, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Torch(failure=str(error))
+    if asked.returncode:
+        said = asked.stderr.strip().splitlines() or [f"it ended with status {asked.returncode}"]
+        is_absent = "No module named 'torch'" in said[-1]
+        return Torch(failure="" if is_absent else said[-1])
+    answer: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    cards = tuple(Gpu(name, memory) for name, memory in answer["cards"])
+    return Torch(answer["version"], cards, answer["mps"])
+
+
+def try_port(port: int) -> str:
+    """Why a node cannot listen at TCP ``port``; empty if it can."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+            probe.listen(1)
+        except (OSError, OverflowError) as error:
+            return getattr(error, "strerror", None) or str(error)
+    return ""
+
+
+def _memory() -> int:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError):  # names that this system does not know
+        return 0
+
+
+def _existing(folder: Path) -> Path:
+    """``folder``, or what there is of the way to it."""
+    return next(path for path in (folder, *folder.absolute().parents) if path.exists())

@@ -1,0 +1,112 @@
+"""What this machine has to compute with, seen without torch: cores, GPUs, installed engines.
+
+A worker process and ``shoal doctor`` ask. A GPU that torch cannot see is the usual loss: PyPI's
+builds for some systems, and every build from PyTorch's CPU index, have no CUDA, and say nothing
+of the card that lies idle beside them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from math import ceil
+from pathlib import Path
+from typing import Final
+
+from roles.engines.config import EngineConfig
+
+_QUOTA: Final = Path("/sys/fs/cgroup/cpu.max")
+"""Of a container's cores: microseconds of CPU in each period, and the period, or ``max``."""
+_CARDS: Final = ("nvidia[0-9]*", "kfd")
+"""Under /dev: a file for each of NVIDIA's cards, and one for AMD's."""
+_SECONDS: Final = 10.0
+"""How long nvidia-smi may take: a second, and some more where the driver has to wake up."""
+CUDA_BUILD: Final = "pip install --force-reinstall torch --index-url URL"
+"""What brings a torch with CUDA; URL is in PyTorch's own table of builds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A card, as its driver names it."""
+
+    name: str
+    memory: int
+    """Bytes; 0 if the driver does not say."""
+
+
+def cores() -> int:
+    """Cores that this process may use: of the machine, of its affinity, of its container."""
+    if hasattr(os, "sched_getaffinity"):
+        count = len(os.sched_getaffinity(0))
+    else:
+        count = os.cpu_count() or 1
+    try:
+        quota, period = _QUOTA.read_text().split()
+        if quota != "max":
+            count = min(count, ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return count
+    return max(1, count)
+
+
+def threads_of(config: EngineConfig, usable: int | None = None) -> int:
+    """Threads of each process of an engine: as its owner says, or all cores less one, which is
+    left to the node, over as many processes as share a learner."""
+    if config.threads:
+        return config.threads
+    free = (cores() if usable is None else usable) - 1
+    return max(1, free // config.learner.ranks)
+
+
+def gpus(devices: Path = Path("/dev"), query: Sequence[str] = ("nvidia-smi",)) -> list[Gpu]:
+    """The cards that the system knows, whether or not torch does. Apple's are part of the
+    processor."""
+    if platform.system() == "Darwin":
+        return [Gpu("Apple GPU", 0)] if platform.machine() == "arm64" else []
+    files = [path for pattern in _CARDS for path in sorted(devices.glob(pattern))]
+    if not files:
+        return []
+    asked = _asked([*query, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"])
+    return asked or [Gpu(path.name, 0) for path in files]
+
+
+def _asked(command: Sequence[str]) -> list[Gpu]:
+    try:
+        said = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    found = []
+    for line in said.stdout.splitlines():
+        name, _, mebibytes = line.rpartition(",")
+        if name and mebibytes.strip().isdigit():
+            found.append(Gpu(name.strip(), int(mebibytes) << 20))
+    return found
+
+
+def torch_version() -> str:
+    """The version that is installed, with its build (``2.13.0+cpu``); empty without torch."""
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return ""
+
+
+def idle_gpus(cards: Sequence[Gpu], device: str, seen: int, build: str) -> str:
+    """The sentence for an owner whose cards lie idle, with what mends it; empty if none does.
+
+    ``device`` is what the engine computes on, ``seen`` how many GPUs its torch ``build`` sees.
+    """
+    if not cards:
+        return ""
+    here = f"this machine has {len(cards)} GPUs ({cards[0].name})"
+    if device == "cpu" and not seen:
+        return f"{here}, and torch {build} sees none of them: {CUDA_BUILD} (shoal doctor)"
+    if device == "cpu":
+        return f"{here}, and the engine computes on the CPU: start it with --device auto"
+    return ""

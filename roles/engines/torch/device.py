@@ -1,0 +1,87 @@
+"""What an engine computes on, and in what precision it trains: its machine's affair.
+
+Every tensor of this package is made on a device that somebody named: a model has one, its
+caches, masks and tables are on it, and what comes from the host is sent there (`send`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from p2p.errors import ConfigError
+from roles.engines.config import AUTO, Autocast, EngineConfig
+
+CPU: Final = torch.device("cpu")
+
+_WORTH_IT: Final = 10_000_000
+"""Parameters from which ``auto`` chooses bfloat16. SmolLM2's 135 M train 2.7 times faster with
+it; of the demo's 105,088 the casts cost more than the products save."""
+
+
+def find_device(name: str) -> torch.device:
+    """The device that a machine's owner named: ``auto`` is CUDA where torch sees a GPU, then
+    MPS, then the CPU. Raises `ConfigError`, with the remedy, if it is not there."""
+    if name == AUTO:
+        name = "cuda" if torch.cuda.is_available() else "mps" if _has_mps() else "cpu"
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ConfigError(
+                f"device = {name!r}, and torch {torch.__version__} sees {count} GPUs: shoal"
+                " doctor says what is missing; device = 'cpu' computes without one"
+            )
+        return torch.device("cuda", device.index or 0)
+    if device.type == "mps" and not _has_mps():
+        raise ConfigError(
+            f"device = {name!r}, and torch {torch.__version__} sees no Apple GPU:"
+            " device = 'cpu' computes without one"
+        )
+    return device
+
+
+def _has_mps() -> bool:
+    return torch.backends.mps.is_available()
+
+
+def send(values: NDArray[Any], device: torch.device) -> Tensor:
+    """``values`` on ``device``: on the CPU the same memory, on CUDA a copy from pinned memory,
+    for which the host does not wait."""
+    tensor = torch.from_numpy(values)
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def send_numbers(values: Any, device: torch.device) -> Tensor:
+    """Whole numbers of the host, nested lists of them or one list, on ``device``."""
+    return send(np.asarray(values, dtype=np.int64), device)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """What sums are added up in: MPS has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def uses_bfloat16(config: EngineConfig, device: torch.device = CPU) -> bool:
+    """Whether training runs under autocast on ``device``.
+
+    Nothing that is signed depends on it: who trains says what the next policy is, and no other
+    node computes a step again. ``auto`` asks the machine, since without instructions for it
+    bfloat16 is slower than float32, not faster.
+    """
+    if config.autocast is not Autocast.AUTO:
+        return config.autocast is Autocast.ON
+    if config.shape.parameters < _WORTH_IT:
+        return False
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return False
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16", "sve_bf16"))

@@ -1,0 +1,182 @@
+"""Draws, replays and activation proofs, computed where the logits and the states are.
+
+On the CPU that is `proofs`, whose numpy is made for its caches; on a GPU the same arithmetic in
+torch, of which only a few numbers a token come back. Both give the same noise and the same
+proofs to the bit, and the same tokens but for those within 1e-6 of a border.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from proofs import draws, toploc
+from proofs.draws import DrawnTokens, Replay
+from proofs.sampling import DrawRule, Words
+from roles.engines.torch.device_draws import draw_on_device, replay_on_device
+
+Tokens: TypeAlias = Sequence[int] | NDArray[np.integer]
+
+_KEYS: Final = 1 << 22
+"""States ranked at once, 8 bytes each in about three tensors: 100 MB of the device's."""
+
+
+class Instruments(Protocol):
+    """What is measured of logits and states."""
+
+    def replay(
+        self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
+    ) -> Replay:
+        """As `proofs.draws.replay`, of logits that `view` gave."""
+        ...
+
+    def top_values(self, values: int) -> toploc.TopValues:
+        """As `proofs.toploc.TopValues`, fed with states that `view` gave."""
+        ...
+
+    def view(self, tensor: Tensor) -> Any:
+        """As the two take it."""
+        ...
+
+    def draw(
+        self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
+    ) -> DrawnTokens:
+        """As `proofs.draws.draw`."""
+        ...
+
+    def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
+        """As `proofs.toploc.commit`, of at most one chunk each."""
+        ...
+
+
+class HostInstruments:
+    """In numpy, with tensors of any device."""
+
+    def replay(
+        self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
+    ) -> Replay:
+        """See `Instruments`."""
+        return draws.replay(logits, tokens, words, temperature, rule)
+
+    def top_values(self, values: int) -> toploc.TopValues:
+        """See `Instruments`."""
+        return toploc.TopValues(values)
+
+    def view(self, tensor: Tensor) -> Any:
+        """On the CPU the tensor's own memory."""
+        return tensor.cpu().numpy()
+
+    def draw(
+        self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
+    ) -> DrawnTokens:
+        """See `Instruments`."""
+        return draws.draw(self.view(logits), words, temperature, rule)
+
+    def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
+        """See `Instruments`."""
+        return toploc.commit([self.view(rows) for rows in chunks], values)
+
+
+class DeviceInstruments:
+    """In torch, on the device of each tensor, which must know float64."""
+
+    def replay(
+        self, logits: Any, tokens: Tokens, words: Words, temperature: float, rule: DrawRule
+    ) -> Replay:
+        """See `Instruments`."""
+        return replay_on_device(logits, tokens, words, temperature, rule)
+
+    def top_values(self, values: int) -> toploc.TopValues:
+        """See `Instruments`."""
+        return DeviceTopValues(values)
+
+    def view(self, tensor: Tensor) -> Any:
+        """The tensor."""
+        return tensor
+
+    def draw(
+        self, logits: Tensor, words: Words, temperature: float, rule: DrawRule
+    ) -> DrawnTokens:
+        """See `Instruments`."""
+        return draw_on_device(logits, words, temperature, rule)
+
+    def commit(self, chunks: Sequence[Tensor], values: int) -> list[bytes]:
+        """See `Instruments`."""
+        return toploc.commit(rank_chunks(chunks, values), values)
+
+
+def instruments_for(device: torch.device) -> Instruments:
+    """The CPU's own, and MPS's, which shares its memory with the CPU and has no float64;
+    else the device's."""
+    return HostInstruments() if device.type in ("cpu", "mps") else DeviceInstruments()
+
+
+class DeviceTopValues(toploc.TopValues):
+    """`proofs.toploc.TopValues`, fed with tensors."""
+
+    def __init__(self, values: int = toploc.TOP_K) -> None:
+        super().__init__(values)
+        self._begun: list[Tensor] = []
+        self._begun_rows = 0
+
+    def add(self, rows: Any) -> None:
+        """The next rows, (tokens, width) in float32 on a device."""
+        self._begun.append(rows)
+        self._begun_rows += len(rows)
+        if self._begun_rows >= toploc.ROWS_PER_CHUNK:
+            joined = torch.cat(self._begun)
+            whole = len(joined) // toploc.ROWS_PER_CHUNK * toploc.ROWS_PER_CHUNK
+            chunks = torch.split(joined[:whole], toploc.ROWS_PER_CHUNK)
+            for chunk in rank_chunks(chunks, self.values):
+                self.extend(chunk)
+            # a copy: the rows may be a window of something large
+            self._begun, self._begun_rows = [joined[whole:].clone()], len(joined) - whole
+
+    def close(self) -> None:
+        """Nothing follows: the last chunk may be shorter."""
+        if self._begun_rows:
+            (last,) = rank_chunks([torch.cat(self._begun)], self.values)
+            self.extend(last)
+            self._begun, self._begun_rows = [], 0
+
+
+def rank_chunks(chunks: Sequence[Tensor], values: int) -> list[toploc.TopValues]:
+    """The largest values of chunks of at most 32 rows, each (rows, width) in float32: one
+    `toploc.TopValues` for each."""
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for number, chunk in enumerate(chunks):
+        by_shape.setdefault(tuple(chunk.shape), []).append(number)
+    found: dict[int, toploc.TopValues] = {}
+    for (rows, width), numbers in by_shape.items():
+        size = max(1, _KEYS // (rows * width))
+        for start in range(0, len(numbers), size):
+            some = numbers[start : start + size]
+            block = torch.stack([chunks[number] for number in some]).flatten(1)
+            indices, patterns = _largest(block, min(values, rows * width))
+            for number, where, what in zip(some, indices, patterns, strict=True):
+                found[number] = toploc.TopValues(values)
+                found[number].take(rows, rows * width, where, what)
+    return [found[number] for number in range(len(chunks))]
+
+
+def _largest(block: Tensor, k: int) -> tuple[Any, Any]:
+    """As `proofs.toploc.largest`: indices and bfloat16 patterns, each (rows, k), in numpy.
+
+    One key of int64 orders by magnitude, and by the lower index among equals: no two are equal,
+    so that every device ranks alike.
+    """
+    bits = block.contiguous().view(torch.int32)
+    rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+    rounded = torch.where((bits & 0x7FFF_FFFF) > 0x7F80_0000, 0x7FC0, rounded)
+    last = block.shape[1] - 1
+    places = torch.arange(last, -1, -1, dtype=torch.int64, device=block.device)
+    keys = ((rounded & 0x7FFF).long() << 32) + places
+    top = keys.topk(k, dim=1).values
+    indices = last - (top & 0xFFFF_FFFF)
+    found = torch.stack([indices, rounded.gather(1, indices).long()]).cpu().numpy()
+    return found[0].astype(np.uint32), found[1].astype(np.uint16)

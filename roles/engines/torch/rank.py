@@ -1,0 +1,100 @@
+"""One process among those that share a learner, and what they add up together."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import torch
+
+from p2p.errors import ConfigError
+from roles.engines.config import EngineConfig
+from roles.engines.torch.device import CPU, find_device
+from roles.engines.torch.gradient import Tally
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
+"""The interface by which the processes of one machine find each other: nobody else can."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """This process among ``size``."""
+
+    number: int = 0
+    size: int = 1
+    mesh: DeviceMesh | None = None
+    """None where one process has all weights to itself."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it is the one that writes and answers."""
+        return self.number == 0
+
+    def sums(self, values: Sequence[float]) -> list[float]:
+        """Of each number over all processes, which must all ask."""
+        if self.mesh is None:
+            return list(values)
+        import torch.distributed as dist
+
+        numbers = torch.tensor(values, dtype=torch.float64, device=CPU)
+        dist.all_reduce(numbers)
+        return [float(one) for one in numbers]
+
+    def total(self, tally: Tally) -> Tally:
+        """Of all processes, which must all ask."""
+        if self.mesh is None:
+            return tally
+        import torch.distributed as dist
+
+        tokens, loss, drift, entropy, clipped, capped = self.sums(astuple(tally)[:-1])
+        highest = torch.tensor([tally.ratio_max], dtype=torch.float64, device=CPU)
+        dist.all_reduce(highest, op=dist.ReduceOp.MAX)
+        return Tally(int(tokens), loss, drift, entropy, clipped, capped, float(highest))
+
+
+ALONE: Final = Rank()
+
+
+@contextmanager
+def joined(
+    config: EngineConfig, number: int, meeting: Path
+) -> Iterator[tuple[torch.device, Rank]]:
+    """Be process ``number`` of the learner's, for the length of the block. They meet at the
+    file ``meeting``; all must come."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    size, device = config.learner.ranks, rank_device(config, number)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, init_method=f"file://{meeting}", rank=number, world_size=size
+    )
+    try:
+        yield device, Rank(number, size, init_device_mesh(device.type, (size,)))
+    finally:
+        dist.destroy_process_group()
+
+
+def rank_device(config: EngineConfig, number: int) -> torch.device:
+    """What process ``number`` computes on: GPUs in their order, or the CPU. Raises
+    `ConfigError` if there are too few."""
+    device, options = find_device(config.device), config.learner
+    if device.type == "mps":
+        raise ConfigError("learner.ranks and learner.offload need CUDA: this machine has MPS")
+    if device.type == "cpu":
+        if options.offload:
+            raise ConfigError(
+                "learner.offload keeps a GPU's weights in the CPU's memory: this learner"
+                " computes on the CPU, take it out"
+            )
+        return device
+    return find_device(f"cuda:{number}" if options.ranks > 1 else str(device))

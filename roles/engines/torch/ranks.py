@@ -1,0 +1,222 @@
+"""A learner in several processes: ``python -m roles.engines.torch.ranks`` is all but the first.
+
+Theory of operation
+-------------------
+The engine's own process is the first rank. It starts the others and tells them, by pipe, every
+method that it calls itself: all of them run the same `TorchLearner` over the same groups, each
+with its rows of the weights and its share of the batches (`roles.engines.torch.sharding`), and
+meet in what torch.distributed adds up and gathers. The groups are in a file that each maps.
+
+They live and die together. A process whose standard input ends leaves at once, so none outlives
+the engine, however that ends; and when one of them ends, the engine's process does, since the
+others would wait for it for ever. Then the node starts another engine, and the trainer goes on
+from its checkpoint. An error that a caller can cause (a checkpoint that is damaged) is the same
+in all of them, and nobody waits; after any other error of the first the engine ends as well.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import torch
+
+from p2p.errors import ShoalError
+from roles.engines.base import (
+    Answers,
+    EngineUnusable,
+    GroupTask,
+    Sampling,
+    StepReport,
+    TrainingGroup,
+)
+from roles.engines.codec import (
+    LENGTH_BYTES,
+    Failure,
+    decode_reply,
+    encode_failure,
+    encode_reply,
+)
+from roles.engines.config import EngineConfig
+from roles.engines.hardware import threads_of
+from roles.engines.torch.learner import TorchLearner
+from roles.engines.torch.rank import LOOPBACK, Rank, joined, rank_device
+from roles.shared.worker_streams import serve_streams
+
+_SHARED: Final = (ShoalError, OSError, ValueError)
+"""What all processes raise alike, before they wait for each other."""
+_MODULE: Final = "roles.engines.torch.ranks"
+_CLOSED: Final = 10.0
+"""Seconds that a process may take to end when its standard input does."""
+
+
+class SharedLearner:
+    """A `TorchLearner` of several processes, of which this is the first."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        size = config.learner.ranks
+        for number in range(size):  # before any is started: the sentence is a person's
+            rank_device(config, number)
+        self._stack = ExitStack()
+        folder = self._stack.enter_context(TemporaryDirectory(prefix="shoal-ranks-"))
+        meeting = Path(folder) / "meeting"
+        _stay_on_this_machine()
+        self._others = [_Process(config, number, meeting) for number in range(1, size)]
+        self._stack.callback(self._end_others)
+        device, rank = self._stack.enter_context(joined(config, 0, meeting))
+        self._calls = _Calls(config, device, rank)
+
+    def open(self, checkpoint: Path, base: Path | None = None) -> int:
+        """See `TorchLearner`."""
+        step: int = self._all("open", checkpoint, base)
+        return step
+
+    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
+        """See `TorchLearner`."""
+        self._all("adopt", weights, step, base)
+
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        """See `TorchLearner`."""
+        report: StepReport = self._all("step", groups)
+        return report
+
+    def save(self, checkpoint: Path | None, weights: Path | None) -> None:
+        """See `TorchLearner`."""
+        self._all("save", checkpoint, weights)
+
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        """See `TorchLearner`."""
+        answers: list[Answers] = self._all("answer", tasks, sampling)
+        return answers
+
+    def close(self) -> None:
+        """End the other processes; an engine's own end does it as well."""
+        self._stack.close()
+
+    def _all(self, method: str, *arguments: object) -> Any:
+        """Call ``method`` in every process; the first's answer. Raises `EngineUnusable` if
+        they have come apart."""
+        request = pickle.dumps((method, arguments))
+        for other in self._others:
+            other.tell(request)
+        failure: Exception | None = None
+        answer = None
+        try:
+            answer = self._calls.call(method, arguments)
+        except _SHARED as error:
+            failure = error
+        except (RuntimeError, MemoryError) as error:
+            raise EngineUnusable(f"{method} failed in one of several processes") from error
+        for reply in [other.hear() for other in self._others]:
+            # only the first writes, so a disk may fail for it alone
+            if isinstance(reply, Failure) and failure is None:
+                raise EngineUnusable(f"{method} failed in one process: {reply.message}")
+        if failure is not None:
+            raise failure
+        return answer
+
+    def _end_others(self) -> None:
+        for other in self._others:
+            other.close()
+
+
+class _Calls:
+    """The methods of a learner, which is made anew whenever one is opened."""
+
+    def __init__(self, config: EngineConfig, device: torch.device, rank: Rank) -> None:
+        self._make: Callable[[], TorchLearner] = lambda: TorchLearner(config, device, rank)
+        self._learner: TorchLearner | None = None
+
+    def call(self, method: str, arguments: Sequence[Any]) -> Any:
+        """As `TorchLearner`."""
+        if method in ("open", "adopt"):
+            learner = self._make()
+            answer = getattr(learner, method)(*arguments)
+            self._learner = learner
+            return answer
+        return getattr(self._learner, method)(*arguments)
+
+
+class _Process:
+    """Another rank, as the first sees it."""
+
+    def __init__(self, config: EngineConfig, number: int, meeting: Path) -> None:
+        self._number = number
+        self._is_closing = False
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self.tell(pickle.dumps((config, number, meeting)))
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        """End with it: a collective call that waits for it never returns."""
+        status = self._process.wait()
+        if not self._is_closing:
+            number = self._number
+            sys.stderr.write(f"rank {number} of the learner ended with status {status}\n")
+            os._exit(1)
+
+    def tell(self, request: bytes) -> None:
+        """Send one frame."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(len(request).to_bytes(LENGTH_BYTES, "big") + request)
+        self._process.stdin.flush()
+
+    def hear(self) -> Any:
+        """The answer to a frame."""
+        assert self._process.stdout is not None
+        length = int.from_bytes(self._process.stdout.read(LENGTH_BYTES), "big")
+        return decode_reply(self._process.stdout.read(length))
+
+    def close(self) -> None:
+        """End it, and wait until it has ended."""
+        self._is_closing = True
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        try:
+            self._process.wait(_CLOSED)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _stay_on_this_machine() -> None:
+    """Before torch.distributed opens a port."""
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
+
+
+def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
+    """Be one rank until the process ends."""
+    config, number, meeting = pickle.loads(receive())
+    _stay_on_this_machine()
+    torch.set_num_threads(threads_of(config))
+    with joined(config, number, meeting) as (device, rank):
+        calls = _Calls(config, device, rank)
+        while True:
+            method, arguments = pickle.loads(receive())
+            try:
+                calls.call(method, arguments)
+            except _SHARED as error:
+                send(encode_failure(Failure(type(error).__name__, str(error))))
+            else:
+                send(encode_reply(None))
+
+
+def main() -> None:
+    """Serve on the standard streams."""
+    serve_streams(serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,183 @@
+"""The doctor sees what a machine lacks, and says what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+import tomllib
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from p2p.node.usage import FAILED, WRONG_USAGE
+from roles.doctor import command
+from roles.doctor.checks import CHECKS, Finding, Level, examine
+from roles.doctor.command import main
+from roles.doctor.sighting import Need, Sighting, Torch, ask_torch, look, need_of, try_port
+from roles.engines.config import GIB, MachineLimits
+from roles.engines.hardware import Gpu
+from tests.unit.test_run_file import RUN
+
+CARD = Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)
+NEED = Need(name="ours", memory=4 * GIB, disk=6 * GIB, expiry=2e9)
+SOUND = Sighting(
+    torch=Torch("2.13.0", (CARD,)), cards=(CARD,), memory=64 * GIB, folder="/data",
+    disk=100 * GIB, now=1.9e9, newest=1.8e9, need=NEED,
+)  # fmt: skip
+
+
+def finding(name: str, seen: Sighting) -> Finding:
+    (found,) = [one for one in examine(seen) if one.name == name]
+    return found
+
+
+def test_a_machine_that_lacks_nothing() -> None:
+    assert {one.level for one in examine(SOUND)} == {Level.OK}
+    assert {one.remedy for one in examine(SOUND)} == {""}
+    assert len({one.name for one in examine(SOUND)}) == len(CHECKS)
+    assert {one.level for one in examine(replace(SOUND, need=None))} == {Level.OK}
+
+
+LACKS = {
+    "an old Python": (
+        "python", replace(SOUND, python=(3, 10)), Level.FAIL, "3.10", "Python 3.11 or newer"),
+    "no torch": (
+        "torch", replace(SOUND, torch=Torch()), Level.FAIL, "not installed",
+        r"pip install 'shoal\[torch\]'"),
+    "a torch that does not load": (
+        "torch", replace(SOUND, torch=Torch(failure="ImportError: libcudnn.so.9")), Level.FAIL,
+        "does not load: ImportError: libcudnn", "--force-reinstall"),
+    "a torch that nobody tried": (
+        "torch", replace(SOUND, torch=Torch("2.12.1+cu130", (CARD,))), Level.WARN,
+        "nobody has tried", "pip install"),
+    "a card that torch does not see": (
+        "gpu", replace(SOUND, torch=Torch("2.13.0+cpu")), Level.WARN,
+        "1 GPUs .NVIDIA H100 80GB HBM3., and torch sees none", "--index-url URL.*driver"),
+    "a card that is too small": (
+        "gpu memory", replace(SOUND, need=replace(NEED, memory=80 * GIB)), Level.FAIL,
+        "79.0 GiB on NVIDIA.*'ours' asks for 80.0", "offload"),
+    "too little memory": (
+        "memory", replace(SOUND, torch=Torch("2.13.0+cpu"), memory=3 * GIB), Level.FAIL,
+        "3.0 GiB, the run 'ours' asks for 4.0", "another machine"),
+    "a run beyond what roles allow": (
+        "memory", replace(SOUND, need=replace(NEED, memory=MachineLimits().memory + 1)),
+        Level.WARN, "asks for 16.0", r"\[role.NAME.machine\] says memory = 17179869185"),
+    "one core": ("cores", replace(SOUND, cores=1), Level.WARN, "1 cores", "two cores"),
+    "no room": (
+        "disk", replace(SOUND, disk=5 * GIB), Level.FAIL, "5.0 GiB free at /data, 6.0 wanted",
+        "--data on another disk"),
+    "no room for anything": (
+        "disk", replace(SOUND, disk=GIB - 1, need=None), Level.FAIL, "1.0 wanted", "free some"),
+    "a clock that is behind": (
+        "clock", replace(SOUND, now=SOUND.newest - 301), Level.FAIL,
+        "2027-01-15 07:54 UTC, and a file was written 2027-01-15 08:00", "set-ntp true"),
+    "a run that has ended": (
+        "clock", replace(SOUND, now=NEED.expiry), Level.FAIL, "'ours' ended 2033-05-18 03:33",
+        "next epoch"),
+    "a port that is taken": (
+        "port", replace(SOUND, port=4001, port_failure="Address already in use"), Level.FAIL,
+        "4001: Address already in use", "--listen at another"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lack", LACKS)
+def test_what_a_machine_lacks_is_said_with_its_remedy(lack: str) -> None:
+    name, seen, level, said, remedy = LACKS[lack]
+    found = finding(name, seen)
+    assert found.level is level
+    assert re.search(said, found.seen)
+    assert re.search(remedy, found.remedy)
+
+
+def test_every_check_has_a_machine_on_which_it_complains() -> None:
+    assert {name for name, *_ in LACKS.values()} == {one.name for one in examine(SOUND)}
+
+
+def test_clocks_may_differ_as_signed_records_allow() -> None:
+    assert finding("clock", replace(SOUND, now=SOUND.newest - 299)).level is Level.OK
+
+
+def test_a_run_asks_for_what_its_terms_come_to() -> None:
+    need, parameters = need_of(RUN), RUN.terms.model.shape.parameters
+    assert need.name == RUN.name
+    assert need.disk == (3 * 4 + 24) * parameters
+    assert need.memory > 18 * parameters
+    assert need.expiry == RUN.expiry
+
+
+def test_torch_is_asked_in_a_process_of_its_own(tmp_path: Path) -> None:
+    def python(script: str) -> str:
+        path = tmp_path / f"python{len(list(tmp_path.iterdir()))}"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(path.stat().st_mode | stat.S_IXUSR)
+        return str(path)
+
+    said = '{"version": "2.13.0", "cards": [["NVIDIA H100", 85520809984]], "mps": false}'
+    assert ask_torch(python(f"echo warning; echo '{said}'")) == Torch(
+        "2.13.0", (Gpu("NVIDIA H100", 85520809984),)
+    )
+    absent = "ModuleNotFoundError: No module named 'torch'"
+    assert ask_torch(python(f'echo "{absent}" >&2; exit 1')) == Torch()
+    broken = "ImportError: libcudnn.so.9: cannot open"
+    assert ask_torch(python(f'echo "{broken}" >&2; exit 1')).failure == broken
+    assert ask_torch(python("kill -ABRT $$")).failure == "it ended with status -6"
+    assert "No such file" in ask_torch(str(tmp_path / "none")).failure
+
+
+def test_ports_that_are_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen(1)
+        port = taken.getsockname()[1]
+        assert "in use" in try_port(port)
+    assert try_port(port) == ""
+    assert "65535" in try_port(70_000)
+
+
+def test_this_machine_is_looked_at(tmp_path: Path) -> None:
+    seen = look(tmp_path / "not" / "there", run=RUN)
+    assert seen.torch.version
+    assert min(seen.cores, seen.disk, seen.memory) > 0
+    assert seen.need == need_of(RUN)
+    assert seen.folder == str(tmp_path / "not" / "there")
+    ahead = tmp_path / "run.shoal"
+    ahead.touch()
+    os.utime(ahead, (4e9, 4e9))
+    assert look(tmp_path, document=ahead).newest == 4e9
+
+
+def test_the_exit_code_and_the_answer_for_machines(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lacks(*_: object, **__: object) -> Sighting:
+        return replace(SOUND, disk=0)
+
+    monkeypatch.setattr(command, "look", lambda *_, **__: SOUND)
+    assert main([]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(CHECKS)
+    monkeypatch.setattr(command, "look", lacks)
+    assert main([]) == FAILED
+    out = capsys.readouterr().out
+    assert "fail  disk        0.0 GiB free" in out
+    assert "-> free some, or --data on another disk" in out
+    assert main(["--json"]) == FAILED
+    found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
+    assert found["disk"]["level"] == "fail"
+    assert found["python"] == {"name": "python", "level": "ok", "seen": "3.11", "remedy": ""}
+    document = tmp_path / "run.shoal"
+    document.write_bytes(b"no run")
+    assert main(["--run", str(document)]) == WRONG_USAGE
+    assert "cannot be used" in capsys.readouterr().err
+    document.write_bytes(RUN.document)
+    assert main(["--run", str(document)]) == FAILED
+
+
+def test_it_is_a_command() -> None:
+    project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+    module, _, name = project["entry-points"]["shoal.commands"]["doctor"].partition(":")
+    assert getattr(import_module(module), name) is main

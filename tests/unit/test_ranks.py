@@ -1,0 +1,201 @@
+"""A learner in two processes is the learner in one, and its processes live and die together."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import select
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+
+from p2p.errors import ConfigError
+from roles.engines import codec
+from roles.engines.base import (
+    Answers,
+    Completion,
+    EngineError,
+    GroupTask,
+    Sampling,
+    StepReport,
+    TrainingGroup,
+)
+from roles.engines.config import EngineConfig, LearnerOptions
+from roles.engines.mapped import open_content, write_content
+from roles.engines.torch import sampler
+from roles.engines.torch.learner import TorchLearner
+from roles.engines.torch.rank import rank_device
+from roles.engines.torch.sharding import local, put, whole
+from roles.rl.recipe import Recipe, WarmUp
+from tests.conformance.engine_process import MOST, EngineProcess, open_engine_process
+
+PATIENCE = 60.0
+"""Seconds; reached only by a test that fails."""
+SAMPLING = Sampling(1.0, 12, 4)
+ALONE = EngineConfig(
+    recipe=Recipe(groups=11, group_size=4, minibatches=2, warm_up=WarmUp(steps=3))
+)
+"""11 groups: minibatches of six and five, of which the last batch has no partner."""
+TOGETHER = replace(ALONE, learner=LearnerOptions(ranks=2, recompute=True))
+
+NO_NUMBER = TrainingGroup((1,), (Completion((2, 0), (float("nan"), -1.0)),) * 2, (0.0, 1.0))
+"""Its log-probs make a loss that is none, and so a gradient."""
+
+
+@pytest.fixture(scope="module")
+def together() -> Iterator[EngineProcess]:
+    torch.set_num_threads(1)
+    with open_engine_process(sys.executable, TOGETHER) as process:
+        yield process
+
+
+def make_tasks(salt: int) -> list[GroupTask]:
+    rng = Random(salt)
+    return [
+        GroupTask(
+            group,
+            # of all lengths, so that one batch does not hold them
+            tuple(rng.randrange(1, 50) for _ in range(rng.choice((3, 9, 30, 250)))),
+            tuple(hashlib.sha256(f"{salt} {group} {n}".encode()).digest() for n in range(4)),
+        )
+        for group in range(11)
+    ]
+
+
+def make_groups(learner: TorchLearner, salt: int) -> list[TrainingGroup]:
+    tasks = make_tasks(salt)
+    drawn = sampler.draw(learner.model, tasks, SAMPLING, frozenset({0}))
+    return [
+        TrainingGroup(task.prompt, group.completions, (0.0, 1.0, 0.0, 1.0))
+        for task, group in zip(tasks, drawn, strict=True)
+    ]
+
+
+def step(process: EngineProcess, groups: Sequence[TrainingGroup]) -> StepReport:
+    file = process.written("groups", map(codec.encode_training, groups))
+    return StepReport(*process.call("step", MOST, file))
+
+
+def answer(process: EngineProcess, tasks: Sequence[GroupTask]) -> list[Answers]:
+    return process.ask("answer", codec.decode_answers, SAMPLING, process.tasks(tasks))
+
+
+def assert_same(mine: StepReport, theirs: StepReport) -> None:
+    assert mine.loss == pytest.approx(theirs.loss, abs=1e-5)
+    assert astuple(mine) == pytest.approx(astuple(theirs), rel=1e-4, abs=1e-5)
+
+
+def test_two_ranks_learn_what_one_does_and_their_checkpoints_are_the_same_file(
+    together: EngineProcess, tmp_path: Path
+) -> None:
+    one = TorchLearner(ALONE)
+    assert one.open(tmp_path / "none") == 0
+    assert together.call("open", str(tmp_path / "none"), "") == 0
+    for number in range(5):
+        groups = make_groups(one, number)
+        assert_same(step(together, groups), one.step(groups))
+    tasks = make_tasks(99)
+    assert answer(together, tasks) == one.answer(tasks, SAMPLING)
+
+    together.call("save", str(tmp_path / "shared"), str(tmp_path / "policy"))
+    one.save(tmp_path / "alone", None)
+    groups = make_groups(one, 6)
+    expected = one.step(groups)
+    again = TorchLearner(ALONE)
+    assert again.open(tmp_path / "shared") == 5
+    assert_same(again.step(groups), expected)
+    assert (tmp_path / "shared").stat().st_size == (tmp_path / "alone").stat().st_size
+    assert together.call("open", str(tmp_path / "alone"), "") == 5
+    assert_same(step(together, groups), expected)
+
+    adopted = TorchLearner(ALONE)
+    adopted.adopt(tmp_path / "policy", 5)
+    together.call("adopt", str(tmp_path / "policy"), 5, "")
+    assert_same(step(together, groups), adopted.step(groups))
+
+
+def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(b"no checkpoint")
+    with pytest.raises(EngineError, match="does not begin as a checkpoint does"):
+        together.call("open", str(damaged), "")
+    together.call("open", str(tmp_path / "none"), "")
+    empty = [TrainingGroup((1,), (), ())]
+    with pytest.raises(EngineError, match="at least two completions to compare"):
+        step(together, empty)
+    with pytest.raises(EngineError, match="the gradient's norm is nan"):
+        step(together, [NO_NUMBER])
+    folder = tmp_path / "file" / "checkpoint"
+    folder.parent.write_bytes(b"")
+    with pytest.raises(EngineError, match=r"FileExistsError|NotADirectoryError"):
+        together.call("save", str(folder), "")
+    assert len(answer(together, make_tasks(1))) == 11
+
+
+def test_the_processes_of_a_learner_end_with_the_engine(tmp_path: Path) -> None:
+    with open_engine_process(sys.executable, TOGETHER) as process:
+        process.call("open", str(tmp_path / "none"), "")
+        (other,) = children_of(process.pid)
+        watched = os.pidfd_open(other)
+        process.kill()
+        ended, _, _ = select.select([watched], [], [], PATIENCE)
+    os.close(watched)
+    assert ended == [watched]
+
+
+def test_the_engine_ends_with_a_process_of_its_learner(tmp_path: Path) -> None:
+    """It would wait for ever for what the other has of the weights."""
+    with open_engine_process(sys.executable, TOGETHER) as process:
+        process.call("open", str(tmp_path / "none"), "")
+        (other,) = children_of(process.pid)
+        os.kill(other, 9)
+        assert process.wait(PATIENCE) == 1
+
+
+def children_of(pid: int) -> list[int]:
+    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def test_a_gradient_that_is_no_number_changes_nothing() -> None:
+    learner = TorchLearner(ALONE)
+    learner.start()
+    before = [weight.detach().clone() for weight in learner.model.parameters()]
+    with pytest.raises(EngineError, match="the gradient's norm is nan"):
+        learner.step([NO_NUMBER])
+    for weight, was in zip(learner.model.parameters(), before, strict=True):
+        assert torch.equal(weight.detach(), was)
+
+
+def test_groups_go_to_another_process_by_their_file(tmp_path: Path) -> None:
+    groups = [TrainingGroup((1, 2), (Completion((3,), (-0.5,)),), (1.0,))] * 3
+    for some in (groups, []):
+        records = map(codec.encode_training, some)
+        file = write_content(str(tmp_path / "groups"), records, MOST)
+        with open_content(file, codec.decode_training, MOST) as content:
+            sent = pickle.dumps(content)
+            assert len(sent) < 500
+            assert list(pickle.loads(sent)) == some
+
+
+def test_what_the_learner_needs_and_is_not_there_is_said() -> None:
+    for options, said in (
+        (LearnerOptions(offload=True), "computes on the CPU, take it out"),
+        (LearnerOptions(ranks=2, offload=True), "keeps a GPU's weights in the CPU's memory"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            rank_device(replace(ALONE, learner=options), 0)
+    with pytest.raises(ValueError, match="the GPUs of one machine"):
+        LearnerOptions(ranks=0)
+
+
+def test_what_is_not_shared_is_whole() -> None:
+    target, full = torch.zeros(3, 2), torch.arange(6.0).view(3, 2)
+    put(target, full)
+    assert torch.equal(whole(target), full)
+    assert local(target) is target
