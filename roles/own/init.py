@@ -20,7 +20,7 @@ from p2p.node.usage import FAILED, WRONG_USAGE, complain, say
 from roles.demo.processes import lay_base
 from roles.models.fetch import base_folder
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
-from roles.own.layout import TRAINER, VALIDATOR, RunFolder
+from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
 from roles.rl.recipes import kind_of
 from roles.run import Run, sign_run
 from roles.run.core.file import MAX_NAME
@@ -120,12 +120,15 @@ def _config(folder: RunFolder, run: Run) -> str:
     """For every node of the folder: a node reads the table of its own role."""
     every = 10 if run.terms.model.base else 1
     lines = [
+        "# Where each node has a machine for itself, threads = 0 takes all cores less one.",
         "[role.trainer]",
+        "threads = 1",
         f"{f'checkpoint_every = {every}':<32}# steps taken again, at most, after a crash",
         f"{'evaluate_every = 10':<32}# steps between evaluations on the held-out tasks",
     ]
+    lines += ["", "[role.validator]", "threads = 1", "", "[role.inference]", "threads = 1"]
     if folder.data.exists():
-        for role in ("trainer", "validator", "inference"):
+        for role in (TRAINER, VALIDATOR, INFERENCE):
             lines += [
                 "",
                 f"[role.{role}.machine]",

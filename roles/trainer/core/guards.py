@@ -7,6 +7,7 @@ in how far the trainer has moved from the policy that drew.
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from typing import Final
 
 from roles.engines.base import StepReport
@@ -18,7 +19,9 @@ MAX_RATIO: Final = 20.0
 """Of `StepReport.ratio_max`: how many times likelier one token became for the trainer than it was
 for who drew it. Runs at too high a rate reach 80 and more."""
 RISING: Final = 5
-"""Steps in a row over which entropy may rise by chance: of unrelated steps, once in 720."""
+"""Steps in a row in which entropy rises before that is told: it falls while a model learns."""
+RISE: Final = 1.1
+"""By what factor, at least: five rises in a row come about by chance once in 720 steps."""
 
 
 class LearningGuards:
@@ -51,7 +54,8 @@ class LearningGuards:
         if report.ratio_max > MAX_RATIO:
             found.append(f"ratio_max is {report.ratio_max:.0f}, over {MAX_RATIO:g}")
         told = list(self._entropies)
-        if len(told) > RISING and all(a < b for a, b in zip(told, told[1:], strict=False)):
+        rises = len(told) > RISING and all(before < after for before, after in pairwise(told))
+        if rises and told[-1] > RISE * told[0]:
             found.append(
                 f"entropy rose {RISING} steps in a row, from {told[0]:.2f} to {told[-1]:.2f}"
             )
