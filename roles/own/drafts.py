@@ -199,4 +199,4 @@ def _number(value: object) -> str:
 
 
 def _line(text: str, reason: str) -> str:
-    return f"{text:<{COLUMN}}# {reason}" if reason else text
+    return f"{text:<{COLUMN - 1}} # {reason}" if reason else text

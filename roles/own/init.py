@@ -18,6 +18,7 @@ from p2p.node.process import check_key_place, check_platform
 from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, say
 from roles.demo.processes import lay_base
+from roles.models.errors import BadModel
 from roles.models.fetch import base_folder
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
@@ -38,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
         _check(options)
         folder = RunFolder(options.folder.expanduser().absolute())
         run = make(folder, _draft(options, folder), options.nodes)
-    except ConfigError as error:
+    except (ConfigError, BadModel) as error:
         complain(error)
         return WRONG_USAGE
     except (ShoalError, OSError) as error:

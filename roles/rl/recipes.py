@@ -84,7 +84,7 @@ SMALL_MODEL: Final = ModelKind(
     source="measured for SmolLM2-135M-Instruct on two-digit addition (docs/performance.md)",
     reasons={
         "steps": "each is a policy; the rate falls over them",
-        "rate": "of AdamW at its peak; at 2e-5 most steps are rounded away in bfloat16",
+        "rate": "of AdamW at its peak; at 2e-5 steps are rounded away",
         "groups": "tasks a step whose answers are not all equally good",
         "group_size": "answers to each task",
         "max_new_tokens": "an answer that is longer is cut, and wrong",
@@ -123,7 +123,7 @@ LARGE_MODEL: Final = ModelKind(
     " the usual 1e-6 for 7 B; not measured here",
     reasons={
         "steps": "each is a policy; the rate falls over them",
-        "rate": "of AdamW at its peak; raise it if metrics.jsonl says `changed` near 0",
+        "rate": "of AdamW at its peak; too low if `changed` is near 0 in metrics",
         "groups": "tasks a step whose answers are not all equally good",
         "group_size": "answers to each task",
         "max_new_tokens": "an answer that is longer is cut, and wrong",

@@ -16,8 +16,8 @@ MAX_K3: Final = 0.5
 """Of `StepReport.k3`: a healthy run has 0.05 in the mean and 0.26 at most, a rate that ruins a
 model more than 1."""
 MAX_RATIO: Final = 20.0
-"""Of `StepReport.ratio_max`: how many times likelier one token became for the trainer than it was
-for who drew it. Runs at too high a rate reach 80 and more."""
+"""Of `StepReport.ratio_max`: how many times likelier one token became for the trainer than it
+was for who drew it. Runs at too high a rate reach 80 and more."""
 RISING: Final = 5
 """Steps in a row in which entropy rises before that is told: it falls while a model learns."""
 RISE: Final = 1.1
@@ -43,7 +43,7 @@ class LearningGuards:
         )
 
     def is_news(self, wrong: str) -> bool:
-        """Whether what `why_wrong` said is to be told: the first of some such steps in a row."""
+        """Whether what `why_wrong` said is to be told: the first of several in a row."""
         was, self._was_wrong = self._was_wrong, bool(wrong)
         return self._was_wrong and not was
 
