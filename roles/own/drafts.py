@@ -13,6 +13,7 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
+from p2p.node.usage import did_you_mean
 from roles.demo.shows import answer_ends
 from roles.models.bundle import end_tokens, read_config
 from roles.models.fetch import MODELS, base_folder
@@ -64,6 +65,11 @@ def read_source(text: str) -> Source:
 def write_draft(plan: Plan) -> str:
     """A whole draft, but for the ids of trainers and validators. Raises `ConfigError`."""
     folder = base_folder(plan.model, "--model") if plan.model else None
+    if folder is not None and not folder.is_dir():
+        raise ConfigError(
+            f"--model {plan.model}: there is no such folder, and of the models that can be"
+            f" fetched {did_you_mean(plan.model, MODELS)}"
+        )
     sources = plan.sources or (Source("arithmetic" if folder else NUMBERS),)
     _check(folder, sources)
     if folder is None:

@@ -147,7 +147,7 @@ def test_a_models_own_files_go_to_the_trainer_and_no_others(
     [
         (["--env", "arithmetic"], "arithmetic asks in words, which needs a model that reads"),
         (["--model", "smollm2", "--env", "sort"], "sort is for the network that is drawn"),
-        (["--model", "nowhere"], "nowhere is no folder"),
+        (["--model", "nowhere"], "there is no such folder"),
         (["--model", "smollm2", "--env", "arithmetik"], "arithmetik"),
         (["--model", "smollm2", "--env", "math-exact=no.jsonl"], "no.jsonl cannot be read"),
         (["--draft", "x.toml", "--env", "sort"], "give the one or the others"),
