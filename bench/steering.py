@@ -79,10 +79,8 @@ class SteeredSampler(Sampler):
             tokens = draw(logits, words[part], 1.0, DrawRule.GUMBEL).tokens
             self._steer(live[part], logits, words[part], tokens)
             chosen[live[part]] = tokens
-        self._tokens[place, length] = chosen[live]
         self._logprobs[place, length] = 0.0  # a worker's own figures are never looked at
-        self._hidden[place, length] = last[torch.from_numpy(live)].numpy()
-        self._note_drawn(live, chosen[live])
+        self._record(live, chosen[live], last[torch.from_numpy(live)])
         return chosen
 
     def _steer(

@@ -192,6 +192,8 @@ class Limits:
         for name, value in (*numbers, *(("a share in off", share) for _, share in self.off)):
             if not 0 <= value <= MAX_LIMIT:
                 raise ValueError(f"{name} must be from 0 to {MAX_LIMIT:g}, not {value}")
+        if any(share > 1 for _, share in self.off):
+            raise ValueError("a share in off is of all tokens: at most 1")
         steps = [step for step, _ in self.off]
         if len(set(steps)) < len(steps) or not {*steps} <= {*LADDER}:
             raise ValueError(

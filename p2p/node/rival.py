@@ -93,8 +93,9 @@ class Rivalry:
         self._world.trace("run.rival", epoch=rival.epoch)
 
     async def settle(self, edition: SignedRun) -> None:
-        """A newer ``edition`` is pinned: what its owner signed before is over."""
-        if self.rival is None:
+        """An ``edition`` is taken up: if it is a newer one, and not the same after a clock was
+        set right, what its owner signed before is over."""
+        if self.rival is None or edition.epoch <= self.rival.epoch:
             return
         logger.info("run.rival_settled epoch=%d", edition.epoch)
         self.rival, self._is_kept = None, False

@@ -314,7 +314,8 @@ class RunBook:
         soon.
 
         Officers change with an edition, and work must not be lost between two nodes of which
-        one is behind. A stranger can cause no more than a question every `HINT_PAUSE` seconds.
+        one is behind. A stranger can cause no more than a question every `HINT_PAUSE` seconds,
+        and none before an officer's.
         """
         now = self._world.now()
         at = self._hints.get(peer)
@@ -325,12 +326,21 @@ class RunBook:
                 (known for known, asked in self._hints.items() if asked + HINT_AGAIN <= now),
                 None,
             )
+            if old is None and self._is_officer(peer):
+                old = next(
+                    (known for known in self._hints if not self._is_officer(known)), None
+                )
             if old is None:
                 return False
             del self._hints[old]
         self._hints[peer] = math.inf
         self._hinted.notify_all()
         return True
+
+    def _is_officer(self, peer: PeerId) -> bool:
+        return self._pin is not None and any(
+            self._pin.may(peer, duty) for duty in (Capability.PUBLISH, Capability.VALIDATE)
+        )
 
     async def follow_hints(self, host: Host, timeout: float) -> None:
         """Ask the peers that `hint` was told of, one after the other. Works until cancelled."""
@@ -339,8 +349,10 @@ class RunBook:
             if not waiting:
                 await self._hinted.wait()
                 continue
-            await self.ask_quietly(host, waiting[0], timeout)
-            self._hints[waiting[0]] = self._world.now()
+            peer = next(filter(self._is_officer, waiting), waiting[0])
+            await self.ask_quietly(host, peer, timeout)
+            if peer in self._hints:  # else an officer has taken its place
+                self._hints[peer] = self._world.now()
             await self._world.sleep_until(self._world.now() + HINT_PAUSE)
 
     async def load(self, document: bytes | None = None) -> None:

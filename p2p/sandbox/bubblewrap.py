@@ -25,6 +25,9 @@ KERNEL_FILES: Final = (
     "/proc/fs", "/proc/mtrr",
 )  # fmt: skip
 """Of ``/proc``, what is not about processes and can be written."""
+FIRST_PROCESS: Final = "/proc/1"
+"""``bwrap``'s own, which may be the same user's as the worker. No filter and no limit holds for
+it: what could write to its memory would be rid of both."""
 DRIVERS: Final = ("/run/opengl-driver", "/run/nvidia-persistenced")
 """Below them, and needed by drivers."""
 SWITCHING: Final = ("CAP_SETUID", "CAP_SETGID")
@@ -61,31 +64,49 @@ def bwrap_command(
         words += _machine(confined, installation, folder, aliases)
         seen: Sequence[str] = ("/",)
     else:
-        words += _nothing(confined, installation, aliases)
-        shown = (*installation.system, *installation.readable)
-        seen = (*shown, *confined.readable, *confined.writable)
+        words += _nothing(confined, installation, folder, aliases)
+        seen = (*_shown(installation), *confined.readable, *confined.writable)
     for secret in secrets:
         if is_below(secret, seen):
             words += ["--ro-bind", "/dev/null", secret]
-    words += [] if confined.sees_machine else ["--remount-ro", "/"]
+    if not confined.sees_machine:
+        words += ["--remount-ro", folder] if _is_covered(folder, installation) else []
+        words += ["--remount-ro", "/"]
     return [*words, "--chdir", "/", "--"]
 
 
 def _nothing(
-    confined: Confinement, installation: Installation, aliases: Mapping[str, str]
+    confined: Confinement, installation: Installation, folder: str, aliases: Mapping[str, str]
 ) -> list[str]:
     """An empty machine with what Python needs, and what was given."""
-    shown = [*installation.system, *installation.readable]
+    shown = _shown(installation)
     given = [*confined.readable, *confined.writable]
     words = _scratch("/tmp", confined.scratch)
     words += _parents([*shown, *given, *aliases])
     words += _bind("--ro-bind", shown)
     for link, target in installation.links:
         words += ["--symlink", target, link]
-    words += [*_processes(), "--dir", "/dev"]
+    if _is_covered(folder, installation):
+        words += ["--perms", "0755", "--tmpfs", folder, *_parents([*given, *aliases], [folder])]
+    words += [*_processes(), "--tmpfs", FIRST_PROCESS, "--remount-ro", FIRST_PROCESS]
+    words += ["--dir", "/dev"]
     for device in PLAIN_DEVICES:
         words += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     return words + _given(confined, aliases)
+
+
+def _shown(installation: Installation) -> list[str]:
+    """What every worker sees."""
+    return [*installation.system, *installation.readable]
+
+
+def _is_covered(folder: str, installation: Installation) -> bool:
+    """Whether the node's folder must be covered, as it lies in what every worker sees: a
+    container's ``/usr/src/app/data``. Not if Python, or what it imports, is in it."""
+    needed = (installation.python, *installation.search)
+    return is_below(folder, _shown(installation)) and not any(
+        is_below(path, [folder]) for path in needed
+    )
 
 
 def _machine(

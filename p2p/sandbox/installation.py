@@ -194,9 +194,11 @@ def _library_folders(known: list[str]) -> list[str]:
 
 
 def _homes() -> tuple[str, ...]:
-    """Of this user, by both names, and where others' lie."""
+    """Of this user, by both names, and where others' lie. The root is none: containers give it
+    to users without a name."""
     home = os.path.expanduser("~")
-    return tuple(dict.fromkeys([*_both([home]), "/home", "/root"]))
+    own = [path for path in _both([home]) if path != "/"]
+    return tuple(dict.fromkeys([*own, "/home", "/root"]))
 
 
 def _outermost(paths: Iterable[str]) -> tuple[str, ...]:

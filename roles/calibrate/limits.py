@@ -162,7 +162,9 @@ def _shares(honest: Sequence[Evidence], tokens: int) -> tuple[tuple[float, float
     if not any(counts):
         return Limits.fp32().off
     clumps = (OVERDISPERSION * poisson_bound(round(n / OVERDISPERSION)) for n in counts)
-    return tuple((step, many / tokens) for step, many in zip(LADDER, clumps, strict=True))
+    return tuple(
+        (step, min(1.0, many / tokens)) for step, many in zip(LADDER, clumps, strict=True)
+    )
 
 
 def extrapolate(values: Iterable[float], of: int, chance: float, tail: int) -> float:
@@ -273,10 +275,13 @@ def binomial_bound(count: int, of: int, confidence: float = CONFIDENCE) -> float
         return 1.0
 
     def at_most(share: float) -> float:
-        terms = (
-            math.comb(of, k) * share**k * (1 - share) ** (of - k) for k in range(count + 1)
-        )
-        return math.fsum(terms)
+        sure, not_sure = math.log(share), math.log1p(-share)
+        logs = (
+            math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
+            + k * sure + (of - k) * not_sure
+            for k in range(count + 1)
+        )  # fmt: skip
+        return math.fsum(map(math.exp, logs))
 
     return _root(at_most, 1 - confidence, 0.0, 1.0)
 

@@ -4,7 +4,7 @@ Read `command` first: it reads the command line, plays, and judges the outcome. 
 who plays, `shows` what. `processes` writes the run file, starts a node of each role and hears
 what they say of themselves; `status` sums that up; `view` draws it. `cheats` are the nodes that
 must be caught. `alone` is the same learning in one process, without nodes: ``python -m
-roles.demo.alone``.
+roles.demo.alone``. `pretraining` is the other demo, ``--diloco``.
 
 How data flows: each node prints its health as a line of JSON; those lines, and nothing else,
 are what the command knows of its swarm.

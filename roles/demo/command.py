@@ -12,7 +12,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +38,7 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
+from roles.demo import pretraining
 from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
@@ -76,6 +77,11 @@ def parser() -> argparse.ArgumentParser:
         help="let this chat model learn arithmetic, a Hugging Face folder (shoal models fetch"
         " smollm2 makes one)",
     )
+    parse.add_argument(
+        "--diloco",
+        action="store_true",
+        help="let four trainers pre-train on text instead; --steps are its rounds",
+    )
     parse.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parse.add_argument(
         "--data",
@@ -101,29 +107,20 @@ def _main(arguments: Sequence[str] | None) -> int:
     console = Console(stderr=_is_piped(options.json))
     try:
         check_target("--json", options.json)
+        if options.diloco:
+            return _pretrain(options, console)
         show = SORTING if options.model is None else arithmetic(options.model)
         promised = options.steps is None or options.steps >= show.recipe.steps
         if options.steps is not None:
             show = replace(show, recipe=replace(show.recipe, steps=options.steps))
-        check_machine(show)
-        folder = _folder(options.data, show)
+        check_machine(show.memory)
+        folder = _folder(options.data, show.disk)
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
     plan = DemoPlan(seed=options.seed, show=show, folder=folder)
-    figures: dict[str, Any] = {}
-    trouble: list[BaseException] = []
-    try:
-        figures = trio.run(partial(play, plan, console))
-    except* (DemoError, StorageError, KeyboardInterrupt) as errors:
-        trouble.extend(leaves(errors))
-    if trouble:
-        ignore_interrupts()
-        interrupted = any(map(is_interrupt, trouble))
-        console.print("interrupted" if interrupted else f"[red]{trouble[0]}[/red]")
-        console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
-        if interrupted:
-            raise KeyboardInterrupt
+    figures = _played(partial(play, plan, console), console, folder)
+    if figures is None:
         return FAILED
     write_text("--json", options.json, json.dumps(figures, indent=2))
     failures = list(complaints(figures, show, promised=promised))
@@ -137,13 +134,54 @@ def _main(arguments: Sequence[str] | None) -> int:
     return FAILED if failures else 0
 
 
+def _played(
+    work: Callable[[], Awaitable[dict[str, Any]]], console: Console, folder: Path
+) -> dict[str, Any] | None:
+    """The figures of a play, or None if it came to no end. Raises `KeyboardInterrupt`."""
+    trouble: list[BaseException] = []
+    try:
+        return trio.run(work)
+    except* (DemoError, StorageError, KeyboardInterrupt) as errors:
+        trouble.extend(leaves(errors))
+    ignore_interrupts()
+    interrupted = any(map(is_interrupt, trouble))
+    console.print("interrupted" if interrupted else f"[red]{trouble[0]}[/red]")
+    console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
+    if interrupted:
+        raise KeyboardInterrupt
+    return None
+
+
+def _pretrain(options: argparse.Namespace, console: Console) -> int:
+    """``--diloco``: see `roles.demo.pretraining`. Raises `ConfigError`."""
+    if options.model is not None:
+        raise ConfigError("--diloco pre-trains a model of its own: leave --model out")
+    check_machine(pretraining.MEMORY)
+    folder = _folder(options.data, pretraining.DISK)
+    plan = pretraining.with_rounds(
+        pretraining.PretrainingPlan(seed=options.seed, folder=folder), options.steps
+    )
+    found = _played(partial(pretraining.play, plan, console), console, folder)
+    if found is None:
+        return FAILED
+    found["cpu_seconds"] = round(cpu_seconds(), 1)
+    write_text("--json", options.json, json.dumps(found, indent=2))
+    failures = list(pretraining.complaints(found)) if options.steps is None else []
+    pretraining.report(console, found, failures)
+    if failures:
+        console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
+    elif options.data is None:
+        shutil.rmtree(folder)
+    return FAILED if failures else 0
+
+
 def _is_piped(target: Path | None) -> bool:
     """Whether standard output is for the figures, or for another program: then people read
     standard error."""
     return target == STANDARD_OUTPUT or (target is None and not sys.stdout.isatty())
 
 
-def check_machine(show: Show) -> None:
+def check_machine(memory: int) -> None:
     """Raise `ConfigError`, with the remedy, if the demo cannot be played on this machine."""
     if resource is None:
         raise ConfigError(
@@ -156,9 +194,9 @@ def check_machine(show: Show) -> None:
             "install it with pip install 'shoal[torch]', or use make demo"
         )
     free = free_memory()
-    if free < show.memory:
+    if free < memory:
         raise ConfigError(
-            f"the demo needs {size(show.memory)} of free memory, and this machine has"
+            f"the demo needs {size(memory)} of free memory, and this machine has"
             f" {size(free)}: close other programs, or simulate the same swarm with python -m"
             " sim run spine, which needs 0.1 GB"
         )
@@ -186,7 +224,7 @@ def _number_in(path: Path, key: str = "") -> float:
     return float("inf")
 
 
-def _folder(data: Path | None, show: Show) -> Path:
+def _folder(data: Path | None, disk: int) -> Path:
     """Where the nodes keep their data. Raises `ConfigError` if they cannot."""
     if data is not None and (data / RUN_FILE).exists():
         raise ConfigError(
@@ -201,9 +239,9 @@ def _folder(data: Path | None, show: Show) -> Path:
         raise ConfigError(
             f"the nodes' data cannot be kept in {data}: {error.strerror}"
         ) from None
-    if free < show.disk:
+    if free < disk:
         raise ConfigError(
-            f"the demo needs {size(show.disk)} of disk, and {folder} has {size(free)}: name "
+            f"the demo needs {size(disk)} of disk, and {folder} has {size(free)}: name "
             "a folder on another disk with --data"
         )
     if not os.access(folder, os.W_OK):

@@ -34,10 +34,11 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import GIB, EngineConfig, config_to_wire
+from roles.engines.config import AUTO, GIB, EngineConfig, config_to_wire
 from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.fake import FakeEngine
 from roles.engines.lasting import open_lasting_worker
+from roles.engines.vllm.requirements import installed
 from roles.shared.checked_json import DamagedFile
 from roles.shared.durable import Durable
 
@@ -116,9 +117,11 @@ def confinement_of(world: World, config: EngineConfig, name: str) -> Confinement
     """An engine is our own code, and needs drivers wherever they lie: it sees the machine, and
     writes what is its own, its content and the folder of its role.
 
-    vLLM is several processes, which talk to each other by sockets.
+    vLLM, and a learner with several ranks, are several processes that talk to each other by
+    sockets.
     """
-    is_several = config.kind == "vllm"
+    may_be_vllm = config.kind == "vllm" or (config.kind == AUTO and bool(installed()))
+    is_several = may_be_vllm or config.learner.ranks > 1
     return Confinement(
         writable=(world.disk.locate(f"{FOLDER}/{name}"), world.disk.locate(name)),
         sees_machine=True,

@@ -47,6 +47,8 @@ from roles.envs.contained import (
     task_of,
 )
 from roles.envs.frames import (
+    ITEMS_AROUND,
+    MAX_ITEMS,
     TOKENS,
     decode_reply_untrusted,
     payment_untrusted,
@@ -178,8 +180,9 @@ class WorkerEnvironment:
         rows = [
             [task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers
         ]
-        read = partial(payment_untrusted, count=sum(len(given) for _, given in answers))
-        return await self._ask("rewards", read, rows)
+        count = sum(len(given) for _, given in answers)
+        read = partial(payment_untrusted, count=count)
+        return await self._ask("rewards", read, rows, items=count + ITEMS_AROUND)
 
     async def _pay_singly(self, answers: Answers) -> Payment:
         """One completion after the other, after a process has ended over all: those that end
@@ -205,6 +208,7 @@ class WorkerEnvironment:
         read: Callable[[object], T],
         *arguments: object,
         patience: float = 0.0,
+        items: int = MAX_ITEMS,
     ) -> T:
         """Waits as long as for a submission, unless told otherwise."""
         async with self._turn:
@@ -214,9 +218,8 @@ class WorkerEnvironment:
                 except (ConfigError, MissingDependency) as error:
                     # It could be opened when the role began: a file has gone since, or rotted.
                     raise self._failure(method, f"it cannot be opened again: {error}") from None
-            return await self._call(
-                method, read, *arguments, patience=patience or self._ration.patience
-            )
+            patience = patience or self._ration.patience
+            return await self._call(method, read, *arguments, patience=patience, items=items)
 
     async def _start(self) -> None:
         self._worker = await start_worker(
@@ -229,18 +232,26 @@ class WorkerEnvironment:
         limits = asdict(self._ration)
         opening = self._ration.opening
         setup = setup_to_wire(self._setup)
-        await self._call("open", _nothing_untrusted, setup, limits, patience=opening)
+        await self._call(
+            "open", _nothing_untrusted, setup, limits, patience=opening, items=ITEMS_AROUND
+        )
 
     async def _call(
-        self, method: str, read: Callable[[object], T], *arguments: object, patience: float
+        self,
+        method: str,
+        read: Callable[[object], T],
+        *arguments: object,
+        patience: float,
+        items: int,
     ) -> T:
-        """One call of the process that runs; one that gives no answer is its last."""
+        """One call of the process that runs; one that gives no answer is its last. ``items``:
+        what its reply has at most, as more would keep the node from all else."""
         assert self._worker is not None
         is_answered = False
         try:
             with trio.fail_after(patience):
                 data = await self._worker.call(codec.encode_request(method, *arguments))
-            reply = decode_reply_untrusted(data)
+            reply = decode_reply_untrusted(data, items)
             if isinstance(reply, codec.Failure):
                 is_answered = method != "open"
                 failures = {} if is_answered else _FAILURES

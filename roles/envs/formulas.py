@@ -2,13 +2,15 @@
 
 Theory of operation
 -------------------
-math-verify reads LaTeX into sympy's trees without computing, and then compares two trees by
-simplifying, expanding and evaluating them: a tower of four nines, the factorial of a factorial
-or a sum of 10^9 summands takes until the process is ended. What it costs can be bounded
-beforehand. The text is short, says nothing but what final answers consist of, and is nested a
-few times: so it is read within a tenth of a second. The tree then is measured: how many digits
-its numbers, how many terms and which degree its polynomials would have, were they multiplied
-out. Beyond a bound an answer is right only if it is written as the right one is.
+math-verify reads LaTeX into sympy's trees, and then compares two trees by simplifying,
+expanding and evaluating them: a tower of four nines, the factorial of a factorial or a sum of
+10^9 summands takes until the process is ended. What it costs can be bounded beforehand. The
+text is short, says nothing but what final answers consist of, and is nested a few times: so it
+is read within a tenth of a second. The tree then is measured: how many digits its numbers, how
+many terms and which degree its polynomials would have, were they multiplied out. Beyond a bound
+an answer is right only if it is written as the right one is. Reading computes nothing but
+intervals and sets, whose parts are compared as they are made: so parts are measured as they are
+read (`measure_parts`).
 
 No path leads from an answer to Python's ``eval``. latex2sympy2 reads with a grammar of its own,
 but both it and math-verify make numbers of texts by ``sympify``, and math-verify reads what
@@ -100,6 +102,21 @@ def may_compute(tree: Any) -> bool:
         return isinstance(tree, str) or bool(_Measure().size(tree))
     except _TooCostly:
         return False
+
+
+def measure_parts(reader: Any) -> None:
+    """Have ``reader``, a class of latex2sympy2, refuse a formula at its first part that may not
+    be computed with."""
+    convert = reader.convert_expr
+
+    def convert_measured(self: Any, part: Any) -> Any:
+        tree = convert(self, part)
+        if hasattr(tree, "free_symbols") and not may_compute(tree):
+            raise _TooCostly
+        return tree
+
+    if getattr(convert, "__name__", "") != convert_measured.__name__:
+        reader.convert_expr = convert_measured
 
 
 class _TooCostly(Exception):

@@ -23,6 +23,8 @@ from roles.models.pin import FilePin
 MAX_ITEMS: Final = 16 * MIB
 """Numbers and texts of one reply: 8,192 tasks of an evaluation with prompts of 2,000 tokens. As
 many take 0.6 GB for the moment in which they are read."""
+ITEMS_AROUND: Final = 16
+"""Of a reply, beside what was asked for."""
 TOKENS: Final = 1 << 32
 """Token ids that an engine's content can hold (`roles.engines.codec.TOKEN`)."""
 MAX_FAILURE: Final = 600
@@ -58,9 +60,10 @@ def task_from_wire(value: Sequence[Any]) -> Task:
     return Task(tuple(prompt), tuple(answer), source, environment, kind)
 
 
-def decode_reply_untrusted(data: bytes) -> Any:
-    """What a call returned, or a `codec.Failure`. Raises `BadMessage`."""
-    reply = unpack_untrusted(data, max_items=MAX_ITEMS, max_list=MAX_ITEMS)
+def decode_reply_untrusted(data: bytes, most: int = MAX_ITEMS) -> Any:
+    """What a call returned, of ``most`` numbers and texts at most, or a `codec.Failure`. Raises
+    `BadMessage`."""
+    reply = unpack_untrusted(data, max_items=most, max_list=most)
     succeeded, value = fields_untrusted(reply, bool, object, what="reply")
     if succeeded:
         return value

@@ -20,7 +20,13 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
-from roles.envs.formulas import MAX_LENGTH, may_compute, may_read, read_arithmetic
+from roles.envs.formulas import (
+    MAX_LENGTH,
+    may_compute,
+    may_read,
+    measure_parts,
+    read_arithmetic,
+)
 from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
@@ -103,6 +109,9 @@ class MathEnvironment(ExactEnvironment):
         for name in ("math_verify.parser", "sympy.parsing.sympy_parser"):
             reader: Any = importlib.import_module(name)
             reader.parse_expr = read_arithmetic
+        measure_parts(
+            importlib.import_module("latex2sympy2_extended.latex2sympy2")._Latex2Sympy
+        )
         # It warns at each start that a caller without its time limit needs one: there is one.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._parse: Callable[..., list[Any]] = math_verify.parse

@@ -30,6 +30,7 @@ from p2p.node.usage import (
 from p2p.wire import MIB
 from proofs.checks import Limits
 from roles import own
+from roles.diloco.core.terms import Algorithm
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 from roles.run.draft import check_calibrated, check_suited, read_draft
 
@@ -111,10 +112,7 @@ def _summary(run: Run) -> str:
         f"id          {run.id.hex()}",
         f"owner       {run.owner}",
         f"epoch       {run.epoch}, valid until {until:%Y-%m-%d %H:%M} UTC",
-        (
-            f"trains      {run.terms.model.engine} on"
-            f" {', '.join(pin.name for pin in run.terms.environments)}"
-        ),
+        _work(run),
         *_base(run),
         f"limits      {_limits(run)}",
         f"admission   {run.terms.admission.mode.value}",
@@ -122,6 +120,17 @@ def _summary(run: Run) -> str:
         *(f"validator   {peer}" for peer in run.terms.validators),
     ]
     return "\n".join(lines)
+
+
+def _work(run: Run) -> str:
+    terms, engine = run.terms, run.terms.model.engine
+    if terms.algorithm is Algorithm.DILOCO:
+        diloco = terms.diloco
+        return (
+            f"pre-trains  {engine} on {', '.join(diloco.corpora)}: {diloco.outer_steps} rounds"
+            f" of {diloco.inner_steps} steps, {diloco.codec.value}"
+        )
+    return f"trains      {engine} on {', '.join(pin.name for pin in terms.environments)}"
 
 
 def _base(run: Run) -> Iterator[str]:

@@ -6,7 +6,7 @@ Everything that has a good default may be left out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Final
 
@@ -14,6 +14,7 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
+from roles.diloco.core.terms import Algorithm, DilocoTerms
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.data import pin_data, read_data
@@ -92,7 +93,7 @@ class Draft:
     trainers: tuple[PeerId, ...]
     """Whose policies count."""
 
-    validators: tuple[PeerId, ...]
+    validators: tuple[PeerId, ...] = ()
     """Whose verdicts count."""
 
     admission: AdmissionRules = field(default_factory=AdmissionRules)
@@ -117,6 +118,12 @@ class Draft:
     delivery: Delivery = field(default_factory=Delivery)
     """How policies travel."""
 
+    algorithm: Algorithm = Algorithm.GRPO
+    """``grpo`` or ``diloco``."""
+
+    diloco: DilocoTerms = field(default_factory=DilocoTerms)
+    """Of a run that pre-trains on text; its environments and validators are left out."""
+
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -136,16 +143,20 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             expiry=int(now + draft.days * DAY),
             environments=tuple(
                 _environment(value, f"{where}: environments[{number}]").pin()
-                for number, value in enumerate(draft.environments)
+                for number, value in enumerate(
+                    draft.environments if draft.algorithm is Algorithm.GRPO else ()
+                )
             ),
             trainers=draft.trainers,
             validators=draft.validators,
             admission=draft.admission,
             model=model,
             recipe=draft.recipe,
-            limits=_limits(dict(draft.limits), model.dtype, f"{where}: limits"),
+            limits=_limits(draft, model.dtype, f"{where}: limits"),
             delivery=draft.delivery,
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
+            algorithm=draft.algorithm,
+            diloco=draft.diloco,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
@@ -182,6 +193,8 @@ def _environment(value: object, where: str) -> DraftEnvironment:
 def check_suited(terms: Terms) -> None:
     """Raise `ConfigError` if this recipe would ruin this model: the defaults are those of a
     small network that is drawn from a seed."""
+    if terms.algorithm is not Algorithm.GRPO:
+        return
     model = terms.model
     check_suits(terms.recipe, model.shape.parameters, has_base=bool(model.base))
 
@@ -192,12 +205,21 @@ def check_calibrated(terms: Terms) -> None:
     In float32 honest errors are rounding errors, whatever the model, and the preset is
     measured. In bfloat16 they depend on model, task and engines.
     """
-    if terms.model.dtype is not Dtype.FLOAT32 and terms.calibration is None:
+    if terms.model.dtype is Dtype.FLOAT32:
+        return
+    if terms.calibration is None:
         raise ConfigError(
             f"run {terms.name!r} computes in {terms.model.dtype.value}, and its limits were"
             " measured on no model: they may refuse honest work, or let an older policy"
             " through. Put the tables [limits] and [calibration] that shoal calibrate writes"
             " into the draft, or pass --uncalibrated"
+        )
+    played = {pin.name for pin in terms.environments}
+    if not played <= terms.calibration.environments.keys():
+        others = ", ".join(sorted(played - terms.calibration.environments.keys()))
+        raise ConfigError(
+            f"the limits of run {terms.name!r} were not measured on {others}: run shoal"
+            " calibrate on this run's environments, or pass --uncalibrated"
         )
 
 
@@ -213,11 +235,18 @@ def _calibration(table: Mapping[str, object] | None, where: str) -> Calibration 
     return read_table(Calibration, {**table, "model": model}, where)
 
 
-def _limits(table: dict[str, object], dtype: Dtype, where: str) -> Limits:
+def _limits(draft: Draft, dtype: Dtype, where: str) -> Limits:
     """Those of ``dtype``, unless the table names others: in bfloat16 those of float32 reject
-    all honest work."""
+    all honest work. Beside a calibration all are named: a preset is not what it measured."""
+    table = dict(draft.limits)
     presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
     name = table.pop("preset", "fp32" if dtype is Dtype.FLOAT32 else "bf16")
     if not isinstance(name, str) or name not in presets:
         raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
+    missing = [one.name for one in fields(Limits) if one.name not in table]
+    if draft.calibration is not None and missing:
+        raise ConfigError(
+            f"{where}: {', '.join(missing)} would be the preset's, though the draft has a"
+            " calibration: take the whole table [limits] that was written with it"
+        )
     return read_table(Limits, {**write_table(presets[name]()), **table}, where)

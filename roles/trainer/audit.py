@@ -16,21 +16,24 @@ one at a time, so that a step waits for one group at most, and a replay for a st
 that dies at a replay takes the learner with it: the error goes to the role, which goes on from
 its disk, and no validator is accused.
 
+A host ends what it does for a peer that goes away, or breaks a protocol. So looks are a task of
+the trainer's own: a validator that withdraws what is slow to be answered, since that is what
+is replayed, is judged by it all the same.
+
 Who is convicted is refused for ever, by name, and across restarts: the lie is an entry of the
 ledger, of kind `LIE_KIND`, and the delivery a file below `LIES`, for a bystander to repeat it
 (`roles.protocol.core.lies.open_lie`). After an edition of the run file that changes the limits
-no validator is accused for a while: what comes was judged by those before.
+no validator is accused by them for a while: what comes was judged by those before.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -49,9 +52,10 @@ from roles.protocol.core.lies import (
     decode_lie_untrusted,
     worst,
 )
-from roles.protocol.core.messages import LIED, AcceptedWork
+from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
 from roles.trainer.core.lot import Lot
@@ -63,9 +67,14 @@ LIE_KIND: Final = "lie"
 LIES: Final = "trainer/lies"
 """Where the deliveries lie that convict, or may: two for each validator at most, and those of
 the convicted."""
+LIMITS: Final = "trainer/limits"
+"""Where it is kept by which limits validators were accused last, and from when on."""
 SETTLING: Final = 600.0
 """Seconds after other limits came in which no validator is accused: what it had under way
 was judged by those before. As long as `roles.validator.limits.SUCCESSION`."""
+MOST_WAITING: Final = 16
+"""Deliveries of one validator that wait to be looked at: an honest one has four under way. More
+has who goes away before it is answered."""
 REPLAY: Final = "replay"
 PAY: Final = "rewards"
 """The two kinds of looks at a validator's work (`Strikes`)."""
@@ -88,16 +97,30 @@ class AuditCounts:
 
 
 @dataclass(slots=True, eq=False)
-class _Replay:
-    """A delivery that waits for the engine."""
+class _Case:
+    """A delivery that is looked at."""
 
-    run: Run
     work: AcceptedWork
+    kind: str
+    found: Finding | None = None
+    """What is wrong with its rewards."""
+    replayed: _Replay | None = None
+    """What the engine is asked, of one that the lot falls on."""
+    done: trio.Event = field(default_factory=trio.Event)
+    refusal: str = "the trainer could not replay it"
+    """Once it is ``done``: why it is not taken; empty if it is borne out."""
+
+    @property
+    def key(self) -> bytes:
+        """Of what was signed: two verdicts on one submission are two cases."""
+        return content_digest(self.kind.encode() + self.work.verdict.to_bytes())
+
+
+@dataclass(frozen=True, slots=True)
+class _Replay:
+    run: Run
     tasks: Sequence[GroupTask]
     groups: Sequence[Group]
-    done: trio.Event = field(default_factory=trio.Event)
-    found: list[Finding] | None = None
-    """None once it is ``done``: nothing is known."""
 
 
 class Auditor:
@@ -119,14 +142,13 @@ class Auditor:
         self._durable = durable
         self._lot = lot or Lot(node.world.entropy(32))
         self._strikes = Strikes()
-        self._waiting: deque[_Replay] = deque()
+        self._waiting: dict[bytes, _Case] = {}
+        """What is, or will be, looked at, whether who asked waits for it or not."""
         self._asked = Notifier()
         self._loaded = NO_POLICY, b""
         """Version and digest of the policy in the engine that scores."""
         self._limits = standing.run.terms.limits
         self._accuses_from = -math.inf
-        if standing.run.epoch > 1:  # it may have come while this node was down
-            self._accuses_from = node.world.now() + SETTLING
         self._kept: dict[str, None] = {}
         """Files below `LIES` of strikes, which may come to nothing."""
         self.liars: dict[PeerId, str] = {}
@@ -136,6 +158,7 @@ class Auditor:
     async def recall(self) -> None:
         """Take up who was convicted in earlier lives. What was kept of strikes is removed:
         those are forgotten."""
+        await self._recall_limits()
         needed = set()
         async for entry in self._ledger.entries(LIE_KIND):
             lie = decode_lie_untrusted(entry.body, self._node.world.verify)
@@ -145,6 +168,25 @@ class Auditor:
         for name in await disk.list(LIES):
             if f"{LIES}/{name}" not in needed:
                 await self._durable.insist(partial(disk.remove, f"{LIES}/{name}"))
+
+    async def _recall_limits(self) -> None:
+        """Other limits than those of the life before may have come while this node was down. A
+        restart under the same ones is no pardon."""
+        disk, world = self._node.world.disk, self._node.world
+        known: Any = None
+        try:
+            known = await recall(disk, LIMITS)
+        except DamagedFile as error:
+            await discard(disk, LIMITS, error)
+        digest = content_digest(repr(self._limits).encode()).hex()
+        left = SETTLING if self._standing.run.epoch > 1 else 0.0
+        if known is not None:
+            before, until = known
+            left = min(until - world.wall(), SETTLING) if before == digest else SETTLING
+        if left > 0:
+            self._accuses_from = world.now() + left
+        value = [digest, world.wall() + max(left, 0.0)]
+        await self._durable.insist(partial(keep, disk, LIMITS, value))
 
     def why_refused(self, validator: PeerId) -> str:
         """Why nothing of ``validator`` is taken; empty if it is not known to lie."""
@@ -158,54 +200,65 @@ class Auditor:
 
         ``tasks`` and ``groups`` are those of its place, and have the right shape.
         """
-        if not self._lot.falls_on(work.verdict.commitment):
-            return
-        asked = _Replay(self._standing.run, work, tasks, groups)
-        self._waiting.append(asked)
-        self._asked.notify_all()
-        await asked.done.wait()
-        if asked.found is None:
-            self.counts.unsure += 1
-            raise NotBorneOut("the trainer could not replay it")
-        self.counts.replayed += 1
-        await self._look(work, REPLAY, worst(asked.found))
+        if self._lot.falls_on(work.verdict.commitment):
+            replayed = _Replay(self._standing.run, tasks, groups)
+            await self._decide(_Case(work, REPLAY, replayed=replayed))
 
     async def check_rewards(self, work: AcceptedWork, ours: Sequence[float]) -> None:
         """Compare the rewards of a verdict with the environment's. Raises `NotBorneOut`."""
-        await self._look(work, PAY, wrong_reward(work.verdict.rewards, ours))
+        found = wrong_reward(work.verdict.rewards, ours)
+        if found is None:
+            self._strikes.note(work.verdict, PAY, None)
+        else:
+            await self._decide(_Case(work, PAY, found))
 
     async def check_possible(self, work: AcceptedWork) -> None:
         """Look at rewards before the environment is asked. Raises `NotBorneOut`."""
         found = impossible_reward(work.verdict.rewards)
         if found is not None:
-            await self._look(work, PAY, found)
+            await self._decide(_Case(work, PAY, found))
+
+    async def _decide(self, asked: _Case) -> None:
+        """Raise `NotBorneOut` unless it is borne out. A validator that goes away meanwhile is
+        judged none the less."""
+        validator = asked.work.verdict.validator
+        case = self._waiting.get(asked.key)
+        if case is None:
+            ahead = (one.work.verdict.validator for one in self._waiting.values())
+            if sum(one == validator for one in ahead) >= MOST_WAITING:
+                raise NotBorneOut("too much of this validator waits to be looked at")
+            case = self._waiting[asked.key] = asked
+            self._asked.notify_all()
+        await case.done.wait()
+        if case.refusal:
+            raise NotBorneOut(case.refusal)
 
     async def work_forever(self) -> None:
-        """Replay what waits, one delivery after the other, until cancelled. Raises
+        """Look at what waits, one delivery after the other, until cancelled. Raises
         `WorkerDied`: the learner has died with it."""
         try:
             while True:
                 while not self._waiting:
                     await self._asked.wait()
-                asked = self._waiting.popleft()
-                try:
-                    asked.found = await self._replay(asked)
-                finally:
-                    asked.done.set()
+                key, case = next(iter(self._waiting.items()))
+                case.refusal = await self._look(case)
+                del self._waiting[key]
+                case.done.set()
         finally:
-            while self._waiting:
-                self._waiting.popleft().done.set()
+            for case in self._waiting.values():
+                case.done.set()
+            self._waiting.clear()
 
-    async def _replay(self, asked: _Replay) -> list[Finding] | None:
+    async def _replay(self, work: AcceptedWork, asked: _Replay) -> list[Finding] | None:
         """What is found; None if nothing can be said."""
-        commitment, shardcast = asked.work.verdict.commitment, self._node.shardcast
+        commitment, shardcast = work.verdict.commitment, self._node.shardcast
         if not shardcast.holds(commitment.version):
             return None
         try:
             with shardcast.pin(commitment.version) as weights:
                 await self._load(commitment.version, commitment.policy, weights)
                 return await replay(
-                    asked.run, self._engine, asked.tasks, asked.groups, asked.work.logprobs
+                    asked.run, self._engine, asked.tasks, asked.groups, work.logprobs
                 )
         except (EngineError, StorageError) as error:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
@@ -218,20 +271,29 @@ class Auditor:
             await self._engine.load(weights)
             self._loaded = version, policy
 
-    async def _look(self, work: AcceptedWork, kind: str, found: Finding | None) -> None:
-        """Count a look at a validator's work. Raises `NotBorneOut` if something was found."""
+    async def _look(self, case: _Case) -> str:
+        """Count a look at a validator's work; why it is not taken, or nothing."""
+        work, found = case.work, case.found
+        if case.replayed is not None:
+            replayed = await self._replay(work, case.replayed)
+            if replayed is None:
+                self.counts.unsure += 1
+                return case.refusal
+            self.counts.replayed += 1
+            found = worst(replayed)
         verdict = work.verdict
         if found is None:
-            self._strikes.note(verdict.validator, kind, None)
-            return
+            self._strikes.note(verdict, case.kind, None)
+            return ""
         lie = Lie(verdict, found, f"{LIES}/{verdict.commitment.content.hex()}")
-        if found.weight < Weight.STRIKE or not self._may_accuse():
+        may_accuse = self._may_accuse() or not found.is_of_the_run
+        if found.weight < Weight.STRIKE or not may_accuse:
             self.counts.unsure += 1
-            self._strikes.note(verdict.validator, kind, None)
+            self._strikes.note(verdict, case.kind, None)
         else:
             self.counts.lies += 1
-            await self._suspect(kind, lie, work)
-        raise NotBorneOut(f"the trainer finds otherwise: {found}")
+            await self._suspect(case.kind, lie, work)
+        return f"the trainer finds otherwise: {found}"
 
     async def _forget_old(self) -> None:
         """Remove what was kept of strikes that count no more."""
@@ -255,7 +317,7 @@ class Auditor:
             validator,
             lie.finding,
         )
-        convicting = self._strikes.note(validator, kind, lie)
+        convicting = self._strikes.note(lie.verdict, kind, lie)
         is_news = bool(convicting) and validator not in self.liars
         if is_news:  # before anything is awaited: no more of it is taken
             self.liars[validator] = str(lie.finding)

@@ -7,12 +7,13 @@ them is code that text may fool. So each check stands before all that cost more,
 
     who      verdict and submission are signed, and whole     `decode_delivery_untrusted`
       |      accepted, by its judge, for an author of the run   `why_refused`, `why_unwanted`
+      |      no reward that no environment pays
       v
     place    room, freshness, not taken before                  `roles.trainer.intake`
       |      policy, and then the numbers of the groups
       v
     shape    every token, length and end token; a log-prob for each token, a reward for each
-      |      completion, and none that no environment pays
+      |      completion
       v
     tasks    the environment makes them, of seeds that no peer chose
       |
@@ -137,6 +138,7 @@ class DeliveryCheck:
         own fault; `NotBorneOut` if they are not what it signed, or might not be; and
         `EnvironmentFailed`, which is no peer's fault.
         """
+        await self.auditor.check_possible(work)
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]
         await self.auditor.audit(work, drawn, claim.claimed)
@@ -181,7 +183,6 @@ class DeliveryCheck:
         self._check_place(order, work, claimed)
         if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
             raise RemoteProtocolError("an accepted submission has the wrong shape")
-        await self.auditor.check_possible(work)
         made = await self._environment.tasks(order.task_seeds(commitment.index))
         return Claim(work, claimed, groups, tuple(order.with_draws(commitment.index, made)))
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from roles.diloco.config import DilocoConfig
 from roles.engines.config import (
     AUTO,
     AUTO_THREADS,
@@ -55,6 +57,12 @@ class TrainerConfig:
 
     learner: LearnerOptions = field(default_factory=LearnerOptions)
     """How the learner uses several GPUs, or one that is too small."""
+
+    diloco: DilocoConfig = field(default_factory=DilocoConfig)
+    """Of runs that pre-train on text."""
+
+    corpora: Mapping[str, str] = field(default_factory=dict)
+    """Where this machine has the texts of such a run, by the names of its mixture."""
 
     def __post_init__(self) -> None:
         check_device(self.device)

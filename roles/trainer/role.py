@@ -17,6 +17,8 @@ from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
+from roles.diloco.core.terms import Algorithm
+from roles.diloco.role import DilocoMember
 from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
@@ -51,6 +53,8 @@ class Trainer:
         self._steps = 0
         self.session: TrainerSession | None = None
         """The work of this role; None until engine and environment are open."""
+        self._member: DilocoMember | None = None
+        """Its work in a run whose algorithm is DiLoCo."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -61,6 +65,8 @@ class Trainer:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
+        if self._member is not None:
+            return self._member.health()
         session = self.session
         learnt = Learnt() if session is None else session.curve.learnt
         counts = BufferCounts() if session is None else session.intake.buffer.counts
@@ -89,6 +95,8 @@ class Trainer:
 
     def progress(self) -> Progress:
         """For the live line."""
+        if self._member is not None:
+            return self._member.progress()
         session = self.session
         if session is None:
             return Progress(text=f"step 0 of {self._steps:,}" if self._steps else "warming up")
@@ -114,6 +122,10 @@ class Trainer:
     async def run(self, node: Node) -> None:
         """Learn until the run's steps are done, then serve what was learnt until cancelled."""
         run = run_of(node)
+        if run.terms.algorithm is Algorithm.DILOCO:
+            self._member = DilocoMember(self._config)
+            await self._member.run(node)
+            return
         recipe, limits, config = run.terms.recipe, self._config.machine, self._config
         self._steps = recipe.steps
         run.check_job(node.peer_id, self.name)

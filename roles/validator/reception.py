@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -89,6 +90,15 @@ _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
 
+@dataclass(slots=True, eq=False)
+class _Turn:
+    """A stream that waits at the door."""
+
+    is_over: trio.Event = field(default_factory=trio.Event)
+    is_heard: bool = False
+    """Else it had to go, for one of a peer with fewer."""
+
+
 class Reception:
     """The streams of workers: what is read of them, and what they are answered."""
 
@@ -113,8 +123,12 @@ class Reception:
         self._world = node.world
         self._streams = Seats(in_all=MAX_SERVED)
         """Streams that are heard at all: a kilobyte each."""
-        self._door: Turnstile[trio.Event] = Turnstile(
-            HEADS, HEADS_AT_ONCE, in_all=AT_DOOR, per_network=AT_DOOR_PER_NETWORK
+        self._door: Turnstile[_Turn] = Turnstile(
+            HEADS,
+            HEADS_AT_ONCE,
+            in_all=AT_DOOR,
+            per_network=AT_DOOR_PER_NETWORK,
+            evict=lambda turn: turn.is_over.set(),
         )
         """Streams of strangers that wait to be heard."""
         self._turn_due = False
@@ -166,17 +180,17 @@ class Reception:
         world = self._world
         if self._queue.is_proven(peer, world.now()) and self._meter(peer):
             return True
-        network, turn = self._node.host.network_of(peer), trio.Event()
+        network, turn = self._node.host.network_of(peer), _Turn()
         if not self._door.add(peer, network, turn, world.now()):
             return False
         self._let_in()
-        world.sometimes("validator/waits at the door", not turn.is_set())
+        world.sometimes("validator/waits at the door", not turn.is_heard)
         with trio.move_on_after(DOOR_SECONDS):
             try:
-                await turn.wait()
+                await turn.is_over.wait()
             finally:
                 self._door.remove(peer, network, turn)
-        return turn.is_set()
+        return turn.is_heard
 
     def _meter(self, peer: PeerId) -> bool:
         """Whether a node that has worked hands in no more than a node can."""
@@ -188,7 +202,8 @@ class Reception:
         """Whose turn it is; a timer does it again while others wait."""
         now = self._world.now()
         while (turn := self._door.next(now)) is not None:
-            turn.set()
+            turn.is_heard = True
+            turn.is_over.set()
         if len(self._door) and not self._turn_due:
             self._turn_due = True
             self._world.call_at(now + self._door.seconds_left(now), self._on_turn)

@@ -46,7 +46,9 @@ class HostileSwarm(MembershipSwarm):
         if isinstance(effect, Penalise):
             pair = node.peer, effect.peer
             points, when = self._points.get(pair, (0.0, self.now))
-            points = points * 0.5 ** ((self.now - when) / PENALTY_HALF_LIFE) + effect.points
+            points = (
+                points * 0.5 ** ((self.now - when) / PENALTY_HALF_LIFE) + effect.offence.points
+            )
             if points >= PENALTY_LIMIT:
                 points, self._refused[pair] = 0.0, self.now + REFUSAL
                 self.call_at(self.now, lambda: self.drive(node, Disconnected(effect.peer)))

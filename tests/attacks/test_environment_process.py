@@ -185,6 +185,24 @@ def test_what_runs_in_the_learners_process_is_interrupted_however_it_resists() -
         resist(3)
 
 
+class Liar:
+    """A process that answers a reward with a million empty lists."""
+
+    pid = 0
+
+    async def call(self, request: bytes) -> bytes:
+        return b"\x92\xc3\xdd" + (1 << 20).to_bytes(4, "big") + b"\x90" * (1 << 20)
+
+
+async def test_a_reply_is_read_no_further_than_what_was_asked_for(tmp_path: Path) -> None:
+    """16 MiB of empty lists kept the node from all else for 8 s, and took 1.2 GB."""
+    async with open_world(tmp_path) as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, SETUP, RATION, stack)
+        environment._worker = Liar()
+        with pytest.raises(EnvironmentFailed, match="answers nonsense: not msgpack"):
+            await environment.rewards([(TASK, [(40,)])])
+
+
 @pytest.mark.usefixtures("game")
 async def test_tokens_that_a_model_does_not_have_reach_no_engine() -> None:
     """An engine looked them up: its process ended with IndexError, for a prompt of none with

@@ -70,6 +70,8 @@ ROWS: Final = (
     Row("trainer/weights/*", "trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
     Row("trainer/intake/used.json", "trainer/intake/used[.]json", ("trainer-1",)),
     Row("trainer/intake/*", f"trainer/intake/{DIGEST}", ("trainer-1",)),
+    Row("trainer/limits", "trainer/limits", ("trainer-1",)),
+    Row("validator/edition", "validator/edition", ("validator-1",)),
     Row("validator/accepted/*", f"validator/accepted/{DIGEST}", ("validator-1",)),
     Row("inference/outbox/*", "inference/outbox/[0-9]{10}-[0-9]{10}", ("inference-1",)),
     Row("inference/outbox/cursor", "inference/outbox/cursor", ("inference-1",)),
@@ -79,6 +81,8 @@ ROWS: Final = (
 ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
     "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
+    "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
+    "trainer/lies/*": "../unit/test_audit.py::test_a_conviction_outlives_its_damaged_proof",
     "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",
     "lock": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "store/RUN/lock": "test_content_policies.py::test_two_pulls_into_one_folder_do_not_meet",

@@ -143,7 +143,9 @@ def is_convicted(spine: Spine) -> bool:
     return bool(trainer.get("liars"))
 
 
-def play(validator: type[Validator], steps: int = 3, **others: str) -> Mapping[str, Any]:
+def play(
+    validator: type[Validator], steps: int = 3, seed: int = 7, **others: str
+) -> Mapping[str, Any]:
     """Every node's health when the only validator of a swarm, a liar, has been convicted for
     two seconds; after two minutes if it never is."""
     cast = {
@@ -169,7 +171,7 @@ def play(validator: type[Validator], steps: int = 3, **others: str) -> Mapping[s
             nursery.cancel_scope.cancel()
         return spine.health()
 
-    outcome = run_simulation(main, seed=7, horizon=600)
+    outcome = run_simulation(main, seed=seed, horizon=600)
     assert outcome.value is not None
     return outcome.value
 
@@ -189,7 +191,8 @@ def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(
 def test_a_validator_that_accepts_greedy_tokens_is_found_and_refused() -> None:
     """It was believed for as long as the run lasted, and its friend's tokens were learnt
     from."""
-    health = play(RubberStampingValidator, 400, **{"inference-2": CAST["cheat-1"]})
+    # with this seed some of its groups wait in the buffer when it is convicted
+    health = play(RubberStampingValidator, 400, seed=10, **{"inference-2": CAST["cheat-1"]})
     trainer = health["trainer-1"]["roles"]["trainer"]
     assert list(trainer["liars"]) == [health["validator-1"]["peer"]]
     assert trainer["lies"] == 1

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
+from contextlib import nullcontext
 
 import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
-from roles.run.draft import read_draft
+from proofs.checks import Limits
+from proofs.sampling import DrawRule
+from roles.calibrate.limits import record_to_toml, to_toml
+from roles.engines.config import Dtype
+from roles.run.core.file import Calibration, Model
+from roles.run.draft import check_calibrated, read_draft
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
@@ -41,3 +48,45 @@ def test_kinds_that_an_environment_lacks_are_not_signed(
     }
     with pytest.raises(ConfigError, match=reason):
         read_draft(table, "draft.toml", now=0.0)
+
+
+NUMBERS = to_toml(Limits.bf16())
+
+
+@pytest.mark.parametrize(
+    ("limits", "environment", "reason"),
+    [
+        (NUMBERS, "sort", ""),
+        ("", "sort", "would be the preset's"),
+        ('[limits]\npreset = "bf16"\n', "sort", "would be the preset's"),
+        (NUMBERS.replace("gap_mean", "# gap_mean"), "sort", "gap_mean would be the preset's"),
+        (NUMBERS, "arithmetic", "were not measured on sort"),
+    ],
+)
+def test_no_preset_and_no_other_environment_passes_for_calibrated(
+    limits: str, environment: str, reason: str
+) -> None:
+    """A draft with the record alone was signed, and shown as calibrated, with the preset."""
+    model = Model(dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
+    record = Calibration(
+        model=model.digest,
+        dtype=model.dtype,
+        draw=model.draw,
+        generators=("torch",),
+        validators=("torch",),
+        environments={environment: 1.0},
+        tokens=131_072,
+        submissions=64,
+        rejected=0,
+        date="2026-11-24",
+    )
+    table = {
+        "name": "r",
+        "trainers": [str(KeyPair(b"t" * 32).peer_id)],
+        "validators": [str(KeyPair(b"v" * 32).peer_id)],
+        "model": {"dtype": "bfloat16", "draw": "gumbel"},
+        **tomllib.loads(limits + record_to_toml(record)),
+    }
+    raises = pytest.raises(ConfigError, match=reason) if reason else nullcontext()
+    with raises:
+        check_calibrated(read_draft(table, "draft.toml", now=0.0))

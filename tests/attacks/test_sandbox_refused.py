@@ -35,6 +35,13 @@ def uncontained(world: RealWorld) -> None:
     world._workers._found = Containment(reason=WHY)
 
 
+def test_where_bwrap_works_no_trial_finds_an_open_door() -> None:
+    """Else test_sandbox.py, which skips where nothing contains, would not see a door opened."""
+    found = probe.find_containment("/nowhere")
+    own_fault = ("bwrap: ", "no bwrap ", "no table ", "this kernel ", "Shoal contains no ")
+    assert found.holds or found.reason.startswith(own_fault)
+
+
 async def test_a_node_refuses_what_may_evaluate_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

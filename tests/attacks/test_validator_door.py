@@ -286,6 +286,37 @@ def test_a_newcomer_is_heard_before_those_who_had_many_turns_and_shuts_none_of_t
     assert heard.count("crowd") >= 400 / 4 / 2
 
 
+def test_a_full_door_makes_room_for_who_has_fewer_streams_at_it() -> None:
+    """128 names with eight streams each filled it, and a newcomer was never heard: what a turn
+    set free was theirs again before it came back."""
+    gone: list[str] = []
+    door: Turnstile[str] = Turnstile(
+        HEADS, HEADS_AT_ONCE, in_all=1024, per_network=128, evict=gone.append
+    )
+    *mob, newcomer = peers(129)
+    for number in range(8):
+        assert all(door.add(peer, "", f"{number}", 0.0) for peer in mob)
+    assert not door.add(mob[0], "", "9", 0.0)
+    assert [door.add(newcomer, "", "newcomer", 0.0) for _ in range(4)] == [True] * 4
+    assert gone == ["7"] * 4  # the newest of whoever has the most
+    assert len(door) == 1024
+    heard = []
+    for turn in range(2 * 128):  # what is set free is theirs at once
+        heard.append(door.next(turn / HEADS))
+        any(door.add(peer, "", "again", turn / HEADS) for peer in mob)
+    assert "newcomer" in heard[:180]
+
+
+def test_one_name_shuts_no_other_of_its_network_out() -> None:
+    gone: list[str] = []
+    door: Turnstile[str] = Turnstile(1.0, 1.0, in_all=99, per_network=6, evict=gone.append)
+    one, other = peers(2)
+    for number in range(9):
+        door.add(one, "net", f"{number}", 0.0)
+    assert [door.add(other, "net", "other", 0.0) for _ in range(4)] == [True] * 3 + [False]
+    assert gone == ["5", "4", "3"]
+
+
 def test_who_mints_names_displaces_no_node_that_has_worked() -> None:
     """A record of accepted work was forgotten when 10,000 names were rejected after it."""
     key, (worker, *mob) = KeyPair(b"v" * 32), peers(400)

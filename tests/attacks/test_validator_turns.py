@@ -34,6 +34,7 @@ from roles.protocol.core.messages import (
 )
 from roles.protocol.request import ask
 from roles.run import run_of
+from roles.trainer.core.lot import Lot
 from roles.validator.core.fair_queue import (
     PER_NODE,
     QUEUE,
@@ -206,6 +207,8 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return await score(self, tasks, groups, sampling)
 
     monkeypatch.setattr(FakeEngine, "score", counted)
+    # the trainer's own replays are of one group each
+    monkeypatch.setattr(Lot, "falls_on", lambda *_: False)
     return sizes
 
 

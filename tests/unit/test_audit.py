@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from p2p.errors import BadMessage, WorkerDied
+from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Limits, Reason
 from roles.engines.base import EngineError, Scored
@@ -122,18 +125,25 @@ def test_a_validator_that_always_lies_is_found_as_soon_as_computed() -> None:
 
 def test_strikes_convict_only_when_they_are_many_of_the_last_looks() -> None:
     strike: Any = type("Strike", (), {"finding": Finding(GAP, 2.0, 0.9), "path": "p"})()
-    strikes, me, other = Strikes(), WORKER.peer_id, JUDGE.peer_id
+    strikes, numbers = Strikes(), itertools.count()
+
+    def note(validator: PeerId, kind: str, found: Any) -> tuple[Lie, ...]:
+        judged = replace(commitment(0), content=next(numbers).to_bytes(32, "big"))
+        verdict: Any = SimpleNamespace(validator=validator, commitment=judged)
+        return strikes.note(verdict, kind, found)
+
+    me, other = WORKER.peer_id, JUDGE.peer_id
     for _ in range(3):  # with a window of clean looks between them
         for _ in range(STRIKES - 1):
-            assert strikes.note(me, "replay", strike) == ()
-        assert strikes.note(other, "replay", strike) == ()
+            assert note(me, "replay", strike) == ()
+        assert note(other, "replay", strike) == ()
         for _ in range(WINDOW):
-            assert strikes.note(me, "replay", None) == ()
-            strikes.note(other, "replay", None)
+            assert note(me, "replay", None) == ()
+            note(other, "replay", None)
     for _ in range(STRIKES - 1):
-        assert strikes.note(me, "rewards", strike) == ()
-        assert strikes.note(me, "replay", strike) == ()
-    assert strikes.note(me, "replay", strike) == (strike,) * STRIKES
+        assert note(me, "rewards", strike) == ()
+        assert note(me, "replay", strike) == ()
+    assert note(me, "replay", strike) == (strike,) * STRIKES
 
 
 async def test_honest_work_is_replayed_and_taken(tmp_path: Path) -> None:
@@ -201,6 +211,17 @@ async def test_a_conviction_survives_a_restart_and_what_it_taints_is_not_taken_u
         assert len(await bench.world.disk.list(LIES)) == 1
 
 
+async def test_a_conviction_outlives_its_damaged_proof(tmp_path: Path) -> None:
+    """The ledger says who is refused; the proof beside it may rot or go."""
+    async with open_bench(tmp_path) as bench:
+        await bench.hand_over(await bench.made_up(0))
+        (proof,) = await bench.world.disk.list(LIES)
+        await bench.world.disk.replace(f"{LIES}/{proof}", b"rotten")
+        bench.open_trainer()
+        await bench.intake.recall()
+        assert (await bench.hand_over(await bench.honest(1)))[1].startswith(LIED)
+
+
 async def test_invented_log_probs_are_a_lie_and_a_little_noise_is_none(tmp_path: Path) -> None:
     async with open_bench(tmp_path) as bench:
         honest = await bench.honest(0)
@@ -263,7 +284,7 @@ def leaning(bench: Bench, gap: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "convicted_after"), [(1.2, 0), (2.0, STRIKES), (20.0, 1)], ids=str
+    ("gap", "convicted_after"), [(2.0, 0), (3.0, STRIKES), (20.0, 1)], ids=str
 )
 async def test_noisy_limits_convict_by_many_or_by_far(
     tmp_path: Path, gap: float, convicted_after: int
@@ -283,11 +304,13 @@ async def test_noisy_limits_convict_by_many_or_by_far(
 async def test_what_was_kept_of_old_strikes_is_removed(tmp_path: Path) -> None:
     async with open_bench(tmp_path, limits=Limits.bf16()) as bench:
         works = [await bench.honest(index) for index in range(2)]
-        leaning(bench, 2.0)
+        leaning(bench, 3.0)
         await bench.hand_over(works[0])
         assert len(await bench.world.disk.list(LIES)) == 1
-        for _ in range(WINDOW):
-            bench.auditor._strikes.note(JUDGE.peer_id, "replay", None)
+        for number in range(WINDOW):
+            other = replace(works[0].verdict.commitment, content=number.to_bytes(32, "big"))
+            looked_at = replace(works[0].verdict, commitment=other)
+            bench.auditor._strikes.note(looked_at, "replay", None)
         await bench.hand_over(works[1])
         assert await bench.world.disk.list(LIES) == [works[1].verdict.commitment.content.hex()]
 

@@ -135,6 +135,7 @@ def test_bounds_are_those_of_the_books() -> None:
     """Clopper and Pearson at 95 %, one-sided; Poisson at 98 %."""
     assert binomial_bound(0, 100) == pytest.approx(1 - 0.05**0.01, rel=1e-6)
     assert binomial_bound(5, 100) == pytest.approx(0.1023, abs=1e-4)
+    assert binomial_bound(400, 4096) == pytest.approx(0.1056, abs=1e-4)
     assert binomial_bound(7, 7) == binomial_bound(0, 0) == 1.0
     assert poisson_bound(0) == pytest.approx(3.912, abs=1e-3)
     assert poisson_bound(10, 0.95) == pytest.approx(16.96, abs=0.01)

@@ -165,10 +165,11 @@ def test_a_judgement_says_what_decided_it() -> None:
         {"off": ((0.05, -1.0),)},
         {"off": ((0.3, 0.1),)},
         {"off": ((0.05, 0.1), (0.05, 0.2))},
+        {"off": ((0.05, 1e9),)},
     ],
 )
 def test_limits_are_checked_at_birth(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"must be from 0|off has steps"):
+    with pytest.raises(ValueError, match=r"must be from 0|off has steps|at most 1"):
         replace(Limits.fp32(), **change)
 
 

@@ -83,7 +83,7 @@ def _signed_table(table: dict[str, object]) -> bytes:
 def _table() -> dict[str, object]:
     document = unpack_untrusted(RUN.document)
     assert isinstance(document, list)
-    table = unpack_untrusted(document[2])
+    table = unpack_untrusted(document[2], max_items=1024)
     assert isinstance(table, dict)
     return table
 
@@ -357,6 +357,8 @@ def test_a_calibration_of_something_else_is_refused(
         {"rejected": 65},
         {"tokens": 0},
         {"generators": ("a b",)},
+        {"validators": ()},
+        {"environments": {"sort": -1.0}},
     ],
 )
 def test_a_calibration_is_checked_at_birth(change: dict[str, Any]) -> None:
@@ -408,3 +410,47 @@ def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
     }
     with pytest.raises(ConfigError, match=remedy):
         read_draft(table, "run.toml", 0.0)
+
+
+def diloco_draft(**diloco: object) -> dict[str, object]:
+    return {
+        "name": "text", "algorithm": "diloco", "trainers": [str(TRAINER.peer_id)],
+        "diloco": diloco,
+    }  # fmt: skip
+
+
+def test_a_run_that_pre_trains_has_trainers_only() -> None:
+    """It names no environment and no validator, and no node judges in it."""
+    draft = diloco_draft(inner_steps=500, anchor=str(TRAINER.peer_id), codec="int8")
+    run = sign_run(read_draft(draft, "draft", 0.0), OWNER)
+    again = decode_run_untrusted(run.document)
+    assert again == run
+    assert again.terms.environments == again.terms.validators == ()
+    assert again.terms.diloco.anchor == TRAINER.peer_id
+    again.check_job(TRAINER.peer_id, "trainer")
+    with pytest.raises(ConfigError, match="no validator"):
+        again.check_job(VALIDATOR.peer_id, "validator")
+    with pytest.raises(ConfigError, match="is no trainer"):
+        again.check_job(VALIDATOR.peer_id, "trainer")
+    admitted = sign_run(read_draft(diloco_draft(joining="admitted"), "draft", 0.0), OWNER)
+    admitted.check_job(VALIDATOR.peer_id, "trainer")
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"algoritm": "diloco"}, "did you mean 'algorithm'"),
+        ({"algorithm": "sgd"}, "one of grpo, diloco"),
+        ({"diloco": {"codec": "int2"}}, "one of fp32, bf16, int8, int4"),
+        ({"diloco": {"corpora": {"a": 0.0}}}, "leave out"),
+        ({"diloco": {"corpora": {}}}, "1 to 64 corpora"),
+        ({"diloco": {"grace": 90.0}}, "outlast"),
+        ({"diloco": {"inner_steps": 0}}, "inner_steps"),
+        ({"algorithm": "grpo"}, "at least one environment"),
+    ],
+)
+def test_a_draft_of_a_run_that_pre_trains_is_checked(
+    table: dict[str, object], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_draft({**diloco_draft(), **table}, "draft", 0.0)

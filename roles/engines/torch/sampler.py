@@ -424,15 +424,20 @@ class Sampler:
             drawn = self._instruments.draw(logits, words[part], temperature, self._rule)
             tokens[part] = drawn.tokens
             self._logprobs[place[part], length[part]] = drawn.logprobs
-        self._tokens[place, length] = tokens
-        rows = send(place * self._chunk + length % toploc.ROWS_PER_CHUNK, self._device)
-        self._hidden.index_copy_(0, rows, states)
-        self._note_drawn(live, tokens)
+        self._record(live, tokens, states)
         if len(live) == len(last):
             return tokens
         chosen = np.zeros(len(last), dtype=np.intp)
         chosen[live] = tokens
         return chosen
+
+    def _record(self, live: NDArray[np.intp], tokens: NDArray[np.intp], states: Tensor) -> None:
+        """Keep the next token of each live row, and the state that it was drawn from."""
+        place, length = self._place[live], self._length[live]
+        self._tokens[place, length] = tokens
+        rows = send(place * self._chunk + length % toploc.ROWS_PER_CHUNK, self._device)
+        self._hidden.index_copy_(0, rows, states)
+        self._note_drawn(live, tokens)
 
     def _note_drawn(self, live: NDArray[np.intp], tokens: NDArray[np.intp]) -> None:
         """Hand on whole chunks, finish what has ended, derive more words."""

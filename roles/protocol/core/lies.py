@@ -23,12 +23,12 @@ checks all signatures and digests, `roles.protocol.replay.examine` repeats the r
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
@@ -69,6 +69,8 @@ NO_REWARD: Final = "a reward that no environment pays"
 
 _CERTAIN: Final = (Reason.MALFORMED_PROOF.value, NO_REWARD)
 """Reasons that have no numerics in them."""
+_WHATEVER_THE_RUN: Final = (*_CERTAIN, REWARDS, LOGPROBS)
+"""Reasons that no limits of the run have a part in."""
 _NEVER_ALONE: Final = (Reason.SURPRISE.value, Reason.IMPROBABLE_END.value, REWARDS)
 """Heavy tails, and the code of others, which may depend on the machine after all."""
 
@@ -102,6 +104,11 @@ class Finding:
         if excess <= BEYOND_DOUBT or self.reason in _NEVER_ALONE:
             return Weight.STRIKE
         return Weight.LIE
+
+    @property
+    def is_of_the_run(self) -> bool:
+        """Whether it is one of the run's limits that is exceeded."""
+        return self.reason not in _WHATEVER_THE_RUN
 
     @property
     def _excess(self) -> float:
@@ -175,23 +182,29 @@ class Strikes:
     """The last looks at each validator's work, and what of them was found."""
 
     def __init__(self) -> None:
-        self._looks: dict[tuple[PeerId, str], deque[Lie | None]] = {}
+        self._looks: dict[tuple[PeerId, str], BoundedDict[bytes, Lie | None]] = {}
 
     @property
     def pending(self) -> dict[str, None]:
         """Where the strikes are kept that still count."""
-        kept = (lie for looks in self._looks.values() for lie in looks if lie is not None)
-        return {lie.path: None for lie in kept}
+        looks = (lie for looks in self._looks.values() for lie in looks.values())
+        return {lie.path: None for lie in looks if lie is not None}
 
-    def note(self, validator: PeerId, kind: str, found: Lie | None) -> tuple[Lie, ...]:
-        """Count a look of ``kind``; the lies that convict ``validator`` now, if any do.
+    def note(self, verdict: SignedVerdict, kind: str, found: Lie | None) -> tuple[Lie, ...]:
+        """Count a look of ``kind`` at what ``verdict`` is about; the lies that convict its
+        validator now, if any do.
 
-        Looks of two kinds are counted apart: of all deliveries, and of the few replayed.
+        Looks of two kinds are counted apart: of all deliveries, and of the few replayed. A
+        submission is counted once, however often it is handed over: one that is not taken would
+        be several strikes, or push strikes out of the window.
         """
-        looks = self._looks.setdefault((validator, kind), deque(maxlen=WINDOW))
         weight = Weight.NOTHING if found is None else found.finding.weight
         if found is not None and weight is Weight.LIE:
             return (found,)
-        looks.append(found if weight is Weight.STRIKE else None)
-        strikes = tuple(lie for lie in looks if lie is not None)
+        empty: BoundedDict[bytes, Lie | None] = BoundedDict(WINDOW)
+        looks = self._looks.setdefault((verdict.validator, kind), empty)
+        content = verdict.commitment.content
+        if looks.get(content) is None:
+            looks[content] = found if weight is Weight.STRIKE else None
+        strikes = tuple(lie for lie in looks.values() if lie is not None)
         return strikes if len(strikes) >= STRIKES else ()

@@ -34,6 +34,7 @@ from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
 from proofs.sampling import DrawRule
+from roles.diloco.core.terms import Algorithm, DilocoTerms, Joining
 from roles.engines.config import (
     ENGINES,
     MAX_CONTEXT,
@@ -206,9 +207,13 @@ class Calibration:
             raise ValueError(
                 f"the date of a calibration is like 2026-01-31, not {self.date!r:.40}"
             )
-        names = (*self.generators, *self.validators, *self.environments)
-        if not all(NAME.fullmatch(name) for name in names):
+        parts = (self.generators, self.validators, self.environments)
+        names = [name for part in parts for name in part]
+        if not all(parts) or not all(NAME.fullmatch(name) for name in names):
             raise ValueError(f"a calibration names engines and environments, not {names!r:.80}")
+        for name, weight in self.environments.items():
+            if not WEIGHTS[0] <= weight <= WEIGHTS[1]:
+                raise ValueError(f"the weight of {name} in a calibration cannot be {weight!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,6 +309,11 @@ class Terms:
 
     calibration: Calibration | None = None
     """Where the limits come from; None: from a preset, or from the owner's head."""
+    algorithm: Algorithm = Algorithm.GRPO
+    """``grpo``: one trainer learns from others' rollouts. ``diloco``: many learn from text."""
+
+    diloco: DilocoTerms = field(default_factory=DilocoTerms)
+    """How the latter do."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -313,7 +323,10 @@ class Terms:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if len({pin.name for pin in self.environments}) < len(self.environments):
             raise ValueError("a run names each environment once; `kinds` has several weights")
-        if not self.environments or not self.trainers or not self.validators:
+        is_pretraining = self.algorithm is Algorithm.DILOCO
+        if not self.trainers or (
+            not is_pretraining and (not self.environments or not self.validators)
+        ):
             raise ValueError(
                 "a run needs at least one environment, one trainer and one validator"
             )
@@ -440,7 +453,11 @@ class Run:
         (machine or MachineLimits()).check(model.shape, self.terms.recipe, model.context)
         return EngineConfig(
             kind=model.engine,
-            environment=None if model.base else self.terms.environments[0].name,
+            environment=(
+                None
+                if model.base or not self.terms.environments
+                else self.terms.environments[0].name
+            ),
             shape=model.shape,
             dtype=model.dtype,
             draw=model.draw,
@@ -469,12 +486,20 @@ class Run:
         """
         terms, remedy = self.terms, "give this role a node of its own, with its own --data"
         named = {"trainer": terms.trainers, "validator": terms.validators}.get(job)
+        if terms.diloco.joining is Joining.ADMITTED and terms.algorithm is Algorithm.DILOCO:
+            named = None
         if named is not None and peer not in named:
             raise ConfigError(
                 f"{peer} is no {job} of run {self.name!r}: its owner names"
                 f" {', '.join(map(str, named))}; take another --role, or the --data of one of"
                 " those"
             )
+        if terms.algorithm is Algorithm.DILOCO:
+            if job != "trainer":
+                raise ConfigError(
+                    f"run {self.name!r} pre-trains on text: it has trainers only, no {job}"
+                )
+            return
         if job == "validator" and peer == terms.trainers[0]:
             raise ConfigError(
                 f"{peer} is the trainer of run {self.name!r} and cannot hand work to itself:"
@@ -493,7 +518,7 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = ("environments", "model", "recipe", "delivery")
+        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco")
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]

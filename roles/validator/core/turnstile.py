@@ -13,14 +13,16 @@ own. Who had few turns of late goes before who had twice as many, so that a newc
 once in front of a crowd that sends and sends; every `EVEN`-th turn goes to the others, or new
 names without end would keep them out.
 
-Bounded: ``in_all`` that wait, ``per_network`` of one network. No I/O: the caller knows the
-time.
+Bounded: ``in_all`` that wait, ``per_network`` of one network. A full line belongs to nobody: a
+stream more of a peer, or a network, that has fewer in it makes the newest go of the one that
+has the most. No I/O: the caller knows the time.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 from p2p.bounded import RateLimit
@@ -40,8 +42,18 @@ _Peers = dict[PeerId, deque[T]]
 class Turnstile(Generic[T]):
     """Who waits to be heard."""
 
-    def __init__(self, rate: float, at_once: float, *, in_all: int, per_network: int) -> None:
-        """``rate`` pass in a second, ``at_once`` after a pause."""
+    def __init__(
+        self,
+        rate: float,
+        at_once: float,
+        *,
+        in_all: int,
+        per_network: int,
+        evict: Callable[[T], object] = lambda _: None,
+    ) -> None:
+        """``rate`` pass in a second, ``at_once`` after a pause. ``evict`` is told what must go
+        unheard."""
+        self._evict = evict
         self._rate = rate
         self._turns = RateLimit(rate, at_once)
         self._in_all = in_all
@@ -53,6 +65,8 @@ class Turnstile(Generic[T]):
         self._waiting: dict[int, dict[str, _Peers[T]]] = {}
         """By level, network and peer, who is next first."""
         self._count = 0
+        self._sizes: dict[str, int] = {}
+        """By place: how many wait."""
         self._number = 0
         """Of turns."""
 
@@ -60,15 +74,48 @@ class Turnstile(Generic[T]):
         return self._count
 
     def add(self, peer: PeerId, network: str, item: T, now: float) -> bool:
-        """Let ``item`` of ``peer`` wait; whether there is room for it."""
+        """Let ``item`` of ``peer`` wait; whether there is room for it, or was made."""
         place = _place(peer, network)
-        peers = self._peers(place)
-        if self._count >= self._in_all or sum(map(len, peers.values())) >= self._per_network:
+        if not self._has_room(place, peer):
             return False
+        peers = self._peers(place)
         if not peers:
             self._settle(place, peers, now)
         peers.setdefault(peer, deque()).append(item)
-        self._count += 1
+        self._note(place, +1)
+        return True
+
+    def _note(self, place: str, change: int) -> None:
+        """So many more wait at a place."""
+        self._count += change
+        self._sizes[place] = self._sizes.get(place, 0) + change
+        if not self._sizes[place]:
+            del self._sizes[place]
+
+    def _has_room(self, place: str, peer: PeerId) -> bool:
+        if self._sizes.get(place, 0) >= self._per_network:
+            own = {one: len(items) for one, items in self._peers(place).items()}
+            most = max(own, key=own.__getitem__)
+            return self._make_room(place, most, own[most], own.get(peer, 0))
+        if self._count < self._in_all:
+            return True
+        fullest = max(self._sizes, key=self._sizes.__getitem__)
+        crowd = self._peers(fullest)
+        most = max(crowd, key=lambda one: len(crowd[one]))
+        held, had = self._sizes[fullest], self._sizes.get(place, 0)
+        return self._make_room(fullest, most, held, had)
+
+    def _make_room(self, place: str, of: PeerId, held: int, own: int) -> bool:
+        """End the newest stream ``of`` one at a place, if that ``held`` more than the asker,
+        whose ``own`` are, would have then."""
+        if held <= own + 1:
+            return False
+        crowd = self._peers(place)
+        item = crowd[of].pop()
+        self._note(place, -1)
+        if not crowd[of]:  # a network of many names: the others keep its place
+            del crowd[of]
+        self._evict(item)
         return True
 
     def remove(self, peer: PeerId, network: str, item: T) -> None:
@@ -79,7 +126,7 @@ class Turnstile(Generic[T]):
         if item not in own:
             return
         own.remove(item)
-        self._count -= 1
+        self._note(place, -1)
         if not own:
             del peers[peer]
         if not peers:
@@ -96,7 +143,7 @@ class Turnstile(Generic[T]):
         place, peers = next(iter(self._waiting[level].items()))
         peer, own = next(iter(peers.items()))
         item = own.popleft()
-        self._count -= 1
+        self._note(place, -1)
         self._had.add(place, now)
         # behind the others: the peer in its network, the network among all
         del peers[peer]

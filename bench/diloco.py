@@ -1,0 +1,236 @@
+"""DiLoCo's losses and traffic beside data parallel's, and what encodings lose and cost.
+
+``python -m bench diloco [--json FILE] [--steps 2000] [--seeds 3] [--only NAME] [--quick]``
+
+Four members in one process, by the product's own inner steps, quantisers, sums and outer
+step, on Python's own library as bytes: 115,072 weights, 8 windows of 64 bytes a member and
+step. Data parallel takes the same tokens in one batch. Traffic is what a member sends, in
+times less than float32 gradients at every step. Quantisers: the relative error of an encode
+and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in a
+CPU second. ``--quick`` leaves the training out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+
+from bench.report import Report
+from p2p.identity import KeyPair
+from roles.demo.pretraining import SHAPE
+from roles.diloco.core.outer import OuterState
+from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, total_norm
+from roles.diloco.core.prime import prime_decode, prime_encode
+from roles.diloco.core.quant import Codec, Values, decode_untrusted, encode, encoded_bytes
+from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.windows import windows
+from roles.diloco.corpus import Windows, open_corpora
+from roles.engines.config import EngineConfig
+from roles.engines.torch.pretrain import Pretrainer
+
+MEMBERS: Final = 4
+VALUES: Final = 1 << 22
+"""Of the quantisers' test vectors."""
+PARALLEL: Final = "data parallel"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One row of the table."""
+
+    name: str
+    inner_steps: int
+    codec: Codec
+    outer_rate: float = 0.9
+    outer_momentum: float = 0.5
+
+    @property
+    def factor(self) -> float:
+        """Times less traffic than float32 gradients at every step."""
+        return self.inner_steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
+
+
+CASES: Final = (
+    *(
+        Case(name=f"H {steps}, {codec.value}", inner_steps=steps, codec=codec)
+        for steps in (50, 100, 500)
+        for codec in (Codec.FP32, Codec.INT8, Codec.INT4)
+    ),
+    Case(
+        name="H 100, fp32, PRIME's outer", inner_steps=100, codec=Codec.FP32,
+        outer_rate=0.7, outer_momentum=0.9,
+    ),
+)  # fmt: skip
+
+
+def run(args: list[str]) -> int:
+    """Run the bench; 1 if 4 bits cost more than two standard errors beside float32."""
+    parser = argparse.ArgumentParser(prog="python -m bench diloco")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--only", nargs="*", help="names of rows, without data parallel's")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args(args)
+    torch.set_num_threads(1)
+    report, console = Report("diloco"), Console(file=sys.stdout)
+    quantisers(report)
+    failures: list[str] = []
+    if not options.quick:
+        terms = DilocoTerms(outer_steps=options.steps // 100, inner_steps=100, warmup=200)
+        corpus = open_corpora(
+            terms.corpora, {}, str.encode, end=0, vocabulary=256, window=terms.window,
+            held_out=terms.held_out,
+        )  # fmt: skip
+        cases = [one for one in CASES if not options.only or one.name in options.only]
+        failures = table(report, console, corpus, terms, cases, options.seeds)
+    console.print(str(report), highlight=False, soft_wrap=True)
+    report.write(options.json)
+    for failure in failures:
+        console.print(failure)
+    return 1 if failures else 0
+
+
+def table(
+    report: Report,
+    console: Console,
+    corpus: Windows,
+    terms: DilocoTerms,
+    cases: list[Case],
+    seeds: int,
+) -> list[str]:
+    """Train every case with every seed. Returns what went otherwise than promised."""
+    losses: dict[str, list[float]] = {}
+    for seed in range(seeds):
+        for name, loss in _losses(corpus, terms, cases, seed):
+            losses.setdefault(name, []).append(loss)
+            console.print(f"seed {seed}  {name:28} {loss:.4f}", highlight=False)
+    for name, found in losses.items():
+        report.add("pre-training", name, "held-out loss", "nats a byte", found)
+    for case in cases:
+        report.add("pre-training", case.name, "traffic", "times less", [case.factor])
+    return list(_complaints(cases, losses))
+
+
+def _complaints(cases: list[Case], losses: dict[str, list[float]]) -> Iterator[str]:
+    for case in cases:
+        plain = losses.get(case.name.replace(case.codec.value, Codec.FP32.value))
+        if case.codec is Codec.INT4 and plain is not None and len(plain) > 1:
+            differences = np.subtract(losses[case.name], plain)
+            error = differences.std(ddof=1) / np.sqrt(len(plain))
+            if differences.mean() > 2 * error:
+                yield f"{case.name} is {differences.mean():.4f} nats above float32"
+
+
+def _losses(
+    corpus: Windows, terms: DilocoTerms, cases: list[Case], seed: int
+) -> Iterator[tuple[str, float]]:
+    yield PARALLEL, parallel(corpus, terms, seed)
+    for case in cases:
+        yield case.name, diloco(corpus, terms, case, seed)
+
+
+def parallel(corpus: Windows, terms: DilocoTerms, seed: int) -> float:
+    """Data parallel: one batch of all members' windows a step."""
+    trainer = Pretrainer(config(seed), terms, None)
+    rows = terms.sequences * MEMBERS
+    for step in range(terms.total_steps):
+        trainer.train([batch(corpus, seed, step * rows, rows)], step)
+    trainer.load(trainer.vector())
+    return trainer.loss(held_out(corpus))
+
+
+def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
+    """A course of members that average their updates every ``case.inner_steps``."""
+    total = terms.total_steps
+    terms = replace(
+        terms, inner_steps=case.inner_steps, outer_steps=total // case.inner_steps,
+        outer_rate=case.outer_rate, outer_momentum=case.outer_momentum, codec=case.codec,
+    )  # fmt: skip
+    members = [Pretrainer(config(seed), terms, None) for _ in range(MEMBERS)]
+    peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(MEMBERS))
+    state = OuterState.begin(members[0].vector())
+    grid = PieceGrid.of(state.weights.size, case.codec)
+    for outer in range(terms.outer_steps):
+        parts, norms = {}, {}
+        for rank, (peer, member) in enumerate(zip(peers, members, strict=True)):
+            member.load(state.weights)
+            first = (outer * MEMBERS + rank) * terms.phase_windows
+            for inner in range(terms.inner_steps):
+                rows = batch(corpus, seed, first + inner * terms.sequences, terms.sequences)
+                member.train([rows], outer * terms.inner_steps + inner)
+            parts[peer] = grid.encode_all(member.update())
+            norms[peer] = total_norm(
+                [norm_of(grid.decode_untrusted(at, one)) for at, one in enumerate(parts[peer])]
+            )
+        by = shares(dict.fromkeys(peers, terms.phase_tokens), norms)
+        mean = [
+            sum_piece(grid, at, {peer: parts[peer][at] for peer in peers}, by)
+            for at in range(grid.pieces)
+        ]
+        state = state.after(grid.join(mean), rate=terms.outer_rate, decay=terms.outer_momentum)
+    members[0].load(state.weights)
+    return members[0].loss(held_out(corpus))
+
+
+def config(seed: int) -> EngineConfig:
+    return EngineConfig(shape=SHAPE, environment=None, seed=seed)
+
+
+def batch(corpus: Windows, seed: int, first: int, count: int) -> NDArray[np.int64]:
+    return corpus.read(corpus.starts[windows(seed, first, count, corpus.starts.size)])
+
+
+def held_out(corpus: Windows) -> list[NDArray[np.int64]]:
+    return [corpus.read(part) for part in np.array_split(corpus.held_out, 8)]
+
+
+def quantisers(report: Report) -> None:
+    """Errors and rates."""
+    rng = np.random.default_rng(0)
+    vectors = {
+        "normal": rng.standard_normal(VALUES).astype(np.float32),
+        "t, 3 degrees": rng.standard_t(3, VALUES).astype(np.float32),
+    }
+    for case, values in vectors.items():
+        for codec in Codec:
+            data = encode(codec, values)
+            lost = error(values, decode_untrusted(codec, data, VALUES))
+            report.add(case, codec.value, "relative error", "", [lost])
+        lost = error(values, prime_decode(*prime_encode(values)))
+        report.add(case, "PRIME's int8", "relative error", "", [lost])
+    values = vectors["normal"]
+    for codec in Codec:
+        data = encode(codec, values)
+        works: dict[str, Callable[[], object]] = {
+            "encode": partial(encode, codec, values),
+            "decode": partial(decode_untrusted, codec, data, VALUES),
+        }
+        for name, work in works.items():
+            found = [rate(work) for _ in range(5)]
+            report.add("rates", codec.value, name, "MB a CPU second", found)
+
+
+def error(values: Values, back: Values) -> float:
+    return float(np.linalg.norm(values - back) / np.linalg.norm(values))
+
+
+def rate(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return 4 * VALUES / 1e6 / max(1e-9, time.process_time() - began)
+
+
+if __name__ == "__main__":
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,138 @@
+"""What happens to a member's round, and what it asks for then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2p.identity import PeerId
+from roles.diloco.core.messages import Fault, Outcome, Plan, Ready, Record, RoundMessage, Vote
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A peer said something."""
+
+    peer: PeerId
+    message: RoundMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """The inner steps are over, and the contribution lies on disk. Unsigned."""
+
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """The state after the proposed step is computed, and not in force."""
+
+    view: int
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceFailed:
+    """It could not be computed: these peers did not give what they had to."""
+
+    view: int
+    suspects: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The state of a record is whole here, and in force."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Evidence that this member has come upon."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The owner of this machine wants it to leave at the next border."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time is ``next_deadline``."""
+
+
+Event = Received | Trained | Reduced | ReduceFailed | Held | Found | Leave | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message."""
+
+    peer: PeerId
+    message: RoundMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Make this durable before any effect behind it is carried out."""
+
+    step: int
+    view: int
+    """Below it nothing is signed any more."""
+    proposed: int
+    """The last view in which a proposal was made; -1: none."""
+    ready: Ready | None
+    vote: Vote | None
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Fetch, sum, apply tentatively, and say what came of it: `Reduced` or `ReduceFailed`."""
+
+    view: int
+    plan: Plan
+    readys: tuple[Ready, ...]
+    carried: Outcome | None
+    """If set, all sums exist already, at those who voted."""
+    holders: tuple[PeerId, ...]
+    """Who voted for ``carried``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A record is there: put its state in force, computing or fetching what lacks; then
+    `Held`."""
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Append records to those on disk."""
+
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Convict:
+    """A member is proven to lie: its membership is over."""
+
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """Too few members are heard for a majority: this one stops, and waits."""
+
+    heard: int
+    members: int
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A majority is heard again."""
+
+
+Effect = Send | Keep | Reduce | Commit | Store | Convict | Stalled | Resumed

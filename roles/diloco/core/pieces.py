@@ -1,0 +1,199 @@
+"""A vector in pieces: who sums which, how a piece is summed, and by which digests it is known.
+
+Theory of operation
+-------------------
+All members hold vectors of one length, and cut them into the same pieces. A contributor encodes
+its pieces once and signs their digests and norms; that list stands, whichever member sums the
+pieces later. Each piece has one owner among the contributors of a round, by its share of the
+measured bandwidth. The owner decodes what all contributors sent, adds it up in float32 in the
+order of their ids, encodes the mean once and signs its digest. Its bytes are forwarded as they
+are, so all replicas decode the same; and a sum is a pure function of the contributors' bytes,
+so any member can repeat it.
+
+A contribution counts by the tokens behind it. One whose norm is more than `CLIP` times the
+median is scaled down to that: whatever a member sends, it moves the mean by no more than a few
+honest members would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final
+
+import numpy as np
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from p2p.wire import KI
+from roles.diloco.core.quant import (
+    ALIGNMENT,
+    Codec,
+    Values,
+    decode_untrusted,
+    encode,
+    encoded_bytes,
+)
+
+CLIP: Final = 3.0
+"""Times the median norm that a contribution may have. Honest norms differ by less than a half;
+below 2, members with little data would be scaled down."""
+PIECES: Final = 64
+"""Pieces that a small vector is cut into: enough that shares by bandwidth come out within a few
+per cent, and that no piece is shorter than a packet."""
+MAX_PIECE_BYTES: Final = 512 * KI
+"""As a piece travels. It fits into a message of a mebibyte, as evidence does."""
+MAX_PIECES: Final = 16 * KI
+"""Of one vector: with a digest and a norm of each, the head of a contribution fits into a
+message. 17 billion values in four bits, two billion in float32."""
+DIGEST_BYTES: Final = 32
+"""SHA-256."""
+SPREAD: Final = 8.0
+"""Times the median that a measured bandwidth counts at most, and a fraction at least: one that
+boasts would else own all pieces, and the round would wait for it."""
+NORM_SLACK: Final = 1.001
+"""A norm counts as told right within a thousandth: float32 has been added up in some order."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceGrid:
+    """How vectors of one length are cut."""
+
+    count: int
+    """Values in the vector."""
+    piece: int
+    """Values in a piece; the last may be shorter."""
+    codec: Codec
+
+    @classmethod
+    def of(cls, count: int, codec: Codec) -> PieceGrid:
+        """The grid for ``count`` values. Raises `ValueError` if they are too many."""
+        bits = 32 * encoded_bytes(codec, ALIGNMENT) // (4 * ALIGNMENT)
+        most = MAX_PIECE_BYTES * 8 // (bits + 1) // ALIGNMENT * ALIGNMENT
+        wanted = -(-count // PIECES)
+        piece = min(most, max(ALIGNMENT, -(-wanted // ALIGNMENT) * ALIGNMENT))
+        grid = cls(count, piece, codec)
+        if not 0 < grid.pieces <= MAX_PIECES:
+            raise ValueError(
+                f"a vector of {count} values in {codec.value} has {grid.pieces} pieces; there"
+                f" are 1 to {MAX_PIECES}"
+            )
+        return grid
+
+    @property
+    def pieces(self) -> int:
+        """How many there are."""
+        return -(-self.count // self.piece)
+
+    def span(self, index: int) -> slice:
+        """Where a piece is."""
+        return slice(index * self.piece, min(self.count, (index + 1) * self.piece))
+
+    def values(self, index: int) -> int:
+        """How many values a piece has."""
+        span = self.span(index)
+        return int(span.stop - span.start)
+
+    def length(self, index: int) -> int:
+        """How long a piece is as it travels."""
+        return encoded_bytes(self.codec, self.values(index))
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all pieces."""
+        return sum(self.length(one) for one in range(self.pieces))
+
+    def cut(self, data: bytes) -> list[bytes]:
+        """Pieces that lie end to end, as they travel."""
+        ends = list(accumulate(self.length(one) for one in range(self.pieces)))
+        return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def encode_all(self, vector: Values) -> list[bytes]:
+        """All pieces of a vector. Raises `ValueError` if a value is not finite."""
+        return [encode(self.codec, vector[self.span(one)]) for one in range(self.pieces)]
+
+    def decode_untrusted(self, index: int, data: bytes) -> Values:
+        """One piece. Raises `BadMessage`."""
+        return decode_untrusted(self.codec, data, self.values(index))
+
+    def join(self, pieces: Sequence[bytes]) -> Values:
+        """The vector of pieces that were all judged before. Raises `BadMessage`."""
+        vector = np.empty(self.count, np.float32)
+        for index in range(self.pieces):
+            vector[self.span(index)] = self.decode_untrusted(index, pieces[index])
+        return vector
+
+
+def digest_of(data: bytes | memoryview) -> bytes:
+    """What a piece is known by."""
+    return hashlib.sha256(data).digest()
+
+
+def root_of(digests: Sequence[bytes]) -> bytes:
+    """What a list of pieces is known by."""
+    return hashlib.sha256(b"".join(digests)).digest()
+
+
+def norm_of(values: Values) -> float:
+    """The length of a piece, as its contributor and its owner compute it."""
+    return float(np.sqrt(np.sum(np.square(values, dtype=np.float64))))
+
+
+def total_norm(norms: Sequence[float]) -> float:
+    """The length of a vector of its pieces'."""
+    return math.sqrt(math.fsum(one * one for one in norms))
+
+
+def owners(pieces: int, rates: Mapping[PeerId, float]) -> list[PeerId]:
+    """Who sums each piece, one behind the other in the order of ids; a rate of 0 is unknown and
+    counts as the median."""
+    known = sorted(rate for rate in rates.values() if rate > 0)
+    middle = statistics.median(known) if known else 1.0
+    peers = sorted(rates)
+    weights = [
+        min(max(rates[peer] or middle, middle / SPREAD), middle * SPREAD) for peer in peers
+    ]
+    total, cut, begun, found = math.fsum(weights), 0.0, 0, list[PeerId]()
+    for peer, weight in zip(peers, weights, strict=True):
+        cut += weight
+        end = pieces if peer == peers[-1] else round(pieces * cut / total)
+        found += [peer] * (end - begun)
+        begun = end
+    return found
+
+
+def shares(
+    tokens: Mapping[PeerId, int], norms: Mapping[PeerId, float]
+) -> dict[PeerId, np.float32]:
+    """What each contribution is multiplied by before it is added: its part of the tokens, less
+    if its norm is too large."""
+    total = sum(tokens.values())
+    limit = CLIP * statistics.median(norms.values())
+    return {
+        peer: np.float32(
+            tokens[peer] / total * min(1.0, limit / norms[peer] if norms[peer] else 1.0)
+        )
+        for peer in sorted(tokens)
+    }
+
+
+def sum_piece(
+    grid: PieceGrid, index: int, parts: Mapping[PeerId, bytes], by: Mapping[PeerId, np.float32]
+) -> bytes:
+    """The mean of one piece, encoded. Raises `BadMessage` if a part is none."""
+    total = np.zeros(grid.values(index), np.float32)
+    for peer in sorted(parts):
+        total += grid.decode_untrusted(index, parts[peer]) * by[peer]
+    return encode(grid.codec, total)
+
+
+def check_part(grid: PieceGrid, index: int, data: bytes, norm: float) -> None:
+    """Raise `BadMessage` if a contributor's piece is none, or has not the ``norm`` that it
+    signed."""
+    found = norm_of(grid.decode_untrusted(index, data))
+    if not found <= norm * NORM_SLACK or not norm <= found * NORM_SLACK:
+        raise BadMessage(f"piece {index} has norm {found:g} where {norm:g} was signed")

@@ -1,0 +1,942 @@
+"""Outer steps without a leader: a member's part in agreeing on each.
+
+Theory of operation
+-------------------
+The state of a run after outer step t is the *record* of t: who its members are, and the digest
+of weights and momentum, signed by a majority of the members of the record before. Record 0
+follows from the run file. A step is four things said to all:
+
+1. `Ready`: a member's inner steps are over, its contribution can be fetched.
+2. `Propose`: the member whose turn it is in this *view* says whose contributions are summed and
+   who is a member afterwards. It waits for all members that it hears, and for late ones only
+   for a while once a majority is ready.
+3. The members exchange pieces, and each computes the next state. It is not in force.
+4. `Vote`: each signs the outcome. A majority of votes of one view is the record; then the state
+   is in force.
+
+When a proposer is silent, a contributor dies or time is over, on the clock of the one that
+waits, a member moves to the next view with a `Promise` (`election`), and the next proposer's
+turn comes: the contributions are kept, and are summed again without those that died, divided by
+what is left. No member puts in force what has no record; so whatever happens to whom, replicas
+differ by whole steps only, and the one that is behind fetches what it lacks.
+
+Those that want to join send `Beat`s like members, which say whose state they hold. A proposer
+adds them when they hold the newest; members that are not heard, want to leave or were convicted
+it leaves out. So members change at borders of steps alone.
+
+Messages may be lost. Every member sends each other a `Beat` about once a second, with bits for
+what it has, and gets what it lacks. Liveness is judged by these, on the receiver's clock.
+
+A member signs one statement of a kind for a step and view. What it has signed is durable before
+it is sent (`Keep`), so a restarted member does not contradict itself. Two statements convict
+(`Doubled`), as do pieces that are none (`BadPart`) and sums that are not (`BadSum`): evidence
+travels to all, each judges it, and no honest member agrees to a plan with the convict in it.
+
+With too few members for a majority nothing can be decided. The rest stop and say so
+(`Stalled`), and go on when enough are back, or when the run's next edition begins anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, Signer, Verify
+from roles.diloco.core import events as ev
+from roles.diloco.core.election import Freedom, choose, is_majority
+from roles.diloco.core.messages import (
+    MAX_CHAIN,
+    MAX_MEMBERS,
+    NO_DIGEST,
+    BadPart,
+    BadSum,
+    Beat,
+    Chain,
+    Doubled,
+    Fault,
+    Outcome,
+    Plan,
+    Promise,
+    Propose,
+    Ready,
+    Record,
+    RoundMessage,
+    Statement,
+    Sum,
+    Unreadable,
+    Vote,
+)
+from roles.diloco.core.pieces import (
+    PieceGrid,
+    check_part,
+    digest_of,
+    owners,
+    shares,
+    sum_piece,
+    total_norm,
+)
+
+Said = TypeVar("Said", bound=Statement)
+
+MOST_DOUBLINGS: Final = 5
+"""The patience of a view is twice that of the one before, up to this often: 32 times, in which
+what a line can carry at all gets through."""
+FORGET: Final = 10.0
+"""Times the silence of the dead after which a peer that is no member is not told of the run any
+more."""
+MAX_PAST: Final = 4096
+"""Statements that are kept of the step before: 64 members, `MAX_STATEMENTS` each."""
+MAX_STATEMENTS: Final = 64
+"""Statements of one member that are kept of a round: a view has four, and a peer could invent
+views."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """Times of rounds, in seconds, and what contributions may be."""
+
+    beat: float = 1.0
+    """Between two beats to each other member."""
+    silence: float = 6.0
+    """After which a member counts as dead: five lost beats are no accident."""
+    grace: float = 20.0
+    """How long those that are late are waited for, once a majority is ready."""
+    patience: float = 60.0
+    """How long a view may take from its proposal to the record, at first."""
+    max_tokens: int = 2**40
+    """What one contribution may claim to have learnt from."""
+
+    def __post_init__(self) -> None:
+        if not 0 < 3 * self.beat <= self.silence:
+            raise ValueError("silence must allow for two lost beats (3 times beat)")
+        if not 0 < self.grace < self.patience:
+            raise ValueError("a view (patience) must outlast the wait for late members (grace)")
+
+
+def genesis(run: bytes, founders: Sequence[PeerId]) -> Record:
+    """Record 0, without signatures: it follows from the run."""
+    return Record(
+        0, Outcome(Plan(0, run, (), tuple(sorted(founders))), NO_DIGEST, NO_DIGEST), ()
+    )
+
+
+def check_record(
+    record: Record, before: Record, run: bytes, verify: Verify, anchor: PeerId | None
+) -> None:
+    """Raise `BadMessage` unless ``record`` follows ``before``, by a majority's signatures."""
+    if record.step != before.step + 1 or record.outcome.plan.previous != before.digest:
+        raise BadMessage(f"a record of step {record.step} does not follow {before.step}")
+    voters = [
+        vote.author
+        for vote in record.votes()
+        if vote.author in before.members and vote.is_genuine(run, verify)
+    ]
+    if not is_majority(voters, before.members, anchor):
+        raise BadMessage(f"the record of step {record.step} has no majority's signatures")
+
+
+class Round:
+    """What is known of the step that is under way."""
+
+    def __init__(self, now: float) -> None:
+        self.view = 0
+        self.is_promised = False
+        """Whether this view began with a promise of ours."""
+        self.proposed = -1
+        self.began = now
+        """When this view, or the wait for its proposal, began."""
+        self.majority_ready = math.inf
+        """Since when."""
+        self.readys: dict[PeerId, Ready] = {}
+        self.votes: dict[PeerId, Vote] = {}
+        """The newest of each member."""
+        self.promises: dict[PeerId, Promise] = {}
+        """The newest of each member."""
+        self.proposal: Propose | None = None
+        """That of this view, once accepted."""
+        self.early: dict[int, Propose] = {}
+        """Of views that we may yet enter."""
+        self.reducing = -1
+        """The view whose plan is being computed."""
+        self.outcome: Outcome | None = None
+        """What we computed last."""
+        self.suspects: tuple[PeerId, ...] = ()
+        self.vote: Vote | None = None
+        self.ready: Ready | None = None
+        self.said: dict[tuple[int, int, int, PeerId], Statement] = {}
+        """One statement for each slot, to hold a second against."""
+        self.counts: dict[PeerId, int] = {}
+
+
+class RoundCore:
+    """One node's part, as a state machine: `handle`, `next_deadline`."""
+
+    def __init__(  # noqa: PLR0913 - what a life begins with
+        self,
+        signer: Signer,
+        config: RoundConfig,
+        grid: PieceGrid,
+        *,
+        run: bytes,
+        records: Sequence[Record],
+        held: int,
+        kept: ev.Keep | None,
+        verify: Verify,
+        may_join: Callable[[PeerId], bool],
+        anchor: PeerId | None,
+        now: float,
+    ) -> None:
+        """``records`` are those on disk, from record 0 on; ``held`` is the step whose state is
+        on disk, -1 for none; ``kept`` what was last made durable."""
+        self.me = signer.peer_id
+        self.records = list(records)
+        self.held = held
+        self.convicted: dict[PeerId, Fault] = {}
+        self.is_stalled = False
+        self._signer, self._config, self._grid, self._run = signer, config, grid, run
+        self._verify, self._may_join, self._anchor = verify, may_join, anchor
+        self._heard: dict[PeerId, tuple[float, Beat]] = {}
+        self._leaving = False
+        self._next_beat = now
+        self._began = now
+        self._out: list[ev.Effect] = []
+        self.round = Round(now)
+        self.past: Round | None = None
+        """The step before: what comes of it late may contradict what its author said."""
+        self._is_new = kept is None
+        """Whether this life knows of nothing that it has signed."""
+        self.sits_out = -1
+        """The step for which nothing is signed: an earlier life may have, and forgotten it."""
+        if kept is not None and kept.step == self.record.step + 1:
+            self._remember(kept)
+        elif self._is_new and self.record.step:
+            self._sit_out()
+
+    def _sit_out(self) -> None:
+        """A member without a memory of what it signed: its disk was wiped, or damaged. At
+        record 0 it is one that begins."""
+        if self.me in self.members:
+            self.sits_out = self.record.step + 1
+        self._is_new = False
+
+    def _remember(self, kept: ev.Keep) -> None:
+        """Take up what an earlier life has signed. It may have proposed in its view, so that
+        one is left at the first chance."""
+        this = self.round
+        this.view, this.proposed, this.vote, this.ready = (
+            kept.view, kept.proposed, kept.vote, kept.ready,
+        )  # fmt: skip
+        this.is_promised = kept.view > 0
+        if kept.ready is not None:
+            this.readys[self.me] = kept.ready
+        if kept.vote is not None:
+            this.votes[self.me] = kept.vote
+
+    # What others look at.
+
+    @property
+    def record(self) -> Record:
+        """The newest."""
+        return self.records[-1]
+
+    @property
+    def members(self) -> tuple[PeerId, ...]:
+        """Of the newest record."""
+        return self.record.members
+
+    @property
+    def is_member(self) -> bool:
+        """Whether this node is one, with the state to train from."""
+        return self.me in self.members and self.held == self.record.step
+
+    @property
+    def next_deadline(self) -> float:
+        """When to deliver the next `Tick`."""
+        return self._next_beat
+
+    def live(self, now: float) -> list[PeerId]:
+        """Members that are heard, this one included."""
+        return [peer for peer in self.members if self._is_live(peer, now)]
+
+    def joiners(self, now: float) -> list[PeerId]:
+        """Peers that hold the newest state and may become members."""
+        return [
+            peer
+            for peer, (_, beat) in self._heard.items()
+            if peer not in self.members
+            and peer not in self.convicted
+            and beat.held == self.record.step
+            and not beat.is_leaving
+            and self._is_live(peer, now)
+            and self._may_join(peer)
+        ]
+
+    def holders(self, step: int, now: float) -> list[PeerId]:
+        """Peers that are heard and hold the state of ``step``, or a later one."""
+        return [
+            peer
+            for peer, (_, beat) in self._heard.items()
+            if beat.held >= step and self._is_live(peer, now)
+        ]
+
+    # Events.
+
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
+        """Advance by one event and return what to do about it."""
+        self._out = []
+        match event:
+            case ev.Received(peer, message):
+                self._receive(peer, message, now)
+            case ev.Trained(ready):
+                self._trained(ready)
+            case ev.Reduced(view, outcome):
+                self._reduced(view, outcome)
+            case ev.ReduceFailed(view, suspects):
+                if view == self.round.view and self.round.reducing == view:
+                    self.round.suspects = suspects
+                    self._next_view(self.round.view + 1, now)
+            case ev.Held(step):
+                self.held = max(self.held, step)
+                self._beat(now)
+            case ev.Found(fault):
+                self._convict(fault)
+            case ev.Leave():
+                self._leaving = True
+                self._beat(now)
+            case ev.Tick():
+                if now >= self._next_beat:
+                    self._beat(now)
+        self._advance(now)
+        return self._out
+
+    def _receive(self, peer: PeerId, message: RoundMessage, now: float) -> None:
+        match message:
+            case Beat():
+                self._on_beat(peer, message, now)
+            case Chain(records):
+                self._on_chain(records, now)
+            case Record():
+                self._on_chain((message,), now)
+            case Statement():
+                self._on_statement(peer, message, now)
+            case _:
+                self._on_fault(message)
+
+    def _on_statement(self, peer: PeerId, said: Statement, now: float) -> None:
+        """Judge the signature once; then look for a second statement in its slot."""
+        if said.step == self.record.step and self.past is not None:
+            self._compare(self.past, said)
+            return
+        this = self.round
+        if said.step != self.record.step + 1 or said.author not in self.members:
+            return
+        known = this.said.get(said.slot)
+        if known is not None and known.digest == said.digest:
+            return
+        if this.counts.get(said.author, 0) >= MAX_STATEMENTS and known is None:
+            return
+        if not said.is_genuine(self._run, self._verify):
+            raise BadMessage("a statement is not signed by its author")
+        if isinstance(said, Promise):
+            if self._is_promise(said):
+                self._take_promise(said)
+            return
+        if known is not None:
+            self._convict(Doubled(known, said))
+            return
+        this.said[said.slot] = said
+        this.counts[said.author] = this.counts.get(said.author, 0) + 1
+        match said:
+            case Ready():
+                self._on_ready(said)
+            case Propose():
+                this.early[said.view] = said
+            case Vote():
+                self._on_vote(peer, said, now)
+
+    def _compare(self, past: Round, said: Statement) -> None:
+        """Hold what comes late, of the step before, against what its author said to us."""
+        known = past.said.get(said.slot)
+        if isinstance(said, Promise) or said.author not in self.records[-2].members:
+            return
+        if (known is not None and known.digest == said.digest) or len(past.said) > MAX_PAST:
+            return
+        if not said.is_genuine(self._run, self._verify):
+            raise BadMessage("a statement is not signed by its author")
+        past.said.setdefault(said.slot, said)
+        if known is not None:
+            self._convict(Doubled(known, said))
+        elif isinstance(said, Vote) and _contradicts(said, self.record):
+            self._tell(said)
+
+    def _on_ready(self, ready: Ready) -> None:
+        if (
+            ready.previous == self.record.digest
+            and len(ready.digests) == self._grid.pieces
+            and 0 < ready.tokens <= self._config.max_tokens
+        ):
+            self.round.readys[ready.author] = ready
+
+    def _on_vote(self, peer: PeerId, vote: Vote, now: float) -> None:
+        this = self.round
+        old = this.votes.get(vote.author)
+        if vote.outcome.plan.previous == self.record.digest and (
+            old is None or old.view < vote.view
+        ):
+            this.votes[vote.author] = vote
+        mine = this.vote
+        if (
+            mine is not None
+            and mine.view == vote.view
+            and mine.outcome.plan == vote.outcome.plan
+            and mine.outcome != vote.outcome
+        ):  # an owner has told two stories: who has both has the proof
+            self._out += [
+                ev.Send(vote.author, said)
+                for said in this.said.values()
+                if isinstance(said, Sum)
+            ]
+        self._count(vote, now)
+
+    def _count(self, vote: Vote, now: float) -> None:
+        """Make the record if this vote completes a majority."""
+        same = [
+            other
+            for other in self.round.votes.values()
+            if other.view == vote.view
+            and other.outcome == vote.outcome
+            and other.author not in self.convicted
+        ]
+        if is_majority([other.author for other in same], self.members, self._anchor):
+            signatures = tuple(sorted((other.author, other.signature) for other in same))
+            record = Record(vote.view, vote.outcome, signatures)
+            told = {*self.members, *record.members} - {self.me}
+            self._adopt((record,), now)
+            self._out += [ev.Send(peer, record) for peer in sorted(told)]
+
+    def _is_promise(self, promise: Promise) -> bool:
+        """Whether a promise counts: for this round, and its vote its author's own."""
+        vote = promise.vote
+        return promise.previous == self.record.digest and (
+            vote is None
+            or (
+                vote.view < promise.view
+                and vote.outcome.plan.previous == self.record.digest
+                and vote.is_genuine(self._run, self._verify)
+            )
+        )
+
+    def _take_promise(self, promise: Promise) -> None:
+        old = self.round.promises.get(promise.author)
+        if old is None or old.view < promise.view:
+            self.round.promises[promise.author] = promise
+
+    def _on_chain(self, records: Sequence[Record], now: float) -> None:
+        """Records that follow ours, each judged; others are old, or of no use yet."""
+        found = list[Record]()
+        last = self.record
+        for record in records:
+            if record.step == last.step + 1:
+                check_record(record, last, self._run, self._verify, self._anchor)
+                found.append(record)
+                last = record
+        if found:
+            self._adopt(found, now)
+
+    def _adopt(self, records: Sequence[Record], now: float) -> None:
+        odd = [vote for vote in self.round.votes.values() if _contradicts(vote, records[0])]
+        self.past = self.round if len(records) == 1 else None
+        self.records += records
+        self.round = Round(now)
+        if self._is_new:
+            self._sit_out()
+        for vote in odd:
+            self._tell(vote)
+        self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
+
+    def _on_fault(self, fault: Fault) -> None:
+        if fault.culprit not in self.convicted and self._is_proof(fault):
+            self._convict(fault)
+
+    def _convict(self, fault: Fault) -> None:
+        """End a membership, and tell all."""
+        culprit = fault.culprit
+        if culprit in self.convicted or culprit == self.me:
+            return
+        self.convicted[culprit] = fault
+        self.round.readys.pop(culprit, None)
+        self._out.append(ev.Convict(fault))
+        self._out += [ev.Send(peer, fault) for peer in self._others() if peer != culprit]
+
+    def _is_proof(self, fault: Fault) -> bool:
+        """Whether evidence from a peer proves what it says; a false one proves nothing about
+        who brought it, who may have it from another."""
+        run, verify = self._run, self._verify
+        match fault:
+            case Doubled(one, other):
+                return one.is_genuine(run, verify) and other.is_genuine(run, verify)
+            case BadPart(ready, index, piece):
+                return (
+                    is_of(piece, ready.digests[index])
+                    and ready.is_genuine(run, verify)
+                    and is_bad_part(self._grid, ready, index, piece)
+                )
+            case Unreadable(told, index, piece):
+                return (
+                    is_of(piece, told.digests[index - told.first])
+                    and told.is_genuine(run, verify)
+                    and is_unreadable(self._grid, index, piece)
+                )
+            case BadSum():
+                signed = (fault.told, *fault.readys)
+                return all(one.is_genuine(run, verify) for one in signed) and is_bad_sum(
+                    self._grid, fault
+                )
+
+    # Beats, and what peers lack.
+
+    def _beat(self, now: float) -> None:
+        self._next_beat = now + self._config.beat
+        gone = now - FORGET * self._config.silence
+        self._heard = {
+            peer: heard
+            for peer, heard in self._heard.items()
+            if heard[0] > gone or peer in self.members
+        }
+        beat = self._own_beat()
+        self._out += [ev.Send(peer, beat) for peer in self._others()]
+
+    def _own_beat(self) -> Beat:
+        this, members = self.round, self.members
+        return Beat(
+            self.record.step,
+            self.record.digest,
+            self.held,
+            this.view,
+            _mask(members, this.readys),
+            _mask(members, _in_view(this.promises, this.view)),
+            _mask(members, _in_view(this.votes, this.view)),
+            this.proposal is not None,
+            self._leaving,
+            len(self.convicted),
+        )
+
+    def _others(self) -> Iterator[PeerId]:
+        """Members, and peers that are not but were heard of late."""
+        peers = dict.fromkeys((*self.members, *self.records[0].members, *self._heard))
+        yield from (peer for peer in peers if peer != self.me)
+
+    def _on_beat(self, peer: PeerId, beat: Beat, now: float) -> None:
+        if peer not in self.members and not self._may_join(peer):
+            return
+        if beat.step <= self.record.step and self.records[beat.step].digest != beat.digest:
+            return  # of another run, or of a history that is not ours
+        if peer in self._heard or len(self._heard) < 2 * MAX_MEMBERS:
+            self._heard[peer] = now, beat
+        if beat.step < self.record.step:
+            records = self.records[beat.step + 1 :][:MAX_CHAIN]
+            self._out.append(ev.Send(peer, Chain(tuple(records))))
+        elif beat.step == self.record.step and self.me in self.members:
+            self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat)]
+        if beat.faults < len(self.convicted):
+            self._out += [
+                ev.Send(peer, fault)
+                for fault in self.convicted.values()
+                if fault.culprit != peer
+            ]
+
+    def _lacking(self, peer: PeerId, beat: Beat) -> Iterator[RoundMessage]:
+        """What a member of the same round has not, of ours; a proposer helps with others'
+        contributions."""
+        this, place = self.round, self.members.index(self.me)
+        if peer not in self.members:
+            return
+        if this.ready is not None and not beat.readys >> place & 1:
+            yield this.ready
+        mine = this.said.get((Propose.KIND, self.record.step + 1, this.view, self.me))
+        has_promise = beat.view == this.view and beat.promises >> place & 1
+        if beat.view <= this.view and self.me in this.promises and not has_promise:
+            yield this.promises[self.me]
+        if beat.view <= this.view and mine is not None and not beat.is_planned:
+            yield mine
+            for author, ready in this.readys.items():
+                if author != self.me and not beat.readys >> self.members.index(author) & 1:
+                    yield ready
+        if this.vote is not None and not (
+            beat.view == this.vote.view and beat.votes >> place & 1
+        ):
+            yield this.vote
+
+    def _is_live(self, peer: PeerId, now: float) -> bool:
+        if peer == self.me:
+            return True
+        heard = self._heard.get(peer)
+        if heard is None:  # no peer can have been heard in the first seconds of a life
+            return peer in self.members and now - self._began < self._config.silence
+        return now - heard[0] < self._config.silence and peer not in self.convicted
+
+    # The round.
+
+    def _trained(self, ready: Ready) -> None:
+        this = self.round
+        is_current = ready.step == self.record.step + 1 and ready.previous == self.record.digest
+        if is_current and this.ready is None and self.is_member and self._may_sign:
+            this.ready = this.readys[self.me] = ready.signed(self._run, self._signer)
+            self._keep()
+            self._tell(this.ready)
+
+    def _advance(self, now: float) -> None:
+        """Whatever the state allows: propose, accept, vote, give up a view."""
+        self._look_for_majority(now)
+        if self.me not in self.members or not self._may_sign:
+            return
+        self._join_view(now)
+        self._propose(now)
+        self._accept(now)
+        self._watch(now)
+
+    def _look_for_majority(self, now: float) -> None:
+        heard = self.live(now)
+        enough = is_majority(heard, self.members, self._anchor)
+        if self.is_stalled == enough:
+            self.is_stalled = not enough
+            self.round.began = now
+            self._out.append(
+                ev.Resumed() if enough else ev.Stalled(len(heard), len(self.members))
+            )
+        this = self.round
+        if is_majority(this.readys, self.members, self._anchor):
+            this.majority_ready = min(this.majority_ready, now)
+
+    def _join_view(self, now: float) -> None:
+        """Go where a third of the members has gone."""
+        views = sorted(
+            (
+                one.view
+                for one in self.round.promises.values()
+                if one.view > self.round.view and one.author not in self.convicted
+            ),
+            reverse=True,
+        )
+        needed = len(self.members) // 3
+        if len(views) > needed:
+            self._next_view(views[needed], now)
+
+    def _proposer(self, view: int) -> PeerId:
+        return self.members[(self.record.step + view) % len(self.members)]
+
+    def _propose(self, now: float) -> None:
+        this = self.round
+        if (
+            self._proposer(this.view) != self.me
+            or this.proposed >= this.view
+            or not self.is_member
+            or self.is_stalled
+        ):
+            return
+        promises = tuple(_in_view(this.promises, this.view).values())
+        carried: Outcome | None = None
+        if this.is_promised:
+            if not is_majority([one.author for one in promises], self.members, self._anchor):
+                return
+            missing = [peer for peer in self.live(now) if peer not in this.promises]
+            if missing and now < this.began + 2 * self._config.beat:
+                return  # the more have promised, the less may have been decided
+            found = choose(promises, self.members, self._anchor)
+            if found is Freedom.OPEN:
+                return
+            carried = None if isinstance(found, Freedom) else found
+        if carried is None and not self._is_time(now):
+            return
+        plan = self._plan(promises, now) if carried is None else carried.plan
+        if plan is None:
+            return
+        proposal = Propose(
+            self.record.step + 1, this.view, plan, carried, promises, author=self.me
+        ).signed(self._run, self._signer)
+        this.proposed = this.view
+        this.said[proposal.slot] = proposal
+        this.early[this.view] = proposal
+        self._keep()
+        self._tell(proposal)
+
+    def _is_time(self, now: float) -> bool:
+        """Whether all that are heard are ready, or those that are not were waited for."""
+        this = self.round
+        if not this.readys or this.majority_ready == math.inf:
+            return False
+        late = [peer for peer in self.live(now) if peer not in this.readys]
+        return not late or now >= this.majority_ready + self._config.grace
+
+    def _plan(self, promises: Sequence[Promise], now: float) -> Plan | None:
+        this, live = self.round, self.live(now)
+        accused = [peer for one in promises for peer in one.suspects]
+        ready = [peer for peer in live if peer in this.readys]
+        # If all accuse all, the fault is not theirs.
+        summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)] or ready
+        stay = [
+            peer
+            for peer in live
+            if not (self._leaving if peer == self.me else self._wants_to_leave(peer))
+        ]
+        members = sorted([*stay, *self.joiners(now)][:MAX_MEMBERS])
+        if not summed or not members:
+            return None
+        contributors = tuple((peer, this.readys[peer].digest) for peer in sorted(summed))
+        return Plan(self.record.step + 1, self.record.digest, contributors, tuple(members))
+
+    def _wants_to_leave(self, peer: PeerId) -> bool:
+        heard = self._heard.get(peer)
+        return heard is not None and heard[1].is_leaving
+
+    def _accept(self, now: float) -> None:
+        """Take the proposal of our view, or of a later one that its promises open."""
+        this = self.round
+        for view in sorted(this.early):
+            proposal = this.early[view]
+            if view < this.view or not self._is_acceptable(proposal):
+                del this.early[view]
+            elif view > this.view:
+                for promise in proposal.promises:
+                    self._take_promise(promise)
+                self._next_view(view, now)
+        current = this.early.get(this.view) if this.proposal is None else this.proposal
+        if current is None:
+            return
+        if this.proposal is None:
+            this.proposal = current
+            this.began = now
+        if this.reducing < this.view and self.held == self.record.step:
+            self._begin(current)
+
+    def _is_acceptable(self, proposal: Propose) -> bool:
+        """Whether the plan is its proposer's to make, and one that we can agree to."""
+        plan, view = proposal.plan, proposal.view
+        if self._proposer(view) != proposal.author or plan.previous != self.record.digest:
+            return False
+        if {*plan.summed} - {*self.members} or not plan.contributors:
+            return False
+        strangers = [peer for peer in plan.members if peer not in self.members]
+        if not all(map(self._may_join, strangers)):
+            return False
+        if not view:
+            return proposal.carried is None and not self._names_convict(plan)
+        promises = proposal.promises
+        authors = {one.author for one in promises}
+        if len(authors) < len(promises) or not is_majority(authors, self.members, self._anchor):
+            return False
+        if not all(
+            self._is_promise(one) and one.is_genuine(self._run, self._verify)
+            for one in promises
+        ):
+            return False
+        found = choose(promises, self.members, self._anchor)
+        if isinstance(found, Outcome):
+            return proposal.carried == found
+        return (
+            found is Freedom.FREE and proposal.carried is None and not self._names_convict(plan)
+        )
+
+    def _names_convict(self, plan: Plan) -> bool:
+        return any(peer in self.convicted for peer in (*plan.summed, *plan.members))
+
+    def _begin(self, proposal: Propose) -> None:
+        """Compute what is proposed, once all contributions' heads are there."""
+        this, carried = self.round, proposal.carried
+        if carried is not None and this.outcome == carried:
+            this.reducing = this.view
+            self._reduced(this.view, carried)
+            return
+        readys = [this.readys.get(peer) for peer in proposal.plan.summed]
+        found = tuple(
+            one
+            for one, (_, digest) in zip(readys, proposal.plan.contributors, strict=True)
+            if one is not None and one.digest == digest
+        )
+        if len(found) < len(readys) and carried is None:
+            return
+        voters = [vote.author for vote in this.votes.values() if vote.outcome == carried]
+        voters += [
+            one.author
+            for one in proposal.promises
+            if one.vote is not None and one.vote.outcome == carried
+        ]
+        this.reducing = this.view
+        holders = tuple(dict.fromkeys(voters))
+        self._out.append(ev.Reduce(this.view, proposal.plan, found, carried, holders))
+
+    def _reduced(self, view: int, outcome: Outcome) -> None:
+        """Vote, if that is still what is proposed."""
+        this = self.round
+        if outcome.plan.previous != self.record.digest:
+            return
+        this.outcome = outcome
+        proposal = this.proposal
+        if (
+            view != this.view
+            or proposal is None
+            or proposal.plan != outcome.plan
+            or (proposal.carried is not None and proposal.carried != outcome)
+            or (this.vote is not None and this.vote.view >= view)
+        ):
+            return
+        vote = Vote(outcome.plan.step, view, outcome, author=self.me).signed(
+            self._run, self._signer
+        )
+        this.vote = this.votes[self.me] = vote
+        this.said[vote.slot] = vote
+        self._keep()
+        self._tell(vote)
+        self._count(vote, this.began)
+
+    def _watch(self, now: float) -> None:
+        """Leave a view that does not come to an end."""
+        this = self.round
+        if self.is_stalled or self.me not in self.members:
+            return
+        dead = self._is_in_vain(now)
+        patience = self._config.patience * 2.0 ** min(this.view, MOST_DOUBLINGS)
+        if this.proposal is None and not this.is_promised:
+            # The first proposal may come when a majority is ready and the late were waited for.
+            start = this.majority_ready + self._config.grace
+            dead = dead and this.majority_ready < math.inf
+            over = now >= start + patience
+        else:
+            over = now >= this.began + patience
+        if dead or over:
+            self._next_view(this.view + 1, now)
+
+    def _is_in_vain(self, now: float) -> bool:
+        """Whether this view waits for the dead."""
+        this = self.round
+        if this.proposal is None:
+            proposer = self._proposer(this.view)
+            is_ours = proposer == self.me and this.proposed >= this.view
+            return is_ours or proposer in self.convicted or not self._is_live(proposer, now)
+        if this.vote is not None and this.vote.view == this.view:
+            return False  # what we computed may be decided; only time tells that it is not
+        plan = this.proposal.plan
+        if this.proposal.carried is not None:
+            return False
+        return any(
+            peer in self.convicted or not self._is_live(peer, now) for peer in plan.summed
+        )
+
+    def _next_view(self, view: int, now: float) -> None:
+        this = self.round
+        this.view, this.is_promised, this.began = view, True, now
+        this.proposal = None
+        promise = Promise(
+            self.record.step + 1,
+            view,
+            self.record.digest,
+            this.vote,
+            this.suspects,
+            author=self.me,
+        ).signed(self._run, self._signer)
+        this.promises[self.me] = promise
+        self._keep()
+        self._tell(promise)
+
+    @property
+    def _may_sign(self) -> bool:
+        return self.sits_out != self.record.step + 1
+
+    def _keep(self) -> None:
+        this = self.round
+        self._is_new = False
+        self._out.append(
+            ev.Keep(self.record.step + 1, this.view, this.proposed, this.ready, this.vote)
+        )
+
+    def _tell(self, message: RoundMessage) -> None:
+        self._out += [ev.Send(peer, message) for peer in self.members if peer != self.me]
+
+
+def _contradicts(vote: Vote, record: Record) -> bool:
+    """Whether a vote is for another outcome than its view decided. Its author may have told
+    others what was decided: if so, that is proof where both are known."""
+    return (vote.step, vote.view) == (record.step, record.view) and (
+        vote.outcome != record.outcome
+    )
+
+
+def is_of(piece: bytes, digest: bytes) -> bool:
+    """Whether a piece is the one that was signed."""
+    return digest_of(piece) == digest
+
+
+def is_bad_part(grid: PieceGrid, ready: Ready, index: int, piece: bytes) -> bool:
+    """Whether a piece that was signed is none."""
+    if len(ready.digests) != grid.pieces:
+        return False
+    try:
+        check_part(grid, index, piece, ready.norms[index])
+    except BadMessage:
+        return True
+    return False
+
+
+def is_unreadable(grid: PieceGrid, index: int, piece: bytes) -> bool:
+    """Whether a piece that exists cannot be decoded."""
+    if index >= grid.pieces:
+        return False
+    try:
+        grid.decode_untrusted(index, piece)
+    except BadMessage:
+        return True
+    return False
+
+
+def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
+    """Whether an owner's piece differs from what the contributions in evidence give."""
+    plan, readys, index = fault.plan, fault.readys, fault.index
+    named = tuple((one.author, one.digest) for one in readys)
+    if plan.id != fault.told.plan or plan.contributors != named:
+        return False
+    if any(len(one.digests) != grid.pieces for one in readys) or index >= grid.pieces:
+        return False
+    if not all(
+        is_of(part, one.digests[index]) for part, one in zip(fault.parts, readys, strict=True)
+    ):
+        return False
+    try:
+        right = sum_of(grid, plan, readys, index, fault.parts)
+    except BadMessage:
+        return False  # then a contributor is at fault
+    told = fault.told.digests[index - fault.told.first]
+    return not is_of(right, told) and owners_of(grid, readys)[index] == fault.culprit
+
+
+def owners_of(grid: PieceGrid, readys: Sequence[Ready]) -> list[PeerId]:
+    """Who sums each piece of a plan with these contributions."""
+    return owners(grid.pieces, {one.author: one.rate for one in readys})
+
+
+def sum_of(
+    grid: PieceGrid, plan: Plan, readys: Sequence[Ready], index: int, parts: Sequence[bytes]
+) -> bytes:
+    """One piece of the mean of a plan, as its owner must encode it. Raises `BadMessage`."""
+    by = shares_of(readys)
+    return sum_piece(grid, index, dict(zip(plan.summed, parts, strict=True)), by)
+
+
+def shares_of(readys: Sequence[Ready]) -> dict[PeerId, np.float32]:
+    """What each contribution counts."""
+    return shares(
+        {one.author: one.tokens for one in readys},
+        {one.author: total_norm(one.norms) for one in readys},
+    )
+
+
+def _mask(members: Sequence[PeerId], those: Mapping[PeerId, object]) -> int:
+    return sum(1 << place for place, peer in enumerate(members) if peer in those)
+
+
+def _in_view(said: Mapping[PeerId, Said], view: int) -> dict[PeerId, Said]:
+    return {peer: one for peer, one in said.items() if one.view == view}

@@ -1,0 +1,196 @@
+"""What the owner of a DiLoCo run decides, beside the model: data, optimisers, rounds, codec."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from p2p.identity import PeerId
+from roles.diloco.core.quant import Codec
+from roles.diloco.core.round import RoundConfig
+from roles.shared.bounds import Bounds, check_bounds
+
+MAX_CORPORA: Final = 64
+"""Corpora of a mixture; INTELLECT-1 had five."""
+_BOUNDS: Final[Bounds] = {
+    "outer_steps": (1, 10**6),
+    "inner_steps": (1, 10**6),
+    "round_seconds": (0.0, 1e6),
+    "sequences": (1, 1 << 16),
+    "window": (2, 1 << 20),
+    "rate": (0.0, 10.0),
+    "betas": (0.0, 0.999_999),
+    "weight_decay": (0.0, 10.0),
+    "gradient_norm": (1e-9, 1e9),
+    "warmup": (0, 10**9),
+    "decay_share": (0.0, 1.0),
+    "z_loss": (0.0, 1.0),
+    "outer_rate": (0.0, 10.0),
+    "outer_momentum": (0.0, 0.999),
+    "grace": (0.1, 1e5),
+    "patience": (0.2, 1e6),
+    "held_out": (1, 1 << 16),
+}
+
+
+class Algorithm(Enum):
+    """How a run's trainers learn."""
+
+    GRPO = "grpo"
+    """One trainer learns from rollouts that others draw."""
+    DILOCO = "diloco"
+    """Many trainers each learn from text, and average their updates now and then."""
+
+
+class Inner(Enum):
+    """What takes the inner steps."""
+
+    ADAMW = "adamw"
+    MUON = "muon"
+    """Matrices but embedding and head by Muon, the rest by AdamW."""
+
+
+class Joining(Enum):
+    """Who may be a member."""
+
+    NAMED = "named"
+    """The run's trainers."""
+    ADMITTED = "admitted"
+    """All peers that the run admits; its trainers found it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DilocoTerms:
+    """Every number of a DiLoCo run; the defaults are measured in docs/performance.md."""
+
+    corpora: Mapping[str, float] = field(default_factory=lambda: {"python": 1.0})
+    """Where text comes from, by name with weights; each machine's owner says where a name's
+    files lie. ``python`` is the library of the Python that runs the node."""
+
+    outer_steps: int = 20
+    """Rounds in all; the schedule of the learning rate ends with them."""
+
+    inner_steps: int = 100
+    """Steps between two exchanges, at most."""
+
+    round_seconds: float = 0.0
+    """Seconds after which a member stops its inner steps; 0: it takes them all. With it slow
+    machines count, by the tokens that they have learnt from."""
+
+    sequences: int = 8
+    """Windows of text in an inner step of one member."""
+
+    window: int = 64
+    """Tokens of a window that are predicted."""
+
+    inner: Inner = Inner.ADAMW
+    """The inner optimiser."""
+
+    rate: float = 4e-3
+    """Its peak learning rate."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of Adam's two moments."""
+
+    weight_decay: float = 0.1
+    """Decoupled, per unit of learning rate."""
+
+    gradient_norm: float = 1.0
+    """The global norm that gradients are clipped to."""
+
+    warmup: int = 200
+    """Inner steps over which the rate climbs to its peak."""
+
+    decay_share: float = 0.2
+    """Last share of all inner steps, over which the rate falls to zero by the square root."""
+
+    z_loss: float = 0.0
+    """Weight of the squared largest logit of a token; PRIME had 2e-4."""
+
+    outer_rate: float = 0.9
+    """Of the outer step. PRIME's 0.7 with momentum 0.9 is for hundreds of them."""
+
+    outer_momentum: float = 0.5
+    """Nesterov's, of the outer step."""
+
+    overlap: bool = False
+    """Whether members go on with the next round's steps during an exchange, and shift them by
+    what it brings. It costs some hundredths of a nat, and waits for no line."""
+
+    codec: Codec = Codec.INT4
+    """What updates and means travel as."""
+
+    feedback: bool = False
+    """Whether a member adds to its next update what the encoding lost of this one."""
+
+    joining: Joining = Joining.NAMED
+    """Who may be a member."""
+
+    anchor: PeerId | None = None
+    """Whose vote decides when exactly half of the members are left; none: then they stop."""
+
+    grace: float = 20.0
+    """Seconds that late members are waited for once a majority is ready."""
+
+    patience: float = 60.0
+    """Seconds that an exchange may take before it is begun anew with those that are there."""
+
+    beat: float = 1.0
+    """Seconds between two signs of life."""
+
+    held_out: int = 256
+    """Windows on which the loss is measured, and no member trains."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _BOUNDS)
+        if not 0 < len(self.corpora) <= MAX_CORPORA:
+            raise ValueError(f"a mixture has 1 to {MAX_CORPORA} corpora")
+        for name, weight in self.corpora.items():
+            if not name or not name.isprintable() or not 0 < weight < math.inf:
+                raise ValueError(
+                    f"a corpus has a name and a weight above zero, not {name!r:.40} and"
+                    f" {weight!r:.40}: leave out what is not to be read"
+                )
+        self.rounds()
+
+    def rounds(self) -> RoundConfig:
+        """Times of the agreement."""
+        return RoundConfig(
+            beat=self.beat,
+            silence=6 * self.beat,
+            grace=self.grace,
+            patience=self.patience,
+            max_tokens=self.phase_tokens,
+        )
+
+    @property
+    def total_steps(self) -> int:
+        """Inner steps of a member that takes part in all rounds."""
+        return self.outer_steps * self.inner_steps
+
+    @property
+    def phase_windows(self) -> int:
+        """Windows of text that a member has for a round."""
+        return self.inner_steps * self.sequences
+
+    @property
+    def phase_tokens(self) -> int:
+        """The most that a member can learn from in a round."""
+        return self.phase_windows * self.window
+
+    def rate_at(self, step: int) -> float:
+        """The inner learning rate of the inner step ``step`` of the run: up, flat, down by the
+        square root (WSD)."""
+        stable = round(self.total_steps * (1 - self.decay_share))
+        if step < self.warmup:
+            share = step / self.warmup
+        elif step < stable:
+            share = 1.0
+        else:
+            share = max(
+                0.0, 1.0 - math.sqrt((step - stable) / max(1, self.total_steps - stable))
+            )
+        return self.rate * share

@@ -1,0 +1,201 @@
+"""Text on disk as windows of tokens: files, JSON lines and Parquet, by weight.
+
+It runs in the worker process. A corpus is a file or a folder; its documents are taken in the
+order of their paths. Python and text files are a document each, of ``.jsonl`` and ``.parquet``
+each row's ``text`` is one. The tokens of all, each closed by an end token, are laid end to end
+and cut into windows. Of each corpus the last windows are held out.
+
+Several corpora are mixed by weight: the walk over windows is over a table in which each corpus
+has as many rows as its weight says, so that those with much weight and little text come again
+before others have come once.
+"""
+
+from __future__ import annotations
+
+import json
+import sysconfig
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2p.errors import ConfigError, MissingDependency
+
+Encode = Callable[[str], Sequence[int]]
+"""A document as tokens."""
+PYTHON: Final = "python"
+"""The corpus that every machine has: the library of its Python."""
+TEXTS: Final = frozenset({".py", ".txt", ".md", ".rst"})
+"""Files that are one document each."""
+MAX_BYTES: Final = 4 << 30
+"""Of all files of a corpus together: what fits into memory as tokens. A larger one is given in
+parts, each member its own."""
+SKIPPED: Final = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests"})
+"""Folders of Python's library that differ from machine to machine, or are no program text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """All windows of a mixture, to be learnt from or held out."""
+
+    tokens: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    """Where each window to be learnt from begins."""
+    held_out: NDArray[np.int64]
+    width: int
+    """Tokens of a window, the first of which is only read."""
+
+    def read(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(windows, width) tokens."""
+        rows = starts[:, None] + np.arange(self.width)
+        found: NDArray[np.int64] = self.tokens[rows].astype(np.int64)
+        return found
+
+
+def open_corpora(
+    weights: Mapping[str, float],
+    places: Mapping[str, str],
+    encode: Encode,
+    *,
+    end: int,
+    vocabulary: int,
+    window: int,
+    held_out: int,
+) -> Windows:
+    """Raises `ConfigError` if a corpus is missing, empty, no text, or of another vocabulary."""
+    width = window + 1
+    tokens, kept, out, offset = [], dict[str, NDArray[np.int64]](), [], 0
+    share = {name: weight / sum(weights.values()) for name, weight in weights.items()}
+    for name in sorted(weights):
+        found = _tokens(name, _place(name, places), encode, end)
+        if int(found.max(initial=0)) >= vocabulary or int(found.min(initial=0)) < 0:
+            raise ConfigError(
+                f"the corpus {name!r} has token {int(found.max())}, and the model's vocabulary"
+                f" ends at {vocabulary}: the tokenizer is another model's"
+            )
+        held = max(1, round(held_out * share[name]))
+        starts = offset + np.arange(found.size // width, dtype=np.int64) * width
+        if starts.size < 2 * held:
+            raise ConfigError(
+                f"the corpus {name!r} has {starts.size} windows of {width} tokens; it needs at"
+                f" least {2 * held}, half of them to measure the loss on"
+            )
+        out.append(starts[-held:])
+        kept[name] = starts[:-held]
+        tokens.append(found)
+        offset += found.size
+    return Windows(np.concatenate(tokens), _mixed(kept, share), np.concatenate(out), width)
+
+
+def _mixed(
+    kept: Mapping[str, NDArray[np.int64]], share: Mapping[str, float]
+) -> NDArray[np.int64]:
+    """Rows in the proportion of the weights: the corpus that is scarcest for its weight comes
+    once, or all do if there is one."""
+    scarce = min(kept[name].size / share[name] for name in kept)
+    return np.concatenate(
+        [np.resize(kept[name], max(1, round(scarce * share[name]))) for name in sorted(kept)]
+    )
+
+
+def _place(name: str, places: Mapping[str, str]) -> Path:
+    if name in places:
+        return Path(places[name]).expanduser()
+    if name == PYTHON:
+        return Path(sysconfig.get_path("stdlib"))
+    raise ConfigError(
+        f"the run learns from the corpus {name!r}, and this node does not know where it is: add"
+        f' {name} = "PATH" below [role.trainer.corpora]'
+    )
+
+
+def _tokens(name: str, place: Path, encode: Encode, end: int) -> NDArray[np.int32]:
+    if not place.exists():
+        raise ConfigError(f"the corpus {name!r} is not at {place}")
+    parts, size = [], 0
+    for text in _documents(name, place):
+        found = _as_array(encode(text))
+        parts += [found, np.array([end], np.int32)]
+        size += 4 * found.size
+        if size > MAX_BYTES:
+            raise ConfigError(
+                f"the corpus {name!r} has more than {MAX_BYTES >> 30} GiB of tokens: give this"
+                " node a part of it"
+            )
+    if not parts:
+        raise ConfigError(
+            f"the corpus {name!r} at {place} is empty: it needs {', '.join(sorted(TEXTS))},"
+            " .jsonl or .parquet files"
+        )
+    return np.concatenate(parts)
+
+
+def _as_array(tokens: Sequence[int]) -> NDArray[np.int32]:
+    if isinstance(tokens, bytes):
+        return np.frombuffer(tokens, np.uint8).astype(np.int32)
+    return np.fromiter(tokens, np.int32)
+
+
+def _documents(name: str, place: Path) -> Iterator[str]:
+    files = [place] if place.is_file() else sorted(place.rglob("*"))
+    for path in files:
+        inside = path.relative_to(place).parts if path != place else ()
+        if not path.is_file() or (name == PYTHON and SKIPPED & set(inside)):
+            continue
+        if path.suffix in TEXTS:
+            text = _text(name, path)
+            if text:
+                yield text
+        elif path.suffix == ".jsonl":
+            yield from _json_lines(name, path)
+        elif path.suffix == ".parquet":
+            yield from _parquet(name, path)
+
+
+def _text(name: str, path: Path) -> str:
+    """Files of Python's own library that are not UTF-8 are its tests of that; elsewhere it is a
+    mistake."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        if name == PYTHON:
+            return ""
+        raise ConfigError(
+            f"the corpus {name!r}: {path} is not UTF-8 text: {error.reason} at byte"
+            f" {error.start}"
+        ) from None
+
+
+def _json_lines(name: str, path: Path) -> Iterator[str]:
+    for number, line in enumerate(_text(name, path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+            raise ConfigError(
+                f"the corpus {name!r}: line {number} of {path} is no object with a text"
+            )
+        yield row["text"]
+
+
+def _parquet(name: str, path: Path) -> Iterator[str]:
+    try:
+        from pyarrow import ArrowInvalid, parquet
+    except ImportError as error:
+        raise MissingDependency(
+            f"{path} needs pyarrow: pip install pyarrow ({error})"
+        ) from error
+    try:
+        file = parquet.ParquetFile(path)
+        for batch in file.iter_batches(columns=["text"]):
+            yield from (text for text in batch.column(0).to_pylist() if text)
+    except (ArrowInvalid, IndexError, KeyError) as error:
+        raise ConfigError(
+            f"the corpus {name!r}: {path} is no Parquet file with a column text: {error}"
+        ) from None

@@ -1,0 +1,324 @@
+"""Pieces between members, over streams: served by digest, fetched from one peer or several.
+
+A *blob* is a list of pieces that is known by its root, the digest of its pieces' digests: a
+contribution, a mean, a state. A member serves those that it holds, and judges each piece that
+it fetches by its digest; so one may come from several peers at a time, and a peer that gives
+another piece is found out by the piece.
+
+A request is one frame, ``[what, ...]``; the answer is frames of its own, an empty one if there
+is nothing:
+
+* ``["list", root]``: the digests, end to end
+* ``["pieces", root, first, count]``: so many pieces
+* ``["sum", step, view]``: once it is there, what the asked peer has summed in that view, as its
+  signed `Sum`, then its pieces
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from p2p.concurrency import Notifier
+from p2p.errors import BadMessage, ShoalError
+from p2p.host import FrameReceiver, Host, Stream, send_frame
+from p2p.identity import PeerId
+from p2p.node.trouble import PEER_TROUBLE
+from p2p.wire import FrameReader, pack, unpack_untrusted
+from p2p.world import World
+from roles.diloco.core.messages import (
+    PIECES_PROTOCOL,
+    Sum,
+    decode_message_untrusted,
+    encode_message,
+)
+from roles.diloco.core.outer import OuterState
+from roles.diloco.core.pieces import (
+    DIGEST_BYTES,
+    MAX_PIECE_BYTES,
+    MAX_PIECES,
+    digest_of,
+    root_of,
+)
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST: Final = 128
+"""Bytes: a word, a root and two numbers."""
+MAX_ANSWER: Final = MAX_PIECE_BYTES + 64
+"""Bytes of a frame: a piece, or the digests of `MAX_PIECES` pieces."""
+SUM_PATIENCE: Final = 120.0
+"""Seconds that a peer waits for a sum that is not there yet; then it asks again."""
+PIECE_PATIENCE: Final = 60.0
+"""Seconds that one piece of at most half a mebibyte may take: 70 kbit/s. A round's own patience
+ends far earlier as a rule."""
+BATCH: Final = 4
+"""Pieces that one source is asked for at a time when there are several: with the last batches
+under way no source has more than two mebibytes to go."""
+LIAR: Final = 100.0
+"""Penalty points of a piece with another digest than it was asked for by: at once refused."""
+
+
+class PiecesUnavailable(ShoalError):
+    """No peer that was asked gave all pieces of what was wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Pieces, and how they are known."""
+
+    digests: tuple[bytes, ...]
+    piece: Callable[[int], bytes]
+
+    @property
+    def root(self) -> bytes:
+        """What the whole is known by."""
+        return root_of(self.digests)
+
+    @classmethod
+    def of(cls, pieces: Sequence[bytes]) -> Blob:
+        """Of pieces in memory."""
+        return cls(tuple(map(digest_of, pieces)), pieces.__getitem__)
+
+    @classmethod
+    def of_state(cls, state: OuterState) -> Blob:
+        """Of weights and momentum, which are cut when a piece is asked for."""
+        digests = tuple(digest_of(state.piece(one)) for one in range(state.grid.pieces))
+        return cls(digests, state.piece)
+
+
+class PieceServer:
+    """What a member gives to others."""
+
+    def __init__(self, world: World, may: Callable[[PeerId], bool]) -> None:
+        """``may`` says who may fetch."""
+        self._world, self._may = world, may
+        self._blobs: dict[bytes, Blob] = {}
+        self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
+        self._oldest = (0, 0)
+        self._news = Notifier()
+        self.sent = 0
+        """Bytes of pieces given."""
+        self.rate = 0.0
+        """Bytes a second of late, while something was sent; 0 before."""
+
+    def offer(self, blob: Blob) -> bytes:
+        """Give this to those that ask; returns its root."""
+        root = blob.root
+        self._blobs[root] = blob
+        return root
+
+    def keep_only(self, roots: Sequence[bytes]) -> None:
+        """Forget all else."""
+        self._blobs = {root: blob for root, blob in self._blobs.items() if root in roots}
+
+    def holds(self, root: bytes) -> Blob | None:
+        """The blob of this root, if it is here."""
+        return self._blobs.get(root)
+
+    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+        """Give what was summed to those that wait for it."""
+        self._sums[total.step, total.view] = total, pieces
+        self._news.notify_all()
+
+    def forget_before(self, step: int, view: int) -> None:
+        """No sum of an earlier step or view is of use any more."""
+        self._oldest = step, view
+        self._sums = {at: one for at, one in self._sums.items() if at >= self._oldest}
+        self._news.notify_all()
+
+    async def serve(self, stream: Stream) -> None:
+        """Answer the requests of one stream."""
+        if not self._may(stream.peer):
+            return  # it may have a newer edition of the run than we
+        receiver = FrameReceiver(stream, MAX_REQUEST)
+        while (request := await receiver.receive()) is not None:
+            match unpack_untrusted(request):
+                case ["list", bytes(root)]:
+                    blob = self._blobs.get(root)
+                    await send_frame(stream, b"" if blob is None else b"".join(blob.digests))
+                case ["pieces", bytes(root), int(first), int(count)]:
+                    await self._give(stream, root, first, count)
+                case ["sum", int(step), int(view)]:
+                    await self._give_sum(stream, step, view)
+                case _:
+                    raise BadMessage("a request for pieces is none of ours")
+
+    async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
+        blob = self._blobs.get(root)
+        if blob is None or not 0 <= first < first + count <= len(blob.digests):
+            await send_frame(stream, b"")
+            return
+        await self._send(stream, (blob.piece(one) for one in range(first, first + count)))
+
+    async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
+        with trio.move_on_after(SUM_PATIENCE):
+            while (step, view) not in self._sums and (step, view) >= self._oldest:
+                await self._news.wait()
+        found = self._sums.get((step, view))
+        if found is None:
+            await send_frame(stream, b"")
+            return
+        await send_frame(stream, encode_message(found[0]))
+        await self._send(stream, found[1])
+
+    async def _send(self, stream: Stream, pieces: Iterable[bytes]) -> None:
+        began, sent = self._world.now(), 0
+        for piece in pieces:
+            await send_frame(stream, piece)
+            sent += len(piece)
+        await stream.drained()
+        self.sent += sent
+        seconds = self._world.now() - began
+        if seconds > 0:
+            rate = sent / seconds
+            self.rate = rate if not self.rate else 0.7 * self.rate + 0.3 * rate
+
+
+@dataclass(slots=True)
+class PieceClient:
+    """What a member takes from others."""
+
+    world: World
+    host: Host
+    received: int = 0
+    """Bytes of pieces taken."""
+
+    async def _ask(
+        self, peer: PeerId, request: Sequence[object], frames: int
+    ) -> AsyncGenerator[bytes, None]:
+        """So many frames of the answer; fewer if the peer has nothing. Raises
+        `PEER_TROUBLE`."""
+        with trio.fail_after(SUM_PATIENCE):
+            stream = await self.host.open_stream(peer, PIECES_PROTOCOL)
+        async with stream:
+            await send_frame(stream, pack(list(request)))
+            await stream.send_eof()
+            reader = FrameReader(stream, MAX_ANSWER)
+            for number in range(frames):
+                with trio.fail_after(PIECE_PATIENCE if number else SUM_PATIENCE):
+                    data = await reader.receive()
+                if not data:
+                    return
+                self.received += len(data)
+                yield data
+
+    async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
+        """The digests of a blob's pieces, or None if the peer has it not."""
+        async with aclosing(self._ask(peer, ["list", root], 1)) as answer:
+            async for data in answer:
+                found = split(data)
+                if root_of(found) != root:
+                    self.host.penalise(
+                        peer, LIAR, "another list of pieces than it was asked for"
+                    )
+                    return None
+                return found
+        return None
+
+    async def pieces(
+        self, peer: PeerId, root: bytes, first: int, digests: Sequence[bytes]
+    ) -> list[bytes]:
+        """The pieces from ``first`` on with these digests. Raises `PiecesUnavailable`,
+        `PEER_TROUBLE`."""
+        found = list[bytes]()
+        async with aclosing(
+            self._ask(peer, ["pieces", root, first, len(digests)], len(digests))
+        ) as answer:
+            async for data in answer:
+                if digest_of(data) != digests[len(found)]:
+                    self.host.penalise(peer, LIAR, "another piece than it was asked for")
+                    raise BadMessage("a piece has another digest than it was asked for by")
+                found.append(data)
+        if len(found) < len(digests):
+            raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {len(digests)} pieces")
+        return found
+
+    async def sum(
+        self, peer: PeerId, step: int, view: int, count: int
+    ) -> tuple[Sum, list[bytes]]:
+        """What an owner has summed, judged by its own list: the caller judges that. Raises
+        `PiecesUnavailable`, `PEER_TROUBLE`."""
+        total: Sum | None = None
+        found = list[bytes]()
+        async with aclosing(self._ask(peer, ["sum", step, view], count + 1)) as answer:
+            async for data in answer:
+                if total is None:
+                    total = _sum_untrusted(data, peer, step, view, count)
+                elif digest_of(data) != total.digests[len(found)]:
+                    raise BadMessage("a summed piece has another digest than its owner signed")
+                else:
+                    found.append(data)
+        if total is None or len(found) < count:
+            raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {count} summed pieces")
+        return total, found
+
+    async def blob(self, root: bytes, sources: Sequence[PeerId]) -> list[bytes]:
+        """All pieces of a blob, from all ``sources`` at once, each judged. Raises
+        `PiecesUnavailable`."""
+        digests: tuple[bytes, ...] | None = None
+        for peer in sources:
+            try:
+                digests = await self.digests(peer, root)
+            except PEER_TROUBLE as error:
+                logger.info("no_list peer=%s: %r", peer.short, error)
+            if digests is not None:
+                break
+        if digests is None:
+            raise PiecesUnavailable(f"none of {len(sources)} peers has what is wanted")
+        waiting = deque(range(0, len(digests), BATCH))
+        found: dict[int, bytes] = {}
+        before = -1
+        while waiting and len(found) > before:  # what one failed at, the others take
+            before = len(found)
+            async with trio.open_nursery() as nursery:
+                for peer in sources:
+                    nursery.start_soon(self._pull, peer, root, digests, waiting, found)
+        if len(found) < len(digests):
+            raise PiecesUnavailable(f"{len(digests) - len(found)} pieces came from no peer")
+        return [found[one] for one in range(len(digests))]
+
+    async def _pull(
+        self,
+        peer: PeerId,
+        root: bytes,
+        digests: Sequence[bytes],
+        waiting: deque[int],
+        found: dict[int, bytes],
+    ) -> None:
+        """Take batches from the common list until it is empty, or this peer fails."""
+        while waiting:
+            first = waiting.popleft()
+            wanted = digests[first : first + BATCH]
+            try:
+                pieces = await self.pieces(peer, root, first, wanted)
+            except (PiecesUnavailable, *PEER_TROUBLE) as error:
+                waiting.append(first)
+                logger.info("pieces_failed peer=%s: %r", peer.short, error)
+                return
+            found.update(enumerate(pieces, first))
+
+
+def split(data: bytes) -> tuple[bytes, ...]:
+    """Digests that lie end to end. Raises `BadMessage`."""
+    if len(data) % DIGEST_BYTES or len(data) > MAX_PIECES * DIGEST_BYTES:
+        raise BadMessage("a list of digests has an odd length")
+    return tuple(data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
+
+
+def _sum_untrusted(data: bytes, peer: PeerId, step: int, view: int, count: int) -> Sum:
+    """Raise `BadMessage` unless it is what this peer would sign now."""
+    total = decode_message_untrusted(data)
+    if (
+        not isinstance(total, Sum)
+        or (total.author, total.step, total.view) != (peer, step, view)
+        or len(total.digests) != count
+    ):
+        raise BadMessage("an owner's sum is another than it was asked for")
+    return total

@@ -1,0 +1,79 @@
+"""A member of a DiLoCo run, as the role ``trainer`` plays it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from p2p.node.node import Node
+from p2p.node.role import Progress
+from roles.diloco.inner import open_inner
+from roles.diloco.membership import RunMembers
+from roles.diloco.session import DilocoSession
+from roles.run import run_of
+from roles.shared.model_files import check_base, keep_model_files
+from roles.trainer.config import TrainerConfig
+
+JOB: Final = "trainer"
+"""The role that plays a member."""
+
+
+class DilocoMember:
+    """One node's part in a DiLoCo run."""
+
+    def __init__(self, config: TrainerConfig) -> None:
+        self._config = config
+        self.session: DilocoSession | None = None
+        """None until the engine is open."""
+
+    def health(self) -> dict[str, object]:
+        """Counts for people and dashboards."""
+        if self.session is None:
+            return {"algorithm": "diloco", "step": -1, "done": False, "rounds": []}
+        return self.session.health()
+
+    def progress(self) -> Progress:
+        """For the live line."""
+        if self.session is None:
+            return Progress(text="reads the corpus")
+        health = self.session.health()
+        members = health.get("members")
+        loss = health.get("training_loss")
+        parts = [
+            f"round {health['step']} of {health['steps']}",
+            f"{len(members) if isinstance(members, list) else 0} members",
+            f"training loss {loss:.3f}" if isinstance(loss, float) else "no loss yet",
+        ]
+        if health.get("is_stalled"):
+            parts.append("too few members are heard for a majority: waits")
+        return Progress(text=", ".join(parts), over=self.session.is_over)
+
+    async def run(self, node: Node) -> None:
+        """Take part until cancelled."""
+        run, config = run_of(node), self._config
+        terms = run.terms.diloco
+        run.check_job(node.peer_id, JOB)
+        engine_config = run.engine_config(
+            config.machine, threads=config.threads, nice=config.nice
+        )
+        if run.terms.model.base:
+            await check_base(node.world, run)
+        folder = await keep_model_files(node, run)
+        async with open_inner(
+            node.world,
+            replace(engine_config, profile=config.profile, autocast=config.autocast),
+            terms,
+            config.corpora,
+            folder,
+        ) as engine:
+            self.session = DilocoSession(
+                node.world,
+                node.host,
+                run.id,
+                terms,
+                config.diloco,
+                engine,
+                run.terms.trainers,
+                RunMembers(node, terms.joining),
+            )
+            await self.session.work_forever()

@@ -1,0 +1,667 @@
+"""A member at work: inner steps, exchanges, records, recovery.
+
+Theory of operation
+-------------------
+`RoundCore` decides; this carries out what it asks. Events wait in a queue, and one task feeds
+them to the core and carries its effects out in order, so that what was signed is durable before
+it is sent. Three things take long and have tasks of their own: the inner steps, an exchange
+(one at a time: a later view ends the earlier one's), and putting a record in force.
+
+A record whose state was computed here is in force at once. One that was decided without us is
+caught up with by its mean, or by the state itself, fetched from all members that are heard and
+judged by the record's digests. A joiner does the same: it needs nothing but the records.
+
+A state is on disk before it is in force. If the disk refuses it, the run goes on from memory,
+as others hold it too; the older state stays whole, and the next step tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Final
+
+import numpy as np
+import trio
+
+from p2p.concurrency import AutoResetEvent, Notifier, leaves
+from p2p.errors import BadMessage, StorageError, WorkerDied
+from p2p.host import Host
+from p2p.identity import PeerId
+from p2p.world import World
+from roles.diloco.config import DilocoConfig
+from roles.diloco.core import events as ev
+from roles.diloco.core.messages import (
+    PIECES_PROTOCOL,
+    ROUNDS_PROTOCOL,
+    Outcome,
+    Ready,
+    Record,
+    Sum,
+    decode_message_untrusted,
+    encode_message,
+)
+from roles.diloco.core.outer import OuterState, state_grid
+from roles.diloco.core.pieces import PieceGrid, norm_of
+from roles.diloco.core.quant import Values
+from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
+from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.windows import dealt, part_of
+from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
+from roles.diloco.inner import FOLDER, InnerEngine
+from roles.diloco.membership import MayTrain
+from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
+from roles.diloco.store import MemberStore
+from roles.engines.base import EngineError
+from roles.protocol.request import Backoff
+from roles.shared.durable import Durable
+
+logger = logging.getLogger(__name__)
+
+STEP_RATE: Final = 400e6
+"""Bytes of state that an outer step and its digest take in a second, for simulated time."""
+ENOUGH: Final = 0.9
+"""Share of a view's patience after which a member says from whom pieces are missing."""
+EXPORT: Final = f"{FOLDER}/export"
+"""Where the model is written for others to use."""
+ROUNDS_SHOWN: Final = 200
+"""Newest rounds of which figures are kept for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundFigures:
+    """A round, for people."""
+
+    step: int
+    digest: str
+    """First digits of the state's digest."""
+    members: int
+    summed: int
+    loss: float | None
+    """On what is held out, nats a token."""
+
+
+@dataclass(slots=True)
+class InnerProgress:
+    """Inner steps of a round so far."""
+
+    step: int = -1
+    """Of the record that they begin from."""
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass(slots=True)
+class MemberFigures:
+    """What a member has done, for people."""
+
+    tokens: int = 0
+    inner_steps: int = 0
+    training_loss: float | None = None
+    computed: float = 0.0
+    """Seconds of inner steps."""
+    present: float = 0.0
+    """Seconds since the first of them."""
+    views: int = 0
+    """Rounds that were begun again."""
+    recovered_from: int = 0
+    """Peers that the last state was fetched from."""
+    rounds: list[RoundFigures] = field(default_factory=list)
+
+    @property
+    def utilised(self) -> float:
+        """Share of the time in which inner steps were computed."""
+        return self.computed / self.present if self.present else 0.0
+
+
+class DilocoSession:
+    """One member's part in one run."""
+
+    def __init__(  # noqa: PLR0913 - the seams, the run, and what is whose
+        self,
+        world: World,
+        host: Host,
+        run: bytes,
+        terms: DilocoTerms,
+        config: DilocoConfig,
+        engine: InnerEngine,
+        founders: Sequence[PeerId],
+        may: MayTrain,
+        seed: int = 0,
+    ) -> None:
+        self._world, self._host, self._run, self._terms = world, host, run, terms
+        self._config, self._engine, self._may, self._seed = config, engine, may, seed
+        self._founders = tuple(founders)
+        self._store = MemberStore(world, run)
+        self._durable = Durable(world, "trainer")
+        self.server = PieceServer(world, may.may_train)
+        self.client = PieceClient(world, host)
+        self.figures = MemberFigures()
+        self.is_over = False
+        """Whether the run has all its steps."""
+        self.sample = ""
+        """What the final model writes."""
+        self.core: RoundCore
+        self._grid = PieceGrid.of(engine.size, terms.codec)
+        self._state: OuterState
+        self._events: deque[ev.Event] = deque()
+        self._awake = AutoResetEvent()
+        self._news = Notifier()
+        self._tentative: dict[bytes, DigestedState] = {}
+        """States that were computed and have no record, by their outcome's digest."""
+        self._means: dict[int, bytes] = {}
+        """Roots of the newest means, by step."""
+        self._states: dict[int, bytes] = {}
+        """Roots of states that are served, by step."""
+        self._update_root = b""
+        self._residual: Values | None = None
+        self._exchange: trio.CancelScope | None = None
+        self._first_step_at: float | None = None
+        self._ahead = InnerProgress()
+        """Of the next round, taken during an exchange."""
+
+    # For people.
+
+    @property
+    def step(self) -> int:
+        """Of the state that is in force here."""
+        return self.core.held if hasattr(self, "core") else -1
+
+    def health(self) -> dict[str, object]:
+        """Plain values."""
+        if not hasattr(self, "core"):
+            return {"algorithm": "diloco", "step": -1, "steps": self._terms.outer_steps}
+        core, now = self.core, self._world.now()
+        return {
+            "algorithm": "diloco",
+            "step": core.held,
+            "steps": self._terms.outer_steps,
+            "done": self.is_over,
+            "is_member": core.is_member,
+            "is_stalled": core.is_stalled,
+            "members": [str(peer) for peer in core.members],
+            "heard": len(core.live(now)),
+            "convicted": [str(peer) for peer in core.convicted],
+            "digest": core.record.outcome.state_root.hex()[:16],
+            "sent": self.server.sent,
+            "received": self.client.received,
+            "utilised": round(self.figures.utilised, 4),
+            "waits_for_disk": self._durable.waiting,
+            "weights": self._engine.size,
+            "sample": self.sample,
+            **asdict(self.figures),
+        }
+
+    # Life.
+
+    async def work_forever(self) -> None:
+        """Take part until the run has its steps, then serve what was learnt until cancelled."""
+        await self._open()
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            with (
+                self._host.serving(PIECES_PROTOCOL, self.server.serve),
+                self._host.receiving(ROUNDS_PROTOCOL, self._on_message),
+            ):
+                nursery.start_soon(self._ring)
+                nursery.start_soon(self._train_forever)
+                if self.core.record.step > self.core.held:
+                    nursery.start_soon(self._put_in_force, self.core.record)
+                await self._pump()
+
+    async def _open(self) -> None:
+        """What an earlier life has left, or the beginning."""
+        world, terms, store = self._world, self._terms, self._store
+        first = genesis(self._run, self._founders)
+        records = await store.records(first, world.verify, terms.anchor)
+        held, kept = -1, await store.kept()
+        found = await store.state(records, self._engine.size)
+        if found is not None:
+            held, self._state = found
+        elif len(records) == 1:
+            held, self._state = 0, OuterState.begin(await self._engine.begin())
+        await self._engine.restore()
+        self.core = RoundCore(
+            world.signer,
+            terms.rounds(),
+            self._grid,
+            run=self._run,
+            records=records,
+            held=held,
+            kept=kept,
+            verify=world.verify,
+            may_join=self._may.may_train,
+            anchor=terms.anchor,
+            now=world.now(),
+        )
+        if held >= 0:
+            self._serve_state(held, await self._digested(DigestedState.of, self._state))
+        ready = self.core.round.ready
+        if ready is not None:
+            await self._take_up(ready)
+        for pieces in await store.means(self.core.record.step, self._grid):
+            self.server.offer(Blob.of(pieces))
+        world.sometimes("diloco/went on from a checkpoint", held > 0)
+        logger.info("diloco_opened step=%d held=%d", self.core.record.step, held)
+
+    async def _take_up(self, ready: Ready) -> None:
+        """Serve the update that an earlier life has signed; without it this step is sat out."""
+        pieces = await self._store.update(ready, self._grid)
+        if pieces is None:
+            logger.warning("diloco_update_lost step=%d: this step is sat out", ready.step)
+        else:
+            self._update_root = self.server.offer(Blob.of(pieces))
+
+    # Events and effects.
+
+    def _on_message(self, peer: PeerId, data: bytes) -> None:
+        if not self._may.may_train(peer):
+            return  # it may have a newer edition of the run than we
+        self._feed(ev.Received(peer, decode_message_untrusted(data)))
+
+    def _feed(self, event: ev.Event) -> None:
+        self._events.append(event)
+        self._awake.set()
+
+    async def _ring(self) -> None:
+        while True:
+            await self._world.sleep_until(self.core.next_deadline)
+            self._feed(ev.Tick())
+            await self._news.wait()
+
+    async def _pump(self) -> None:
+        """Feed the core, and carry out what it asks, in order."""
+        while True:
+            while self._events:
+                event = self._events.popleft()
+                try:
+                    effects = self.core.handle(event, self._world.now())
+                except BadMessage as error:
+                    assert isinstance(event, ev.Received)
+                    self._host.penalise(event.peer, 25.0, str(error))
+                    continue
+                for effect in effects:
+                    await self._carry_out(effect)
+                self._news.notify_all()
+            await self._awake.wait()
+
+    async def _carry_out(self, effect: ev.Effect) -> None:
+        match effect:
+            case ev.Send(peer, message):
+                self._host.send(peer, ROUNDS_PROTOCOL, encode_message(message))
+            case ev.Keep():
+                self.figures.views += effect.view > 0 and effect.vote is None
+                await self._durable.insist(partial(self._store.keep, effect))
+            case ev.Store(records):
+                await self._durable.insist(partial(self._store.add, records))
+            case ev.Reduce():
+                self._end_exchange()
+                self._nursery.start_soon(self._reduce, effect)
+            case ev.Commit(record):
+                self._end_exchange()
+                self.server.forget_before(record.step + 1, 0)
+                self._nursery.start_soon(self._put_in_force, record)
+            case ev.Convict(fault):
+                logger.warning(
+                    "diloco_convicted peer=%s for=%s", fault.culprit, type(fault).__name__
+                )
+                self._host.penalise(fault.culprit, 100.0, type(fault).__name__)
+            case ev.Stalled(heard, members):
+                logger.error(
+                    "diloco_stalled: %d of %d members are heard, no majority. This node waits"
+                    " for them, or for an edition of the run",
+                    heard,
+                    members,
+                )
+            case ev.Resumed():
+                logger.info("diloco_resumed: a majority is heard again")
+
+    # The exchange.
+
+    def _end_exchange(self) -> None:
+        if self._exchange is not None:
+            self._exchange.cancel()
+
+    async def _reduce(self, request: ev.Reduce) -> None:
+        def heard(said: Sum) -> None:
+            self._feed(ev.Received(said.author, said))
+
+        reduction = Reduction(
+            self._world, self._world.signer, self._world.verify, self._run, self._grid,
+            self.server, self.client, request, lambda fault: self._feed(ev.Found(fault)), heard,
+        )  # fmt: skip
+        doublings = min(request.view, MOST_DOUBLINGS)
+        suspects: list[PeerId] = []
+        with trio.move_on_after(ENOUGH * self._terms.patience * 2.0**doublings) as scope:
+            self._exchange = scope
+            try:
+                await self._compute(reduction, request)
+            except* ReductionFailed as failed:
+                for one in leaves(failed):
+                    assert isinstance(one, ReductionFailed)
+                    suspects += one.suspects
+            else:
+                return
+        if self._exchange is scope:
+            self._world.sometimes("diloco/an exchange failed", True)
+            found = tuple(dict.fromkeys(suspects)) or reduction.suspects
+            self._feed(ev.ReduceFailed(request.view, found))
+
+    async def _compute(self, reduction: Reduction, request: ev.Reduce) -> None:
+        carried = request.carried
+        if carried is None:
+            pieces = await reduction.mean()
+        else:
+            pieces = await reduction.carried(carried)
+        after = await self._step(pieces)
+        blob = Blob.of(pieces)
+        outcome = Outcome(request.plan, blob.root, after.blob.root)
+        self.server.offer(blob)
+        self._tentative[outcome.digest] = after
+        await self._save(request.plan.step, after.state, pieces)
+        self._feed(ev.Reduced(request.view, outcome))
+
+    async def _step(self, pieces: Sequence[bytes]) -> DigestedState:
+        """The outer step against a mean. Raises `BadMessage`."""
+        terms = self._terms
+        return await self._digested(
+            partial(DigestedState.after, rate=terms.outer_rate, decay=terms.outer_momentum),
+            self._grid,
+            self._state,
+            pieces,
+        )
+
+    async def _digested(
+        self, make: Callable[..., DigestedState], *arguments: object
+    ) -> DigestedState:
+        cost = 8 * self._engine.size / STEP_RATE
+        return await self._world.run_blocking(make, *arguments, cost=cost)
+
+    async def _save(self, step: int, state: OuterState, mean: Sequence[bytes]) -> None:
+        """Before it is voted for: whatever is decided is on the disks of a majority."""
+        try:
+            await self._store.save_mean(step, mean)
+            await self._store.save_state(step, state)
+        except StorageError as error:
+            logger.warning(
+                "diloco_not_saved step=%d: %s; training goes on, and the next step is saved"
+                " again",
+                step,
+                error,
+            )
+
+    # Records come into force.
+
+    async def _put_in_force(self, record: Record) -> None:
+        """Compute, catch up or recover; again until it succeeds or a later record is there."""
+        backoff = Backoff(self._world, "diloco/catch up")
+        while self.core.record is record and self.core.held < record.step:
+            state = self._tentative.get(record.digest)
+            if state is None:
+                try:
+                    state = await self._fetch_state(record)
+                except (PiecesUnavailable, BadMessage) as error:
+                    logger.info("diloco_behind step=%d: %s", record.step, error)
+            if state is not None and self.core.record is record:
+                await self._begin(record, state)
+                return
+            await backoff.wait()
+
+    async def _fetch_state(self, record: Record) -> DigestedState:
+        """From disk, by the mean if we hold the state before, else whole. Raises
+        `PiecesUnavailable`, `BadMessage`."""
+        found = await self._store.state(self.core.records, self._engine.size)
+        if found is not None and found[0] == record.step:
+            return await self._digested(DigestedState.of, found[1])
+        sources = self.core.holders(record.step, self._world.now())
+        self.figures.recovered_from = len(sources)
+        state = await self._caught_up(record, sources)
+        if state is None:
+            pieces = await self.client.blob(record.outcome.state_root, sources)
+            if len(pieces) != state_grid(self._engine.size).pieces:
+                raise BadMessage("the run's state is of another model")
+            self._world.sometimes("diloco/fetched a whole state", True)
+            state = await self._digested(DigestedState.joined, self._engine.size, pieces)
+        await self._save(record.step, state.state, self._mean_of(record))
+        return state
+
+    async def _caught_up(
+        self, record: Record, sources: Sequence[PeerId]
+    ) -> DigestedState | None:
+        """The state by the mean of the step, which is an eighth of it or less; None if that is
+        not enough."""
+        if self.core.held != record.step - 1 or not record.step:
+            return None
+        try:
+            pieces = await self.client.blob(record.outcome.sum_root, sources)
+        except PiecesUnavailable:
+            return None
+        if len(pieces) != self._grid.pieces:
+            return None
+        after = await self._step(pieces)
+        if after.blob.root != record.outcome.state_root:
+            return None
+        self.server.offer(Blob.of(pieces))
+        self._world.sometimes("diloco/caught up by a mean", True)
+        return after
+
+    def _mean_of(self, record: Record) -> Sequence[bytes]:
+        """The mean of a step, if it is here."""
+        blob = self.server.holds(record.outcome.sum_root)
+        return [] if blob is None else [blob.piece(one) for one in range(len(blob.digests))]
+
+    async def _begin(self, record: Record, found: DigestedState) -> None:
+        """Put a state in force: served, and what is older forgotten."""
+        self._state = found.state
+        self._tentative.clear()
+        self._means[record.step] = record.outcome.sum_root
+        self._serve_state(record.step, found)
+        self._feed(ev.Held(record.step))
+        self._world.trace("diloco_step", step=record.step, state=record.outcome.state_root)
+        self._note(record)
+        if record.step >= self._terms.outer_steps:
+            self.is_over = True
+
+    def _serve_state(self, step: int, found: DigestedState) -> None:
+        self._states[step] = self.server.offer(found.blob)
+        self._states = {one: root for one, root in self._states.items() if one > step - 2}
+        kept = self._config.means_kept
+        self._means = {one: root for one, root in self._means.items() if one > step - kept}
+        roots = [*self._states.values(), *self._means.values(), self._update_root]
+        self.server.keep_only(roots)
+
+    def _note(self, record: Record) -> None:
+        plan = record.outcome.plan
+        figures = RoundFigures(
+            record.step,
+            record.outcome.state_root.hex()[:16],
+            len(plan.members),
+            len(plan.summed),
+            None,
+        )
+        self.figures.rounds = [*self.figures.rounds[1 - ROUNDS_SHOWN :], figures]
+
+    # Inner steps.
+
+    async def _train_forever(self) -> None:
+        backoff = Backoff(self._world, "diloco/diverged")
+        while True:
+            while not self._may_begin():
+                await self._news.wait()
+            record = self.core.record
+            try:
+                await self._phase(record)
+            except WorkerDied as error:
+                logger.error("engine_died %s; the round is begun again", error)
+                self._ahead = InnerProgress()
+                await self._engine.restore()
+            except EngineError as error:
+                logger.error("diloco_diverged step=%d: %s", record.step, error)
+                await backoff.wait()
+
+    def _may_begin(self) -> bool:
+        core = self.core
+        if self.is_over and not self.sample:
+            return core.held == core.record.step
+        return core.is_member and core.round.ready is None and not self.is_over
+
+    def _is_current(self, record: Record) -> bool:
+        return self.core.record is record
+
+    async def _phase(self, record: Record) -> None:
+        """The inner steps of a round, and its update; given up when the round is over."""
+        ahead, self._ahead = self._ahead, InnerProgress()
+        if ahead.steps and ahead.step == record.step and not self.is_over:
+            await self._engine.shift(self._state.weights)
+        else:
+            ahead = InnerProgress(record.step)
+            await self._engine.load(self._state.weights)
+        await self._measure(record)
+        every = self._config.export_every
+        if self.is_over or (every and record.step and record.step % every == 0):
+            await self._export(record)
+        if self.is_over:
+            self.sample = await self._engine.write("def ", 160) or " "
+            return
+        window = part_of(
+            record,
+            self._world.signer.peer_id,
+            dealt(self.core.records, self._terms.phase_windows),
+            self._terms.phase_windows,
+        )
+        await self._inner_steps(record, ahead, window)
+        if not ahead.tokens or not self._is_current(record):
+            return
+        ready = await self._encode(record, ahead.tokens)
+        if not self._is_current(record):
+            return
+        self._feed(ev.Trained(ready))
+        while self._is_current(record) and self.core.round.ready is None:
+            await self._news.wait()
+        if self._terms.overlap and record.step + 1 < self._terms.outer_steps:
+            # The next record is not there yet: these windows are this member's if all stay.
+            self._ahead = InnerProgress(record.step + 1)
+            behind = window + len(record.members) * self._terms.phase_windows
+            await self._inner_steps(record, self._ahead, behind)
+
+    async def _export(self, record: Record) -> None:
+        """The model as a folder in Hugging Face's layout, with a card; a disk that refuses it
+        costs the export alone."""
+        card = model_card(self._run, record, self.figures, self._terms)
+        try:
+            await self._engine.export(EXPORT)
+            await self._world.disk.replace(f"{EXPORT}/README.md", card.encode())
+        except StorageError as error:
+            logger.warning("diloco_not_exported step=%d: %s", record.step, error)
+
+    async def _measure(self, record: Record) -> None:
+        every = self._config.evaluate_every
+        if not every or (record.step % every and not self.is_over):
+            return
+        loss = await self._engine.loss()
+        self.figures.rounds = [
+            RoundFigures(one.step, one.digest, one.members, one.summed, loss)
+            if one.step == record.step
+            else one
+            for one in self.figures.rounds
+        ]
+        self._world.trace("diloco_loss", step=record.step, loss=loss)
+
+    async def _inner_steps(self, record: Record, done: InnerProgress, window: int) -> None:
+        """Take what is left of a round's steps, in turns of about a second, while ``record`` is
+        the newest."""
+        terms, figures, turn = self._terms, self.figures, 1
+        began = self._world.now()
+        self._first_step_at = began if self._first_step_at is None else self._first_step_at
+        while done.steps < terms.inner_steps and self._is_current(record):
+            if terms.round_seconds and self._world.now() - began >= terms.round_seconds:
+                break
+            count = min(turn, terms.inner_steps - done.steps)
+            at = self._world.now()
+            phase = await self._engine.train(
+                done.step * terms.inner_steps + done.steps,
+                count,
+                window + done.steps * terms.sequences,
+            )
+            seconds = self._world.now() - at
+            figures.computed += seconds
+            figures.present = self._world.now() - self._first_step_at
+            figures.training_loss = phase.loss
+            figures.inner_steps += phase.steps
+            figures.tokens += phase.tokens
+            done.steps, done.tokens = done.steps + phase.steps, done.tokens + phase.tokens
+            turn = max(1, round(count * self._config.turn_seconds / max(seconds, 1e-3)))
+
+    async def _encode(self, record: Record, tokens: int) -> Ready:
+        """The update as it travels, durable with the optimiser's state before it is signed."""
+        update = await self._engine.update()
+        encoded = await self._world.run_blocking(
+            EncodedUpdate.of,
+            self._grid,
+            update,
+            self._residual,
+            cost=4 * update.size / STEP_RATE,
+        )
+        self._residual = encoded.residual if self._terms.feedback else None
+        pieces, blob = encoded.pieces, encoded.blob
+        await self._durable.insist(partial(self._store.save_update, pieces))
+        await self._durable.insist(self._engine.save)
+        self._update_root = self.server.offer(blob)
+        return Ready(
+            record.step + 1,
+            0,
+            record.digest,
+            tokens,
+            self.server.rate,
+            encoded.norms,
+            blob.digests,
+            author=self._world.signer.peer_id,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedUpdate:
+    """An update as it travels, and what encoding lost of it."""
+
+    pieces: list[bytes]
+    norms: tuple[float, ...]
+    """Of the pieces as they decode, in float32."""
+    blob: Blob
+    residual: Values
+
+    @classmethod
+    def of(cls, grid: PieceGrid, update: Values, residual: Values | None) -> EncodedUpdate:
+        """Raises `EngineError` if it is not finite: the inner steps have diverged."""
+        whole = update if residual is None else update + residual
+        try:
+            pieces = grid.encode_all(whole)
+        except ValueError as error:
+            raise EngineError(f"this member's update cannot be sent: {error}") from error
+        back = grid.join(pieces)
+        parts = (back[grid.span(one)] for one in range(grid.pieces))
+        norms = tuple(float(np.float32(norm_of(part))) for part in parts)
+        return cls(pieces, norms, Blob.of(pieces), whole - back)
+
+
+def model_card(run: bytes, record: Record, figures: MemberFigures, terms: DilocoTerms) -> str:
+    """What came of which run, for those that find the folder."""
+    curve = "\n".join(
+        f"| {one.step} | {one.members} | {one.summed} | {one.loss:.4f} |"
+        for one in figures.rounds
+        if one.loss is not None
+    )
+    most = record.step * terms.phase_tokens
+    return (
+        f"# Round {record.step} of run {run.hex()}\n\n"
+        f"Pre-trained by DiLoCo on {', '.join(terms.corpora)}: {terms.outer_steps} rounds of up"
+        f" to {terms.inner_steps} inner steps ({terms.inner.value}), updates in"
+        f" {terms.codec.value}. At most {most:,} tokens a member; {figures.tokens:,} by the one"
+        " that wrote this.\n\n"
+        f"State: `{record.outcome.state_root.hex()}`, signed by {len(record.signatures)}"
+        " members.\n\n"
+        + "".join(f"- {peer}\n" for peer in record.members)
+        + f"\n| round | members | updates | held-out loss |\n|---|---|---|---|\n{curve}\n"
+    )

@@ -1,0 +1,170 @@
+"""The process in which a member's inner steps are computed: ``python -m roles.diloco.worker``.
+
+Frames on the standard streams, as with `roles.engines.worker`; vectors are in files of raw
+float32, of which the frames say where they are. What a caller or its machine can cause comes
+back as a `Failure`; anything else ends the process with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2p.errors import MissingDependency, ShoalError
+from p2p.node.tables import read_table
+from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.windows import windows
+from roles.diloco.corpus import Windows, open_corpora
+from roles.engines import codec
+from roles.engines.config import EngineConfig, config_from_wire
+from roles.shared.worker_streams import serve_streams
+
+EVALUATED: Final = 32
+"""Windows whose loss is measured in one pass."""
+
+
+class InnerServer:
+    """One model, one corpus."""
+
+    def __init__(
+        self, config: EngineConfig, terms: DilocoTerms, places: Mapping[str, str], base: str
+    ) -> None:
+        try:
+            from roles.engines.torch.pretrain import Pretrainer
+        except ImportError as error:
+            raise MissingDependency(
+                f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
+            ) from error
+        self._terms, self._config = terms, config
+        self._text = _TextCodec(base)
+        self._corpus: Windows = open_corpora(
+            terms.corpora, places, self._text.encode, end=config.end_tokens[0],
+            vocabulary=config.shape.vocabulary, window=terms.window, held_out=terms.held_out,
+        )  # fmt: skip
+        self._trainer = Pretrainer(config, terms, Path(base) if base else None)
+
+    def call(self, method: str, arguments: Sequence[Any]) -> object:
+        """The result is fit for the pipe."""
+        trainer = self._trainer
+        match method, arguments:
+            case "begin", [path]:
+                _write(path, trainer.vector())
+                return None
+            case "load", [path]:
+                trainer.load(np.fromfile(path, "<f4", trainer.size))
+                return None
+            case "shift", [path]:
+                trainer.shift(np.fromfile(path, "<f4", trainer.size))
+                return None
+            case "train", [first, steps, window]:
+                return astuple(trainer.train(self._batches(window, steps), first))
+            case "update", [path]:
+                _write(path, trainer.update())
+                return None
+            case "loss", []:
+                return trainer.loss(self._held_out())
+            case "write", [text, count, seed]:
+                start = self._text.encode(text)
+                return self._text.decode(trainer.continue_text(start, count, seed))
+            case "save", [path, previous]:
+                trainer.save(Path(path), Path(previous))
+                return None
+            case "restore", [path]:
+                return trainer.restore(Path(path))
+            case "export", [folder]:
+                trainer.export(Path(folder))
+                return None
+        raise TypeError(f"an inner engine has no method {method}({len(arguments)} arguments)")
+
+    @property
+    def size(self) -> int:
+        """Weights of the model."""
+        return self._trainer.size
+
+    def _batches(self, first: int, steps: int) -> list[NDArray[np.int64]]:
+        corpus, sequences = self._corpus, self._terms.sequences
+        numbers = windows(self._config.seed, first, steps * sequences, int(corpus.starts.size))
+        rows = corpus.read(corpus.starts[numbers])
+        return list(rows.reshape(steps, sequences, corpus.width))
+
+    def _held_out(self) -> list[NDArray[np.int64]]:
+        held = self._corpus.held_out
+        return [
+            self._corpus.read(held[at : at + EVALUATED])
+            for at in range(0, held.size, EVALUATED)
+        ]
+
+
+class _TextCodec:
+    """The tokenizer of the base, or bytes where there is no base."""
+
+    def __init__(self, base: str) -> None:
+        self._tokenizer: Any = None
+        if base:
+            from roles.models.tokenizer import Tokenizer
+
+            self._tokenizer = Tokenizer.open(Path(base))
+
+    def encode(self, text: str) -> Sequence[int]:
+        """A document as tokens."""
+        if self._tokenizer is None:
+            return text.encode()
+        found: Sequence[int] = self._tokenizer.encode(text)
+        return found
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """For people."""
+        if self._tokenizer is None:
+            return bytes(one for one in tokens if one < 256).decode(errors="replace")
+        return str(self._tokenizer.decode(tokens))
+
+
+def _write(path: str, vector: NDArray[np.float32]) -> None:
+    """Whole or not at all; it need not outlive a crash of the machine."""
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = target.with_name(target.name + ".partial")
+    vector.astype("<f4").tofile(unfinished)
+    unfinished.replace(target)
+
+
+def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
+    """Answer frames until the process ends."""
+    server: InnerServer | None = None
+    while True:
+        method, arguments = codec.decode_request(receive())
+        try:
+            if server is None:
+                server = _configure(method, arguments)
+                value: object = server.size
+            else:
+                value = server.call(method, arguments)
+        except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
+            send(codec.encode_failure(codec.failure_of(error)))
+        else:
+            send(codec.encode_reply(value))
+
+
+def _configure(method: str, arguments: Sequence[Any]) -> InnerServer:
+    if method != "configure":
+        raise TypeError(f"the first call of a worker is configure, not {method}")
+    config, terms, places, base = arguments
+    found = config_from_wire(config)
+    os.nice(found.nice)
+    os.environ["OMP_NUM_THREADS"] = str(found.threads)
+    return InnerServer(found, read_table(DilocoTerms, terms, "the run file"), places, base)
+
+
+def main() -> None:
+    """Serve one member's inner steps on the standard streams."""
+    serve_streams(serve)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Inner steps on text: AdamW or Muon, clipped, on a schedule; and the way to a vector and back.
+
+A model is one vector of float32, its parameters end to end in the order of their names, for
+all that members exchange. `Pretrainer` holds the outer weights as such a vector, and a model
+that begins from them; its optimiser's moments stay across rounds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from roles.diloco.core.terms import DilocoTerms, Inner
+from roles.engines.base import EngineError
+from roles.engines.config import EngineConfig
+from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
+from roles.engines.torch.device import uses_bfloat16
+from roles.engines.torch.files import load_weights, save_folder
+from roles.engines.torch.model import TransformerModel
+
+_STEPS: Final = "steps"
+"""In a checkpoint: inner steps taken."""
+_NEWTON: Final = (3.4445, -4.7750, 2.0315)
+"""Muon's quintic, which brings all singular values near 1 in five turns."""
+_TURNS: Final = 5
+RAMP: Final = 20
+"""Inner steps over which the rate climbs for a member without moments: Adam's first steps are
+as large as its rate, whatever the gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What some inner steps came to."""
+
+    steps: int
+    tokens: int
+    loss: float
+    """Nats a token, the mean over them."""
+
+
+class Pretrainer:
+    """One member's model, in its worker process."""
+
+    def __init__(self, config: EngineConfig, terms: DilocoTerms, base: Path | None) -> None:
+        torch.set_num_threads(config.threads)
+        self._config, self._terms = config, terms
+        self.model = TransformerModel(config.shape)
+        if base is None:
+            self.model.initialise(config.seed)
+        else:
+            load_weights(self.model, base)
+        self._parameters = [weight for _, weight in sorted(self.model.named_parameters())]
+        self._names = [name for name, _ in sorted(self.model.named_parameters())]
+        self._bf16 = uses_bfloat16(config)
+        self._begin_moments()
+        self._outer = self._sent = self.vector()
+
+    def _begin_moments(self) -> None:
+        self._first = [torch.zeros_like(weight) for weight in self._parameters]
+        self._second = [torch.zeros_like(weight) for weight in self._parameters]
+        self._taken = 0
+
+    @property
+    def size(self) -> int:
+        """Weights of the model."""
+        return sum(weight.numel() for weight in self._parameters)
+
+    def vector(self) -> NDArray[np.float32]:
+        """The weights end to end."""
+        with torch.no_grad():
+            return torch.cat([one.detach().reshape(-1) for one in self._parameters]).numpy()
+
+    def load(self, vector: NDArray[np.float32]) -> None:
+        """Begin a round from these outer weights. Raises `EngineError` if they are not this
+        model's."""
+        if vector.size != self.size or not np.isfinite(vector).all():
+            raise EngineError(
+                f"{vector.size} outer weights are not the {self.size} of this model"
+            )
+        self._outer = vector.copy()
+        self._put(self._outer)
+
+    def shift(self, vector: NDArray[np.float32]) -> None:
+        """Begin a round from these outer weights with the steps that were taken since the last
+        update went out. Raises `EngineError` as `load` does."""
+        ahead = self.vector() - self._sent
+        self.load(vector)
+        self._put(self._outer + ahead)
+
+    def _put(self, vector: NDArray[np.float32]) -> None:
+        at = 0
+        with torch.no_grad():
+            for weight in self._parameters:
+                part = torch.from_numpy(vector[at : at + weight.numel()])
+                weight.copy_(part.view(weight.shape))
+                at += weight.numel()
+
+    @contextmanager
+    def _at_outer(self) -> Iterator[None]:
+        """With the outer weights in the model, for the length of the block."""
+        inner = self.vector()
+        self._put(self._outer)
+        try:
+            yield
+        finally:
+            self._put(inner)
+
+    def update(self) -> NDArray[np.float32]:
+        """Outer minus inner weights: what the others get. Steps from now on are ahead."""
+        self._sent = self.vector()
+        difference: NDArray[np.float32] = self._outer - self._sent
+        return difference
+
+    def train(self, batches: Sequence[NDArray[np.int64]], first: int) -> Trained:
+        """An inner step for each batch of (sequences, window + 1) tokens; ``first`` is the
+        number of the first in the run's schedule."""
+        tokens, total = 0, 0.0
+        for number, batch in enumerate(batches, first):
+            loss = self._step(torch.from_numpy(batch), self._terms.rate_at(number))
+            total += loss * batch[:, 1:].size
+            tokens += batch[:, 1:].size
+        return Trained(len(batches), tokens, total / max(1, tokens))
+
+    def _step(self, batch: Tensor, rate: float) -> float:
+        terms = self._terms
+        with self._arithmetic():
+            hidden = self.model(batch[:, :-1])
+        logits = self.model.logits(hidden.float()).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
+        penalty = terms.z_loss * logits.amax(-1).square().mean() if terms.z_loss else 0.0
+        torch.autograd.backward(loss + penalty)
+        nn.utils.clip_grad_norm_(self._parameters, terms.gradient_norm)
+        self._taken += 1
+        ramp = min(1.0, self._taken / RAMP)
+        with torch.no_grad():
+            for place, weight in enumerate(self._parameters):
+                self._descend(place, weight, rate * ramp)
+                weight.grad = None
+        return float(loss.detach())
+
+    def _descend(self, place: int, weight: Tensor, rate: float) -> None:
+        gradient, first, second = weight.grad, self._first[place], self._second[place]
+        assert gradient is not None
+        terms = self._terms
+        early, late = terms.betas
+        weight.mul_(1 - rate * terms.weight_decay)
+        if terms.inner is Inner.MUON and _is_inner_matrix(self._names[place], weight):
+            first.mul_(late).add_(gradient)
+            weight.add_(orthogonal(gradient.add(first, alpha=late)), alpha=-0.2 * rate
+                        * math.sqrt(max(weight.shape)))  # fmt: skip
+            return
+        first.lerp_(gradient, 1 - early)
+        second.mul_(late).addcmul_(gradient, gradient, value=1 - late)
+        size = rate / (1 - early**self._taken)
+        spread = second.sqrt().div_(math.sqrt(1 - late**self._taken)).add_(1e-8)
+        weight.addcdiv_(first, spread, value=-size)
+
+    def _arithmetic(self) -> AbstractContextManager[object]:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self._bf16)
+
+    def loss(self, batches: Sequence[NDArray[np.int64]]) -> float:
+        """Nats a token of the outer weights, on windows that no member learns from."""
+        total, tokens = 0.0, 0
+        with torch.no_grad(), self._at_outer():
+            for batch in batches:
+                read = torch.from_numpy(batch)
+                logits = self.model.logits(self.model(read[:, :-1])).float()
+                sums = F.cross_entropy(
+                    logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum"
+                )
+                total += float(sums)
+                tokens += read[:, 1:].numel()
+        return total / max(1, tokens)
+
+    def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
+        """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
+        generator = torch.Generator().manual_seed(seed)
+        read = list(tokens)
+        with torch.no_grad(), self._at_outer():
+            for _ in range(count):
+                context = torch.tensor([read[-self._terms.window :]])
+                hidden = self.model(context)[0, -1:]
+                odds = torch.softmax(self.model.logits(hidden).float()[0] / 0.7, -1)
+                read.append(int(torch.multinomial(odds, 1, generator=generator)))
+        return read[len(tokens) :]
+
+    def save(self, path: Path, previous: Path) -> None:
+        """The optimiser's state, atomically; what was there is kept at ``previous``."""
+        tensors = {_STEPS: torch.tensor([self._taken])}
+        for name, first, second in zip(self._names, self._first, self._second, strict=True):
+            tensors |= {f"first.{name}": first, f"second.{name}": second}
+        write_checkpoint(path, previous, tensors)
+
+    def restore(self, path: Path) -> bool:
+        """Take up what `save` wrote; whether there was something. Raises `EngineError` on a
+        damaged file."""
+        if not path.exists():
+            self._begin_moments()
+            return False
+        found = read_checkpoint(path)
+        expected = {f"{kind}.{name}" for kind in ("first", "second") for name in self._names}
+        if found.keys() != {_STEPS, *expected}:
+            raise EngineError(f"{path} holds the optimiser of another model")
+        for name, first, second in zip(self._names, self._first, self._second, strict=True):
+            first.copy_(found[f"first.{name}"])
+            second.copy_(found[f"second.{name}"])
+        self._taken = int(found[_STEPS][0])
+        return True
+
+    def export(self, folder: Path) -> None:
+        """The outer weights as a folder that transformers and vLLM load."""
+        context, end_tokens = self._config.context, self._config.end_tokens
+        with self._at_outer():
+            save_folder(self.model, folder, context=context, end_tokens=end_tokens)
+
+
+def _is_inner_matrix(name: str, weight: Tensor) -> bool:
+    return weight.dim() == 2 and "embed" not in name and "head" not in name
+
+
+def orthogonal(matrix: Tensor) -> Tensor:
+    """The nearest matrix whose singular values are about 1, by Newton and Schulz."""
+    a, b, c = _NEWTON
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = matrix.t() if tall else matrix
+    x = x / (x.norm() + 1e-7)
+    for _ in range(_TURNS):
+        square = x @ x.t()
+        x = a * x + (b * square + c * square @ square) @ x
+    found: Tensor = x.t() if tall else x
+    return found

@@ -1,0 +1,235 @@
+"""Members of a DiLoCo run that come, die, return and lie, with pretended inner steps. (L1)
+
+Real sessions on simulated hosts, links and disks; only the model is pretended. The first
+``founders`` nodes found the run, the others join at ``join_at`` seconds. Of the founders the
+last ``hostile`` are hostile in one way each, by turns: pieces that are NaN, an update a
+thousand times too large, sums that are none. Faults come from the scenario. Replicas must have
+one state at each step, whatever happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import ClassVar, Final
+
+import numpy as np
+
+from p2p.identity import PeerId
+from p2p.world import World
+from roles.diloco.config import DilocoConfig
+from roles.diloco.core.messages import Ready, Record, Sum
+from roles.diloco.core.pieces import digest_of
+from roles.diloco.core.quant import Codec, Values
+from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.exchange import Blob, PieceServer
+from roles.diloco.inner import FakeInner
+from roles.diloco.session import DilocoSession
+from roles.engines.config import DeviceProfile, EngineConfig
+from sim.node.swarm import SimNode, Swarm
+from sim.run.scenario import Scenario
+from sim.workloads.supervision import supervise
+
+RUN: Final = b"simulated pre-training run, 32 b"
+LOOK: Final = 1.0
+"""Virtual seconds between looks at the swarm."""
+
+
+class Anyone:
+    """All nodes of the scenario may train."""
+
+    def __init__(self, peers: Sequence[PeerId]) -> None:
+        self._peers = frozenset(peers)
+
+    def may_train(self, peer: PeerId) -> bool:
+        """See `roles.diloco.membership.MayTrain`."""
+        return peer in self._peers
+
+
+class NanServer(PieceServer):
+    """Gives others pieces that its own sums do not read."""
+
+    def __init__(self, world: World, may: Callable[[PeerId], bool]) -> None:
+        super().__init__(world, may)
+        self.honest: dict[bytes, Blob] = {}
+
+    def holds(self, root: bytes) -> Blob | None:
+        """What this node itself reads."""
+        return self.honest.get(root) or super().holds(root)
+
+
+class NanSession(DilocoSession):
+    """Contributes a piece whose first scale is NaN."""
+
+    async def _encode(self, record: Record, tokens: int) -> Ready:
+        ready = await super()._encode(record, tokens)
+        blob = self.server.holds(self._update_root)
+        assert blob is not None
+        pieces = [blob.piece(one) for one in range(len(blob.digests))]
+        pieces[0] = b"\xc0\x7f" + pieces[0][2:]
+        self._update_root = self.server.offer(Blob.of(pieces))
+        assert isinstance(self.server, NanServer)
+        self.server.honest[self._update_root] = blob
+        return replace(ready, digests=(digest_of(pieces[0]), *ready.digests[1:]))
+
+
+class ThousandfoldInner(FakeInner):
+    """Its updates are a thousand times as large as they were computed."""
+
+    async def update(self) -> Values:
+        """See `InnerEngine`."""
+        return np.float32(1000) * await super().update()
+
+
+class LyingServer(PieceServer):
+    """Gives sums that are none, signed as if they were."""
+
+    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+        """As the honest one, but for the last byte of each piece."""
+        wrong = [piece[:-1] + bytes((piece[-1] ^ 0x11,)) for piece in pieces]
+        lie = replace(total, digests=tuple(map(digest_of, wrong)))
+        super().offer_sum(lie.signed(RUN, self._world.signer), wrong)
+
+
+class Pretraining:
+    """Founders, joiners and liars of one run."""
+
+    parameters: ClassVar[Sequence[str]] = (
+        "founders",
+        "join_at",
+        "rounds",
+        "hostile",
+        "anchor",
+        "step_seconds",
+        "overlap",
+    )
+
+    strangers: ClassVar[Sequence[str]] = ()
+    """Sites that have another run file."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, DilocoSession] = {}
+        self._states: dict[int, dict[str, bytes]] = {}
+        self._members: dict[int, int] = {}
+        self._named: dict[str, int] = {}
+        self._terms = DilocoTerms()
+        self._profile = DeviceProfile()
+        self._founders: list[PeerId] = []
+        self._peers: list[PeerId] = []
+        self._hostile: dict[str, int] = {}
+
+    async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
+        """Play until all hold the last round, or the duration is over."""
+        founders = int(scenario.parameter("founders", 4))
+        hostile = int(scenario.parameter("hostile", 0))
+        names = [f"site-{number}" for number in range(scenario.nodes)]
+        signer = swarm.simulation.keys.signer
+        self._peers = [signer(name).peer_id for name in names]
+        self._founders = self._peers[:founders]
+        self._hostile = {
+            name: number for number, name in enumerate(names[founders - hostile : founders])
+        }
+        self._profile = DeviceProfile(step_seconds=scenario.parameter("step_seconds", 0.1))
+        self._terms = DilocoTerms(
+            outer_steps=int(scenario.parameter("rounds", 12)),
+            inner_steps=100,
+            codec=Codec.INT8,
+            overlap=bool(scenario.parameter("overlap", 0)),
+            grace=10.0,
+            patience=30.0,
+            anchor=self._peers[0] if scenario.parameter("anchor", 0) else None,
+        )
+        for name in names[:founders]:
+            swarm.add(name, self._live, link=scenario.link)
+        swarm.every(LOOK, self._look)
+        await swarm.sleep_until(scenario.parameter("join_at", 30.0))
+        for name in names[founders:]:
+            swarm.add(name, self._live, link=scenario.link)
+        while swarm.simulation.now < scenario.duration and not self._is_over(swarm):
+            await swarm.sleep(LOOK)
+        return self._measure(swarm)
+
+    async def _live(self, machine: SimNode) -> None:
+        await supervise(machine, self._process)
+
+    async def _process(self, machine: SimNode) -> None:
+        way = self._hostile.get(machine.name)
+        inner = ThousandfoldInner if way == 1 else FakeInner
+        engine = inner(
+            machine.world, EngineConfig(kind="fake", profile=self._profile), self._terms
+        )
+        kind = NanSession if way == 0 else DilocoSession
+        may = Anyone(self._peers)
+        async with machine.open_host() as host:
+            for other in machine.siblings:
+                host.add_addrs(other.peer_id, [other.addr])
+            session = kind(
+                machine.world,
+                host,
+                bytes(len(RUN)) if machine.name in self.strangers else RUN,
+                self._terms,
+                DilocoConfig(),
+                engine,
+                self._founders,
+                may,
+            )
+            if way == 0:
+                session.server = NanServer(machine.world, may.may_train)
+            elif way == 2:
+                session.server = LyingServer(machine.world, may.may_train)
+            self._sessions[machine.name] = session
+            await session.work_forever()
+
+    def _look(self) -> None:
+        for name, session in self._sessions.items():
+            if not hasattr(session, "core"):
+                continue
+            for record in session.core.records[1:]:
+                self._members.setdefault(record.step, len(record.members))
+            for figures in session.figures.rounds:
+                digests = self._states.setdefault(figures.step, {})
+                digests[name] = figures.digest.encode()
+            if session.core.convicted and name not in self._hostile:
+                self._named.setdefault(name, session.step)
+
+    def _is_over(self, swarm: Swarm) -> bool:
+        living = [node.name for node in swarm.alive]
+        return bool(living) and all(
+            name in self._sessions and self._sessions[name].is_over
+            for name in living
+            if name not in self._hostile
+        )
+
+    def _measure(self, swarm: Swarm) -> Mapping[str, float | int | str]:
+        self._look()
+        honest = {
+            node.name: self._sessions[node.name]
+            for node in swarm.alive
+            if node.name not in self._hostile and node.name in self._sessions
+        }
+        wrongly = {
+            peer
+            for session in honest.values()
+            for peer in session.core.convicted
+            if peer not in [swarm.nodes[name].peer_id for name in self._hostile]
+        }
+        newest = max((session.step for session in honest.values()), default=-1)
+        return {
+            "rounds": min((session.step for session in honest.values()), default=-1),
+            "newest": newest,
+            "members_end": self._members.get(newest, 0),
+            "replicas_differ": sum(
+                len(dict.fromkeys(found.values())) > 1 for found in self._states.values()
+            ),
+            "wrongly_named": len(wrongly),
+            "convicted": max((len(one.core.convicted) for one in honest.values()), default=0),
+            "named_by_round": max(self._named.values(), default=0),
+            "views": max((one.figures.views for one in honest.values()), default=0),
+            "utilised": round(
+                min((one.figures.utilised for one in honest.values()), default=0.0), 3
+            ),
+            "loss": round(
+                max((one.figures.training_loss or 0.0 for one in honest.values()), default=0), 5
+            ),
+            "seconds": round(swarm.simulation.now, 1),
+        }

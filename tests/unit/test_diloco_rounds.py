@@ -1,0 +1,353 @@
+"""Outer steps are agreed on whatever happens to whom: hundreds of seeds, each a small world."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from roles.diloco.core import events as ev
+from roles.diloco.core.election import Freedom, choose, is_majority
+from roles.diloco.core.messages import (
+    NO_DIGEST,
+    Outcome,
+    Plan,
+    Promise,
+    Record,
+    RoundMessage,
+    Vote,
+)
+from roles.diloco.core.round import RoundConfig, check_record, genesis
+from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest, double_vote
+
+SEEDS = range(40)
+"""Of all kinds of faults; `python -m tests.unit.test_diloco_rounds` plays 200."""
+
+
+@pytest.mark.parametrize("block", range(8))
+def test_faults_of_all_kinds_cost_no_step_and_no_replica(block: int) -> None:
+    """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
+    late joiners: one history, one state a step, and the run goes on after the faults."""
+    for seed in SEEDS[block::8]:
+        play_faults(seed)
+
+
+def play_faults(seed: int) -> None:
+    swarm = DilocoSwarm(7, seed, skew=60.0, loss=0.05, founders=5)
+    dice = Random(seed)
+    swarm.start(0, 1, 2, 3, 4)
+    swarm.at(dice.uniform(5, 60), lambda: swarm.start(5))
+    swarm.at(dice.uniform(5, 60), lambda: swarm.start(6))
+    for _ in range(3):
+        victim, when = dice.randrange(5), dice.uniform(1, 100)
+        swarm.at(when, lambda v=victim: swarm.kill(v))
+        swarm.at(when + dice.uniform(1, 40), lambda v=victim: swarm.start(v))
+    sides = dice.sample(range(7), 7)
+    cut, when = dice.randrange(1, 6), dice.uniform(1, 90)
+    swarm.at(when, lambda: swarm.partition(sides[:cut], sides[cut:]))
+    swarm.at(when + dice.uniform(5, 60), swarm.heal)
+    swarm.run(170)
+    swarm.check()
+    before = swarm.step()
+    swarm.run(230)
+    swarm.check()
+    assert len(swarm.alive) == 7, seed
+    assert swarm.step() > before, f"seed {seed} stands still at {before}"
+    assert len(swarm.machines[0].records[-1].members) == 7, f"seed {seed}: some are out"
+
+
+def test_same_seed_same_trace() -> None:
+    traces = []
+    for _ in range(2):
+        swarm = DilocoSwarm(5, 3, loss=0.1, skew=10)
+        swarm.start()
+        swarm.run(60)
+        traces.append(swarm.trace.digest())
+    assert traces[0] == traces[1]
+
+
+def test_a_killed_member_is_out_of_the_next_record_and_a_late_one_in() -> None:
+    swarm = DilocoSwarm(4, 0, founders=3)
+    swarm.start(0, 1, 2)
+    swarm.run(30)
+    swarm.start(3)
+    swarm.run(60)
+    assert swarm.machines[3].peer in swarm.machines[0].records[-1].members
+    swarm.kill(1)
+    at = swarm.machines[0].held
+    swarm.run(100)
+    swarm.check()
+    assert swarm.machines[0].held > at
+    assert swarm.machines[1].peer not in swarm.machines[0].records[at + 2].members
+    assert swarm.machines[1].peer not in swarm.machines[0].records[-1].outcome.plan.summed
+
+
+def test_three_joins_in_one_round() -> None:
+    swarm = DilocoSwarm(6, 5, founders=3)
+    swarm.start(0, 1, 2)
+    swarm.run(22)
+    before = len(swarm.machines[0].records)
+    swarm.start(3, 4, 5)
+    swarm.run(60)
+    swarm.check()
+    sizes = [len(record.members) for record in swarm.machines[0].records[before:]]
+    assert sizes[-1] == 6
+    assert 6 in sizes[:3]
+
+
+def test_half_killed_at_once_goes_on_with_the_anchor_among_the_survivors() -> None:
+    swarm = DilocoSwarm(6, 2, anchor=0)
+    swarm.start()
+    swarm.run(25)
+    swarm.kill(3, 4, 5)
+    at = swarm.machines[0].held
+    swarm.run(90)
+    swarm.check()
+    assert swarm.machines[0].held >= at + 3
+    assert len(swarm.machines[0].records[-1].members) == 3
+
+
+def test_without_a_majority_the_survivors_stop_and_go_on_with_those_that_return() -> None:
+    swarm = DilocoSwarm(6, 2)
+    swarm.start()
+    swarm.run(25)
+    swarm.kill(3, 4, 5)
+    swarm.run(60)
+    at = swarm.machines[0].held
+    swarm.run(150)
+    assert [swarm.machines[n].held for n in (0, 1, 2)] == [at] * 3
+    assert all(swarm.machines[n].stalls == 1 for n in (0, 1, 2))
+    assert all(machine.core.is_stalled for machine in swarm.alive)
+    swarm.start(3)
+    swarm.run(260)
+    swarm.check()
+    assert swarm.step() > at
+
+
+def test_a_healed_partition_has_one_history() -> None:
+    """The minority's round is thrown away; it rejoins by what the majority decided."""
+    swarm = DilocoSwarm(5, 7)
+    swarm.start()
+    swarm.run(20)
+    swarm.partition([0, 1], [2, 3, 4])
+    at = swarm.machines[0].held
+    swarm.run(80)
+    assert swarm.machines[0].held <= at + 1
+    assert swarm.machines[2].held > at + 2
+    swarm.heal()
+    swarm.run(140)
+    swarm.check()
+    assert len(swarm.machines[2].records[-1].members) == 5
+    assert swarm.step() > at + 4
+
+
+def test_a_slow_member_stays_and_does_not_hold_the_others_up() -> None:
+    swarm = DilocoSwarm(4, 4)
+    swarm.machines[2].seconds = 500.0
+    swarm.start()
+    swarm.run(200)
+    swarm.check()
+    assert swarm.machines[0].held >= 8
+    record = swarm.machines[0].records[-1]
+    assert swarm.machines[2].peer in record.members
+    assert swarm.machines[2].peer not in record.outcome.plan.summed
+
+
+def test_a_member_that_leaves_is_out_at_the_next_border() -> None:
+    swarm = DilocoSwarm(4, 4)
+    swarm.start()
+    swarm.run(20)
+    swarm.feed(swarm.machines[1], ev.Leave())
+    at = swarm.machines[0].held
+    swarm.run(60)
+    swarm.check()
+    assert all(
+        swarm.machines[1].peer not in record.members
+        for record in swarm.machines[0].records[at + 2 :]
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_two_stories_end_a_membership_within_three_steps(seed: int) -> None:
+    """A member that votes one thing to some and another to the rest: whoever sees both has the
+    proof, and tells all."""
+    swarm = DilocoSwarm(5, seed)
+    liar = swarm.machines[4]
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine is liar and isinstance(message, Vote) and peer in swarm.founders[:2]:
+            return double_vote(machine.core, message).other
+        return message
+
+    swarm.twist = lie
+    swarm.start()
+    swarm.run(120)
+    swarm.check()
+    first = next(
+        step
+        for step, record in enumerate(swarm.machines[0].records)
+        if liar.peer not in record.members
+    )
+    assert first <= 4
+    honest = swarm.machines[:4]
+    assert all(liar.peer in machine.core.convicted for machine in honest)
+    assert all(set(machine.core.convicted) == {liar.peer} for machine in honest)
+    assert swarm.machines[0].held > first + 2
+
+
+def test_a_restarted_member_never_contradicts_itself() -> None:
+    """Killed again and again, at any point of a round, with an update of its own each time."""
+    for seed in range(20):
+        swarm = DilocoSwarm(4, seed)
+        dice = Random(seed)
+        swarm.start()
+        for _ in range(8):
+            when, victim = dice.uniform(1, 90), dice.randrange(4)
+            swarm.at(when, lambda s=swarm, v=victim: s.kill(v))
+            swarm.at(when + dice.uniform(0.1, 3), lambda s=swarm, v=victim: s.start(v))
+        swarm.run(130)
+        swarm.check()
+        assert not any(machine.core.convicted for machine in swarm.alive), seed
+
+
+def test_a_member_that_has_forgotten_what_it_signed_sits_a_step_out() -> None:
+    """Its disk was wiped after its update was out: a second one for the step, from training
+    again, would convict it."""
+    for seed in range(10):
+        swarm = DilocoSwarm(4, seed)
+        swarm.machines[0].seconds = 20.0  # so that the others wait, their updates signed
+        swarm.start()
+        swarm.run(35)
+        victim = swarm.machines[1]
+        while victim.core.round.ready is None:
+            swarm.run(swarm.now + 1)
+        swarm.kill(1)
+        victim.records, victim.held, victim.kept = victim.records[:1], 0, None
+        victim.states = {0: NO_DIGEST}
+        swarm.run(swarm.now + 1)
+        swarm.start(1)
+        swarm.run(200)
+        swarm.check()
+        assert not any(machine.core.convicted for machine in swarm.alive), seed
+        assert victim.peer in swarm.machines[0].records[-1].outcome.plan.summed, seed
+
+
+# Majorities and what must be proposed again.
+
+PEERS = tuple(sorted(peer_named(n) for n in range(5)))
+BEFORE = genesis(RUN, PEERS)
+
+
+def outcome(name: bytes) -> Outcome:
+    plan = Plan(1, BEFORE.digest, ((PEERS[0], digest(name)),), PEERS)
+    return Outcome(plan, digest(name), digest(name))
+
+
+def vote(number: int, view: int, name: bytes) -> Vote:
+    signer = FakeSigner(PEERS[number])
+    return Vote(1, view, outcome(name), author=PEERS[number]).signed(RUN, signer)
+
+
+def promise(number: int, voted: Vote | None = None) -> Promise:
+    return Promise(1, 9, BEFORE.digest, voted, author=PEERS[number])
+
+
+def test_half_is_a_majority_only_with_the_anchor() -> None:
+    four = PEERS[:4]
+    assert not is_majority(four[:2], four, None)
+    assert is_majority(four[:2], four, four[0])
+    assert not is_majority(four[2:], four, four[0])
+    assert is_majority(four[1:], four, four[0])
+    assert not is_majority(four[:2], four, PEERS[4])
+
+
+def test_the_newest_vote_is_proposed_again() -> None:
+    """Also when its own view cannot have decided it: an earlier one may have, and bound it."""
+    a = [
+        promise(0, vote(0, 0, b"a")),
+        promise(1, vote(1, 0, b"a")),
+        promise(3, vote(3, 1, b"a")),
+    ]
+    assert choose(a, PEERS, None) == outcome(b"a")
+    b = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 1, b"b")), promise(2)]
+    assert choose(b, PEERS, None) == outcome(b"b")
+    assert choose([promise(0), promise(1), promise(2)], PEERS, None) is Freedom.FREE
+
+
+def test_what_a_liar_voted_for_alone_binds_no_one_once_the_others_have_promised() -> None:
+    """It had bound all later views for ever: none could vote for what none had computed."""
+    lie = promise(4, vote(4, 0, b"lie"))
+    assert choose([lie, promise(0), promise(1)], PEERS, None) == outcome(b"lie")
+    assert choose([lie, promise(0), promise(1), promise(2)], PEERS, None) is Freedom.FREE
+
+
+def test_a_member_that_votes_for_what_it_made_up_stops_no_round() -> None:
+    swarm = DilocoSwarm(4, 1)
+    liar = swarm.machines[3]
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine is liar and isinstance(message, Vote):
+            return double_vote(machine.core, message).other
+        if machine is liar and isinstance(message, Promise) and machine.core.round.vote:
+            made_up = double_vote(machine.core, machine.core.round.vote).other
+            said = Promise(
+                message.step, message.view, message.previous, made_up, author=machine.peer
+            )
+            return said.signed(RUN, FakeSigner(machine.peer))
+        return message
+
+    swarm.twist = lie
+    swarm.start()
+    for second in range(20, 140, 40):  # each death opens a view
+        swarm.at(second, lambda: swarm.kill(0))
+        swarm.at(second + 3, lambda: swarm.start(0))
+    swarm.run(180)
+    swarm.check()
+    assert swarm.machines[1].held >= 6
+
+
+def test_of_two_stories_in_one_view_the_one_that_may_have_won_is_carried() -> None:
+    told = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 0, b"b")), promise(2)]
+    assert choose(told, PEERS, None) is Freedom.OPEN
+    more = [*told, promise(3, vote(3, 0, b"b"))]
+    assert choose(more, PEERS, None) == outcome(b"b")
+    spread = [*told[:2], promise(2), promise(3)]
+    assert choose(spread, PEERS, None) is Freedom.FREE
+
+
+def test_a_record_needs_the_signatures_of_a_majority_of_the_members_before() -> None:
+    votes = [vote(n, 0, b"a") for n in range(3)]
+    good = Record(0, outcome(b"a"), tuple((v.author, v.signature) for v in votes))
+    check_record(good, BEFORE, RUN, fake_verify, None)
+    few = Record(0, outcome(b"a"), good.signatures[:2])
+    with pytest.raises(BadMessage, match="no majority"):
+        check_record(few, BEFORE, RUN, fake_verify, None)
+    other_view = Record(1, outcome(b"a"), good.signatures)
+    with pytest.raises(BadMessage, match="no majority"):
+        check_record(other_view, BEFORE, RUN, fake_verify, None)
+    other_run = digest(b"another run")
+    with pytest.raises(BadMessage, match="no majority"):
+        check_record(good, BEFORE, other_run, fake_verify, None)
+    with pytest.raises(BadMessage, match="does not follow"):
+        check_record(good, genesis(other_run, PEERS), RUN, fake_verify, None)
+    stranger = vote(0, 0, b"a")
+    twice = Record(
+        0, outcome(b"a"), ((peer_named(9), stranger.signature), *good.signatures[:2])
+    )
+    with pytest.raises(BadMessage, match="no majority"):
+        check_record(twice, BEFORE, RUN, fake_verify, None)
+
+
+def test_odd_times_are_refused() -> None:
+    with pytest.raises(ValueError, match="two lost beats"):
+        RoundConfig(beat=2.0, silence=5.0)
+    with pytest.raises(ValueError, match="outlast"):
+        RoundConfig(grace=60.0, patience=30.0)
+
+
+if __name__ == "__main__":
+    for number in range(200):
+        play_faults(number)

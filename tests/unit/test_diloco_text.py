@@ -1,0 +1,272 @@
+"""Text as windows, who learns from which, and the inner steps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from p2p.errors import ConfigError
+from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
+from roles.diloco.core.terms import DilocoTerms, Inner
+from roles.diloco.core.windows import dealt, part_of, windows
+from roles.diloco.corpus import Windows, open_corpora
+from roles.engines.base import EngineError
+from roles.engines.config import EngineConfig, ModelShape
+from tests.unit.core_swarm import peer_named
+
+TEXT = "def shoal(of: int) -> str:\n    return 'fish' * of\n" * 200
+
+
+def encode(text: str) -> Sequence[int]:
+    return text.encode()
+
+
+def opened(places: dict[str, Path], **changes: object) -> Windows:
+    weights = {name: 1.0 for name in places}
+    options: dict[str, object] = {
+        "end": 0, "vocabulary": 256, "window": 16, "held_out": 8, **changes
+    }  # fmt: skip
+    paths = {name: str(path) for name, path in places.items()}
+    return open_corpora(weights, paths, encode, **options)
+
+
+def test_files_lines_and_rows_become_windows(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/one.py").write_text(TEXT)
+    rows = "\n".join(json.dumps({"text": TEXT[:500]}) for _ in range(10))
+    (tmp_path / "a/two.jsonl").write_text(rows)
+    (tmp_path / "a/ignored.bin").write_bytes(b"\xff" * 100)
+    found = opened({"a": tmp_path / "a"})
+    assert found.tokens.size == len(TEXT) + 1 + 10 * 501
+    assert found.width == 17
+    assert not set(found.starts) & set(found.held_out)
+    first = found.read(found.starts[:1])[0]
+    assert bytes(first.tolist()).decode() == TEXT[:17]
+
+
+def test_parquet_rows_become_windows(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.table({"text": [TEXT, TEXT]}), tmp_path / "x.parquet")
+    assert opened({"a": tmp_path}).tokens.size == 2 * (len(TEXT) + 1)
+    (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match="no Parquet file"):
+        opened({"a": tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({}, "is empty"),
+        ({"x.txt": b""}, "is empty"),
+        ({"x.txt": b"short"}, "at least"),
+        ({"x.txt": b"caf\xe9" * 500}, "not UTF-8 text.*byte 3"),
+        ({"x.jsonl": b'{"text": "a"}\nnot json\n'}, "line 2"),
+        ({"x.jsonl": b'{"words": "a"}\n'}, "line 1"),
+    ],
+)
+def test_a_corpus_that_cannot_be_learnt_from_is_refused_by_name(
+    tmp_path: Path, files: dict[str, bytes], said: str
+) -> None:
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    with pytest.raises(ConfigError, match=said) as error:
+        opened({"books": tmp_path})
+    assert "books" in str(error.value)
+
+
+def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"is not at .*nowhere"):
+        opened({"books": tmp_path / "nowhere"})
+    with pytest.raises(ConfigError, match=r"\[role.trainer.corpora\]"):
+        open_corpora({"books": 1.0}, {}, encode, end=0, vocabulary=256, window=16, held_out=8)
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text(TEXT)
+    with pytest.raises(ConfigError, match="the tokenizer is another model's"):
+        opened({"a": tmp_path}, vocabulary=100)
+
+
+def test_a_mixture_is_by_weight(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(TEXT)
+    places = {name: str(tmp_path / f"{name}.txt") for name in ("a", "b")}
+    found = open_corpora(
+        {"a": 3.0, "b": 1.0}, places, encode, end=0, vocabulary=256, window=16, held_out=8
+    )
+    of_a = int((found.starts < len(TEXT) + 1).sum())
+    assert of_a / found.starts.size == pytest.approx(0.75, abs=0.01)
+
+
+@pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("nan")}])
+def test_a_weight_of_zero_is_written_by_leaving_the_corpus_out(weights: object) -> None:
+    with pytest.raises(ValueError, match=r"corpus|corpora"):
+        DilocoTerms(corpora=weights)
+
+
+# Who learns from which windows.
+
+
+@pytest.mark.parametrize("total", [1, 2, 7, 1000, 4097])
+def test_a_lap_has_every_window_once_and_the_next_another_order(total: int) -> None:
+    first = windows(5, 0, total, total)
+    assert sorted(first) == list(range(total))
+    if total > 100:
+        second = windows(5, total, total, total)
+        assert sorted(second) == list(range(total))
+        assert (first != second).any()
+        assert (first != windows(6, 0, total, total)).any()
+        assert np.array_equal(windows(5, 10, 50, total), first[10:60])
+
+
+def record(step: int, *members: int) -> Record:
+    peers = tuple(sorted(peer_named(n) for n in members))
+    return Record(0, Outcome(Plan(step, NO_DIGEST, (), peers), NO_DIGEST, NO_DIGEST), ())
+
+
+def test_parts_of_members_are_disjoint_also_when_members_change() -> None:
+    """Each is a function of the records alone: a restarted member goes on where it was."""
+    chain = [record(0, 1, 2, 3), record(1, 1, 3), record(2, 1, 3, 4, 5)]
+    taken: list[int] = []
+    for length in range(1, 4):
+        newest = chain[length - 1]
+        for member in newest.members:
+            first = part_of(newest, member, dealt(chain[:length], 10), 10)
+            taken += windows(0, first, 10, 100_000).tolist()
+    assert len(taken) == len(set(taken)) == 10 * (3 + 2 + 4)
+
+
+def test_the_schedule_is_warmup_stable_and_a_square_root_down() -> None:
+    """The vectors of PRIME's run: 1,000 up, flat to 74,700, down to 90,400."""
+    terms = DilocoTerms(
+        outer_steps=904, inner_steps=100, warmup=1000, decay_share=15_700 / 90_400, rate=1.0
+    )
+    expected = {
+        500: 0.5, 74_699: 1.0, 74_700: 1.0, 74_701: 0.9920191311553238, 78_625: 0.5,
+        82_550: 0.2928932188134524, 90_400: 0.0,
+    }  # fmt: skip
+    for step, rate in expected.items():
+        assert terms.rate_at(step) == pytest.approx(rate, abs=1e-12)
+
+
+# Inner steps.
+
+SHAPE = ModelShape(
+    vocabulary=32, width=16, layers=1, query_heads=2, key_heads=1, head_width=8,
+    feed_forward=32, tied=True,
+)  # fmt: skip
+TERMS = DilocoTerms(window=8, sequences=4, warmup=1, inner_steps=30, outer_steps=10)
+
+
+def pretrainer(terms: DilocoTerms = TERMS):  # type: ignore[no-untyped-def]
+    pytest.importorskip("torch")
+    from roles.engines.torch.pretrain import Pretrainer
+
+    return Pretrainer(EngineConfig(shape=SHAPE, environment=None), terms, None)
+
+
+def batches(count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    starts = rng.integers(0, 31, (count, 4, 1))
+    return list((starts + np.arange(9)) % 32)
+
+
+@pytest.mark.parametrize("inner", list(Inner))
+def test_inner_steps_learn_and_are_the_same_again(inner: Inner) -> None:
+    terms = replace(TERMS, inner=inner, z_loss=2e-4)
+    one, two = pretrainer(terms), pretrainer(terms)
+    before = one.loss(batches(4))
+    reports = [each.train(batches(30), 1) for each in (one, two)]
+    assert reports[0] == reports[1]
+    assert reports[0].tokens == 30 * 4 * 8
+    one.load(one.vector())
+    assert one.loss(batches(4)) < before - 0.3
+    assert np.array_equal(one.vector(), two.vector())
+
+
+def test_the_inner_optimiser_is_torchs_adamw() -> None:
+    torch = pytest.importorskip("torch")
+    ours, theirs = pretrainer(), pretrainer()
+    parameters = [weight for _, weight in sorted(theirs.model.named_parameters())]
+    adam = torch.optim.AdamW(
+        parameters, lr=TERMS.rate, betas=TERMS.betas, weight_decay=TERMS.weight_decay
+    )
+    for number, batch in enumerate(batches(25), 1):
+        rows = torch.from_numpy(batch)
+        logits = theirs.model.logits(theirs.model(rows[:, :-1]))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, TERMS.gradient_norm)
+        for group in adam.param_groups:  # without moments the rate climbs for 20 steps
+            group["lr"] = TERMS.rate_at(number) * min(1.0, number / 20)
+        adam.step()
+        adam.zero_grad()
+        ours.train([batch], number)
+    assert np.allclose(ours.vector(), theirs.vector(), atol=2e-6)
+
+
+def test_a_round_begins_from_the_outer_weights_and_ends_with_the_difference() -> None:
+    one = pretrainer()
+    outer = one.vector() + np.float32(0.01)
+    one.load(outer)
+    one.train(batches(3), 5)
+    assert np.array_equal(one.update(), outer - one.vector())
+    with pytest.raises(EngineError, match="not the"):
+        one.load(outer[:-1])
+    outer[0] = np.nan
+    with pytest.raises(EngineError, match="not the"):
+        one.load(outer)
+
+
+def test_steps_taken_during_an_exchange_are_kept_when_it_ends() -> None:
+    """Shifted late application: outer weights as everywhere, and what was learnt since."""
+    one = pretrainer()
+    one.train(batches(3), 5)
+    sent = one.vector() + 0
+    update = one.update()
+    one.train(batches(2), 8)
+    ahead = one.vector() - sent
+    outer = sent - np.float32(0.5) * update
+    one.shift(outer)
+    assert np.allclose(one.vector(), outer + ahead, atol=1e-6)
+    assert np.allclose(one.update(), -ahead, atol=1e-6)
+    other = pretrainer()
+    other.load(outer)
+    assert one.loss(batches(2)) == other.loss(batches(2))  # of the outer weights, in both
+
+
+def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    one, two = pretrainer(), pretrainer()
+    one.train(batches(5), 1)
+    one.save(tmp_path / "moments", tmp_path / "before")
+    two.load(one.vector())
+    assert two.restore(tmp_path / "moments")
+    one.train(batches(3), 6)
+    two.train(batches(3), 6)
+    assert np.array_equal(one.vector(), two.vector())
+    data = bytearray((tmp_path / "moments").read_bytes())
+    data[-1] ^= 1
+    (tmp_path / "moments").write_bytes(data)
+    with pytest.raises(EngineError, match="damaged"):
+        two.restore(tmp_path / "moments")
+    assert not two.restore(tmp_path / "nothing")
+
+
+def test_the_model_is_written_as_a_folder_that_can_be_read_again(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from roles.engines.torch.pretrain import Pretrainer
+
+    one = pretrainer()
+    one.train(batches(2), 1)
+    one.load(one.vector())
+    one.export(tmp_path / "export")
+    config = EngineConfig(shape=SHAPE, environment=None)
+    again = Pretrainer(config, TERMS, tmp_path / "export")
+    assert np.array_equal(again.vector(), one.vector())
+    assert len(again.continue_text([1, 2], 5, 0)) == 5

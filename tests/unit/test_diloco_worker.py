@@ -1,0 +1,97 @@
+"""The worker process of a member: what it is asked over the pipe, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from p2p.node.tables import write_table
+from roles.diloco import worker
+from roles.diloco.core.terms import DilocoTerms
+from roles.engines import codec
+from roles.engines.config import EngineConfig, config_to_wire
+from tests.model_folders import END, LLAMA, make_folder
+
+pytest.importorskip("torch")
+
+TEXT = "hello world, hello shoal. " * 400
+TERMS = DilocoTerms(
+    corpora={"words": 1.0}, window=8, sequences=4, inner_steps=20, outer_steps=5, warmup=1,
+    held_out=16,
+)  # fmt: skip
+CONFIG = EngineConfig(shape=LLAMA, environment=None, end_tokens=(END,))
+
+
+def opened(
+    tmp_path: Path, config: EngineConfig = CONFIG, text: str = TEXT
+) -> tuple[Callable[..., object], object]:
+    """What calls a worker that serves within this process, and what `configure` gave."""
+    (tmp_path / "words.txt").write_text(text)
+    base = make_folder(tmp_path / "model")
+    requests: list[bytes] = []
+    replies: list[object] = []
+
+    class Over(Exception):
+        pass
+
+    def receive() -> bytes:
+        if not requests:
+            raise Over
+        return requests.pop(0)
+
+    def call(*messages: tuple[object, ...]) -> list[object]:
+        requests.extend(codec.encode_request(*message) for message in messages)
+        replies.clear()
+        with pytest.raises(Over):
+            worker.serve(receive, lambda data: replies.append(codec.decode_reply(data)))
+        return list(replies)
+
+    places = {"words": str(tmp_path / "words.txt")}
+    configure = ("configure", config_to_wire(config), write_table(TERMS), places, str(base))
+
+    def calls(*messages: tuple[object, ...]) -> list[object]:
+        return call(configure, *messages)[1:]
+
+    return calls, call(configure)[0]
+
+
+def test_a_round_from_a_base_with_its_own_tokenizer(tmp_path: Path) -> None:
+    calls, size = opened(tmp_path)
+    start, update, folder = (str(tmp_path / name) for name in ("start", "update", "export"))
+    before, trained, _, _, _, after, *rest = calls(
+        ("loss",),
+        ("train", 1, 20, 0),
+        ("update", update),
+        ("begin", start),
+        ("load", start),
+        ("loss",),
+        ("write", "hello", 4, 0),
+        ("save", str(tmp_path / "moments"), str(tmp_path / "older")),
+        ("restore", str(tmp_path / "moments")),
+        ("export", folder),
+    )
+    assert isinstance(size, int)
+    assert trained[:2] == [20, 20 * 4 * 8]
+    assert after < before - 0.1
+    assert np.fromfile(start, "<f4").size == np.fromfile(update, "<f4").size == size
+    assert isinstance(rest[0], str)
+    assert rest[2] is True
+    assert (tmp_path / "export" / "config.json").exists()
+
+
+def test_a_tokenizer_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
+    _, said = opened(tmp_path, replace(CONFIG, shape=replace(LLAMA, vocabulary=100)))
+    assert isinstance(said, codec.Failure)
+    assert said.kind == "ConfigError"
+    assert "the tokenizer is another model's" in said.message
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    _, said = opened(tmp_path, text="")
+    assert isinstance(said, codec.Failure)
+    assert said.kind == "ConfigError"
+    assert "is empty" in said.message
