@@ -10,6 +10,7 @@ the next policy. Each of the three has a `role` (what a node opens: configuratio
 scores and trains, in a worker process; `roles.models` reads the folder that a model is;
 `roles.envs` has the tasks and checks the answers. `roles.diloco` is the other algorithm: many
 trainers pre-train one model on text.
-`roles.demo` is a whole swarm on one machine; `roles.calibrate` measures what honest work of a
-run looks like, for its limits; `roles.doctor` says what a machine lacks.
+`roles.demo` is a whole swarm on one machine; `roles.own` makes and plays a run of one's own;
+`roles.calibrate` measures what honest work of a run looks like, for its limits; `roles.doctor`
+says what a machine lacks.
 """

@@ -56,6 +56,7 @@ EXEMPT = {
     "roles/demo/command.py": "starts and watches processes",
     "roles/demo/processes.py": "starts and watches processes",
     "roles/demo/shows.py": "a command line: names a model's folder",
+    "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/run/draft.py": "a command line: a draft in, terms out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",

@@ -17,7 +17,7 @@ from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.host import Host
 from p2p.identity import verify
 from p2p.limits import LOOPBACK, PRIVATE, reach_of
-from p2p.machine import open_world, raise_descriptor_limit
+from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
@@ -78,6 +78,27 @@ class Start:
 def node_main(argv: Sequence[str] | None = None) -> int:
     """Run a node: relay policies, and work in the roles that it is given."""
     return interruptible(partial(_node, argv))
+
+
+def key_main(argv: Sequence[str] | None = None) -> int:
+    """Print the id of the node whose folder is given; its key is made if it is not there."""
+    return interruptible(partial(_key, argv))
+
+
+def _key(argv: Sequence[str] | None) -> int:
+    parser = CommandParser(prog="shoal key", description=key_main.__doc__)
+    parser.add_argument("folder", type=Path, metavar="DIR", help="what the node gets as --data")
+    path = parser.parse_args(argv).folder.expanduser() / KEY
+    try:
+        check_key_place(path)
+        say(str(load_or_create_key(path).peer_id))
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    except ShoalError as error:
+        complain(error)
+        return FAILED
+    return 0
 
 
 def _node(argv: Sequence[str] | None) -> int:
@@ -190,7 +211,7 @@ def _prepare(options: Options) -> Start:
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
     roles = load_roles(options.role, config.role, device=options.device)
-    check_key_place(options.data / "key")
+    check_key_place(options.data / KEY)
     return Start(options=options, config=config, document=document, roles=roles)
 
 

@@ -44,10 +44,12 @@ def describe(node: Node, roles: Sequence[Role]) -> str:
 
 
 def _policy(node: Node, newest: int) -> str:
-    """The newest policy that is whole here, how much of a newer one is, and what members say
-    they hold.
+    """The newest policy that is whole here, how much of a newer one is, and what members of
+    this run say they hold.
     """
-    ahead = max((member.policy for member in node.membership.members()), default=-1)
+    run = node.run.id
+    members = (member for member in node.membership.members() if member.run == run)
+    ahead = max((member.policy for member in members), default=-1)
     held = f"policy {newest}" if newest >= 0 else "no policy yet"
     coming = node.shardcast.fetching
     if coming is not None and coming[0] > newest:

@@ -69,8 +69,13 @@ from p2p.world import World, decode_off_loop
 PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
 PATH: Final = "run.shoal"
 """Where the document is pinned, in the node's folder."""
+HELD: Final = "run.id"
+"""Says of which run the rest of the folder is, also when `PATH` was removed: what a role keeps
+(a checkpoint, unpaid work) is of use in that run only."""
 MAX_DOCUMENT: Final = 256 * KI
 """Bytes; what `roles.run.core.file` allows."""
+RUN_ID: Final = 32
+"""Bytes of a run's id."""
 MAX_REQUEST: Final = 64
 """Bytes of ``[run id, epoch]``: 32, 9 and framing."""
 READ_RATE: Final = 4e6
@@ -136,6 +141,28 @@ class RunConfig:
             raise ValueError("intervals and timeouts are positive")
 
 
+class Answers:
+    """What the peers that a node was told to ask have said of their run, in one round.
+
+    A node that is told to ask members of another run than its folder's was started wrongly:
+    its person expects it to work for theirs, and it would go on in its own.
+    """
+
+    def __init__(self) -> None:
+        self._stranger: tuple[Multiaddr, OtherRun] | None = None
+
+    def note_stranger(self, addr: Multiaddr, error: OtherRun) -> None:
+        """The peer at ``addr`` is in another run."""
+        self._stranger = (addr, error)
+
+    def check(self) -> None:
+        """Raise `ConfigError` at the end of a round in which nobody was of this node's run, and
+        somebody was of another."""
+        if self._stranger is not None:
+            addr, error = self._stranger
+            raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
+
+
 @dataclass(frozen=True, slots=True)
 class _Refusal:
     """Why a document was refused. Not the error itself: that holds all frames that it passed
@@ -160,6 +187,8 @@ class RunBook:
         """The newest edition ever seen, expired or not: nothing older, and no other run, is
         taken.
         """
+        self._held: bytes | None = None
+        """Id of the run of which this folder is, by `HELD`; None if it is new."""
         self._is_pinned = True
         """Whether the disk has taken the newest edition; it is offered again until it has."""
         self._judged: BoundedDict[bytes, _Refusal | None] = BoundedDict(MAX_JUDGED)
@@ -330,22 +359,44 @@ class RunBook:
         """Take what is pinned on disk, then ``document`` (from the command line) if it is
         newer.
 
-        Raises `ConfigError` if either is void, or if they are of different runs. What is pinned
+        Raises `ConfigError` if either is void, or if they are of different runs, or of another
+        than what roles have left in the folder. What is pinned
         may have expired: then there is no `run` until a newer edition comes. A void pin is not
         replaced by what some peer says, which could be another owner's run: only the person who
         runs the node may choose anew.
         """
+        self._held = await self._read_held()
         self._pin = await self._read_pin(has_other=document is not None)
         if self._pin is not None and not self._has_expired(self._pin):
             self._run = self._pin
             self._found.set()
         if self._pin is not None:
             await self._rivalry.load(self._pin, self._read)
+            await self._hold(self._pin)
         if document is not None:
             try:
                 await self.offer(document)
             except BadMessage as error:
                 raise ConfigError(f"the run file cannot be used: {error}") from error
+
+    async def _read_held(self) -> bytes | None:
+        if await self._world.disk.size(HELD) is None:
+            return None
+        try:
+            return bytes.fromhex((await self._world.disk.read(HELD, 0, 2 * RUN_ID)).decode())
+        except ValueError:  # damaged: written again
+            return None
+
+    async def _hold(self, run: SignedRun) -> None:
+        """Note whose folder this is, if the disk takes it."""
+        if self._held == run.id:
+            return
+        try:
+            await self._world.disk.replace(HELD, run.id.hex().encode())
+        except StorageError as error:
+            logger.warning("run.not_held reason=%s", error)
+            return
+        self._held = run.id
 
     async def _read_pin(self, *, has_other: bool) -> SignedRun | None:
         if await self._world.disk.size(PATH) is None:
@@ -398,6 +449,7 @@ class RunBook:
         if self._is_pinned or self._run is None:
             return
         try:
+            await self._hold(self._run)
             await self._world.disk.replace(PATH, self._run.document)
             self._is_pinned = True
         except StorageError as error:
@@ -456,6 +508,12 @@ class RunBook:
 
     def _is_news(self, run: SignedRun) -> bool:
         check_same_run(self._pin, run.id, run.owner, run.name)
+        if self._pin is None and self._held not in (None, run.id):
+            raise OtherRun(
+                f"it is of run {run.name!r:.80} ({run.id.hex()[:12]}), and"
+                f" {self._world.disk.locate(HELD)} says that this folder is of run"
+                f" {self._held.hex()[:12]}, whose work is in it: use another --data"
+            )
         if self._has_expired(run):
             message = f"the run file of {run.name!r} has expired; ask its owner for a newer one"
             raise Expired(message, run.expiry)
@@ -549,11 +607,17 @@ class RunBook:
         document.
 
         Of each peer a person reads one line, and another only when what is wrong has changed.
+        Raises `ConfigError` when those that answer are in another run than this folder is of.
         """
         pause, said = config.ask_interval, dict.fromkeys(bootstrap, "")
         while self._run is None:
+            answers = Answers()
             for addr in bootstrap:
-                cause = await self._ask_addr(host, addr, config.ask_timeout)
+                try:
+                    cause = await self._ask_addr(host, addr, config.ask_timeout)
+                except OtherRun as error:
+                    cause = f"what it sent cannot be used: {error}"
+                    answers.note_stranger(addr, error)
                 if cause and cause != said[addr]:
                     said[addr] = cause
                     logger.warning(
@@ -561,6 +625,7 @@ class RunBook:
                         addr,
                         cause,
                     )
+            answers.check()
             with trio.move_on_after(pause):
                 await self._found.wait()
             pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
@@ -573,6 +638,8 @@ class RunBook:
                 if await self.ask(host, await host.connect_addr(addr)):
                     return ""
                 return "it answers and has no run file yet"
+        except OtherRun:
+            raise
         except PEER_TROUBLE as error:
             logger.info("run.no_answer addr=%s reason=%s", addr, error or type(error).__name__)
             return likely_cause(error)

@@ -25,7 +25,7 @@ from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.node.admission import Capability, SignedRun
-from p2p.node.rundoc import OtherRun, RunBook
+from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
 from p2p.node.services import Node
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
@@ -177,27 +177,41 @@ class Wiring:
             nursery.start_soon(self._check_run)
 
     async def _check_run(self) -> None:
-        """Take a newer run document from the bootstrap peers; end the node if all are in
-        another run.
+        """Take a newer run document from the bootstrap peers; end the node if those that answer
+        are in another run.
+
+        One that is away is asked again until this node has met a member of its run: a node that
+        was started before it must not work for another run without a word.
         """
-        node = self._node
+        node, config = self._node, self._node.config.run
         addrs = [addr for addr in self._bootstrap if addr.peer_id != node.peer_id]
-        strangers = 0
+        pause = config.ask_interval
+        while addrs and not await self._ask_bootstrap(addrs) and not self._has_fellows():
+            await node.world.sleep_until(node.world.now() + pause)
+            pause = min(2 * pause, max(MAX_PAUSE, config.ask_interval))
+
+    def _has_fellows(self) -> bool:
+        """Whether some member of this node's run is known."""
+        run = self._node.run.id
+        return any(member.run == run for member in self._node.membership.members())
+
+    async def _ask_bootstrap(self, addrs: Sequence[Multiaddr]) -> bool:
+        """Ask one after the other until one is of this run; whether one was. Raises
+        `ConfigError` if none was, and one is of another run."""
+        node, answers = self._node, Answers()
         for addr in addrs:
             try:
                 with trio.fail_after(node.config.run.ask_timeout):
                     await node.book.ask(node.host, await node.host.connect_addr(addr))
-                return
+                return True
             except OtherRun as error:
-                strangers += 1
-                if strangers == len(addrs):
-                    raise ConfigError(
-                        f"the run file of {addr} cannot be used: {error}"
-                    ) from error
+                answers.note_stranger(addr, error)
             except (*PEER_TROUBLE, ConfigError) as error:
                 logger.info(
                     "run.no_answer addr=%s reason=%s", addr, error or type(error).__name__
                 )
+        answers.check()
+        return False
 
     async def _join_dht(self) -> None:
         await self._node.dht.bootstrap(

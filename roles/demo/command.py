@@ -42,7 +42,7 @@ from roles.demo import pretraining
 from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
 from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
-from roles.demo.view import draw, plain, sample_line, size
+from roles.demo.view import Readable, draw, plain, sample_line, size
 from roles.engines.config import SEEDS
 from roles.rl.evaluation import Evaluation
 from roles.rl.gate import LearningGate
@@ -268,7 +268,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         nodes = DemoNodes(plan, nursery)
         with told_by_signals(end):
             try:
-                with _live(console, plan.show) as live:
+                with live_view(console, plan.show) as live:
                     await nodes.start()
                     _invite(console, nodes)
                     status = await nodes.wait_done(lambda now: live(now, seconds()))
@@ -314,7 +314,7 @@ def join_command(nodes: DemoNodes) -> str:
 
 
 @contextlib.contextmanager
-def _live(console: Console, show: Show) -> Iterator[Any]:
+def live_view(console: Console, show: Readable) -> Iterator[Any]:
     """A function that shows a status: redrawn on a terminal, a line every ten steps
     elsewhere."""
     if console.is_terminal:

@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -25,6 +25,7 @@ from p2p.concurrency import Notifier
 from p2p.errors import ShoalError
 from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
+from p2p.wire import KI
 from roles.demo.players import CAST
 from roles.demo.shows import SORTING, Show
 from roles.demo.status import Status, SwarmStatus
@@ -42,6 +43,9 @@ FINISH_SECONDS: Final = 60.0
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
 
+
+LAST_WORDS: Final = 4 * KI
+"""Bytes at the end of a log in which the sentence stands with which a node ended."""
 
 _ONE_THREAD: Final = 'device = "cpu"\nthreads = 1\n'
 """Five engines share the machine: with a thread each they do twenty times as much as with
@@ -175,6 +179,15 @@ class NodeProcess:
             await self._heard.wait()
         return self.status
 
+    @property
+    def last_words(self) -> str:
+        """The sentence with which it ended, if it said one."""
+        with (self.folder / "log").open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - LAST_WORDS))
+            lines = log.read().decode(errors="replace").splitlines()
+        said = [line for line in lines if line.startswith("error: ")]
+        return f": {said[-1].removeprefix('error: ')}" if said else ""
+
     def kill(self) -> None:
         """kill -9."""
         assert self.process is not None
@@ -193,20 +206,28 @@ class NodeProcess:
             await self.process.wait()
 
 
-class DemoNodes:
-    """The cast at work, inside a nursery that ends with it."""
+class LocalNodes:
+    """The nodes of one run, each a process, inside a nursery that ends with them."""
 
-    def __init__(self, plan: DemoPlan, nursery: trio.Nursery) -> None:
-        self.plan = plan
-        self.run = write_run(plan)
-        self.children = {name: NodeProcess(name, plan.folder) for name in CAST}
+    def __init__(
+        self, folder: Path, run: Run, cast: Mapping[str, str], nursery: trio.Nursery
+    ) -> None:
+        self.folder = folder
+        self.run = run
+        self.cast = cast
+        """The role of each, by folder name; the first is the bootstrap peer of the others."""
+        self.children = {name: NodeProcess(name, folder) for name in cast}
         self._nursery = nursery
         self._stopping = False
         self._news = Notifier()
 
+    def config_of(self, name: str) -> Path:
+        """The configuration of one of the cast."""
+        return self.folder / "node.toml"
+
     async def start(self) -> None:
         """Start all: first the bootstrap peer, then the rest."""
-        first, *others = CAST
+        first, *others = self.cast
         await self.start_child(first)
         for name in others:
             await self.start_child(name)
@@ -216,16 +237,14 @@ class DemoNodes:
     async def start_child(self, name: str) -> NodeProcess:
         """Start, or start again, one of the cast."""
         child = self.children[name]
-        first = next(iter(CAST))
-        # A node refuses the table of a role that it cannot find; the cheat alone finds its own.
-        config = "cheat.toml" if name.startswith("cheat") else "node.toml"
+        first = next(iter(self.cast))
         arguments = [
-            "--role", CAST[name], "--data", str(child.folder), "--listen",
-            "/ip4/127.0.0.1/tcp/0", "--config", str(self.plan.folder / config), "--json",
+            "--role", self.cast[name], "--data", str(child.folder), "--listen",
+            "/ip4/127.0.0.1/tcp/0", "--config", str(self.config_of(name)), "--json",
             "--status", "0.5", "--die-with-parent",
         ]  # fmt: skip
         if name == first:
-            arguments += ["--run", str(self.plan.folder / RUN_FILE)]
+            arguments += ["--run", str(self.folder / RUN_FILE)]
         else:
             arguments += ["--bootstrap", self.bootstrap]
         process = await child.start(arguments)
@@ -237,7 +256,7 @@ class DemoNodes:
     @property
     def bootstrap(self) -> str:
         """The one address that every node gets."""
-        greeting = self.children[next(iter(CAST))].greeting
+        greeting = self.children[next(iter(self.cast))].greeting
         assert greeting is not None
         return str(greeting["addrs"][0])
 
@@ -249,7 +268,8 @@ class DemoNodes:
         code = await process.wait()
         if not self._stopping and code >= 0:  # a signal is a person's will, or a test's
             raise DemoError(
-                f"{child.name} ended (exit status {code}); see {child.folder / 'log'}"
+                f"{child.name} ended (exit status {code}){child.last_words}; see"
+                f" {child.folder / 'log'}"
             )
 
     @property
@@ -260,7 +280,7 @@ class DemoNodes:
             for name, child in self.children.items()
             if child.status is not None
         }
-        recipe = self.plan.show.recipe
+        recipe = self.run.terms.recipe
         return SwarmStatus(nodes, recipe.submission * recipe.group_size)
 
     async def wait_done(self, show: Callable[[SwarmStatus], None]) -> SwarmStatus:
@@ -284,3 +304,17 @@ class DemoNodes:
         async with trio.open_nursery() as nursery:
             for child in self.children.values():
                 nursery.start_soon(child.stop)
+
+
+class DemoNodes(LocalNodes):
+    """The demo's cast at work."""
+
+    def __init__(self, plan: DemoPlan, nursery: trio.Nursery) -> None:
+        super().__init__(plan.folder, write_run(plan), CAST, nursery)
+        self.plan = plan
+
+    def config_of(self, name: str) -> Path:
+        """A node refuses the table of a role that it cannot find; the cheat alone finds its
+        own."""
+        cheats = name.startswith("cheat")
+        return self.folder / "cheat.toml" if cheats else super().config_of(name)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Protocol
 
 from rich.console import Group as Lines
 from rich.table import Table
 from rich.text import Text
 
-from roles.demo.shows import Show
+from roles.demo.shows import Decode
 from roles.demo.status import SwarmStatus
 from roles.shared.reasons import printable
 
@@ -37,7 +37,26 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def draw(status: SwarmStatus, seconds: float, show: Show) -> Lines:
+class Readable(Protocol):
+    """What the view must know of what is played; a `roles.demo.shows.Show` is one."""
+
+    @property
+    def opening(self) -> str:
+        """What is shown until the first evaluation."""
+        ...
+
+    @property
+    def answers(self) -> int:
+        """How many answers are for reading."""
+        ...
+
+    @property
+    def decode(self) -> Decode:
+        """Tokens as text."""
+        ...
+
+
+def draw(status: SwarmStatus, seconds: float, show: Readable) -> Lines:
     """The whole view: at most 78 columns and 18 lines, so that 80 x 24 hold it and the rest."""
     trainer = status.trainer
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
@@ -51,12 +70,12 @@ def draw(status: SwarmStatus, seconds: float, show: Show) -> Lines:
     return Lines(*_headlines(trainer, seconds, show), *shown, table, *_verdict_lines(status))
 
 
-def plain(show: Show, tokens: Sequence[int]) -> str:
+def plain(show: Readable, tokens: Sequence[int]) -> str:
     """The end of a text on one line, fit for a terminal: models write what they like."""
     return printable(" ".join(show.decode(tokens).split())[-QUESTION:])
 
 
-def sample_line(trainer: Any, show: Show) -> str:
+def sample_line(trainer: Any, show: Readable) -> str:
     """One answer of the last step, if this show's are for reading; else nothing."""
     sample = trainer.get("sample")
     if not show.answers or sample is None:
@@ -65,11 +84,13 @@ def sample_line(trainer: Any, show: Show) -> str:
     return f"step {trainer['step']}: {plain(show, prompt)} {plain(show, tokens)}  → {reward:g}"
 
 
-def _headlines(trainer: Any, seconds: float, show: Show) -> list[Text]:
+def _headlines(trainer: Any, seconds: float, show: Readable) -> list[Text]:
     if not trainer or trainer.get("greedy_start") is None:
         return [_line(f"{seconds:4.0f} s  {show.opening}")]
     curve = [greedy for _, greedy, _ in trainer["curve"]]
+    warning = trainer.get("warning")
     return [
+        *([_line(f"        {warning}", "yellow")] if warning else []),
         _line(
             f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   "
             f"staleness ≤ {trainer['staleness_max']}   {sparkline(curve[-CURVE:])}"
@@ -116,12 +137,14 @@ def _work(roles: Any) -> str:
 
 def _verdict_lines(status: SwarmStatus) -> list[Text]:
     honest, cheaters = status.peers_with("inference"), status.peers_with("cheat")
+    cheater = (
+        f"   cheater: {status.judged(cheaters, 'accepted')} accepted,"
+        f" {status.judged(cheaters, 'rejected')} rejected"
+    )
     lines = [
         _line(
             f"honest: {status.judged(honest, 'accepted')} accepted,"
-            f" {status.judged(honest, 'rejected')} rejected   cheater:"
-            f" {status.judged(cheaters, 'accepted')} accepted,"
-            f" {status.judged(cheaters, 'rejected')} rejected"
+            f" {status.judged(honest, 'rejected')} rejected{cheater if cheaters else ''}"
         )
     ]
     reasons: dict[str, int] = {}

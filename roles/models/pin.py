@@ -18,6 +18,16 @@ OPTIONAL: Final = (
 """Files beside them, and beside the weights, that change what is computed or asked. One that is
 there counts, pinned or not: a template of its own comes before that in
 ``tokenizer_config.json``."""
+WEIGHTS_SUFFIX: Final = ".safetensors"
+"""Of files of weights, which differ from policy to policy."""
+
+
+def counts(name: str) -> bool:
+    """Whether a file of this name is part of a model: a run pins it, and a policy has it. What
+    else lies in a model's folder (a README, a licence) is left where it is."""
+    return name in REQUIRED or name in OPTIONAL or name.endswith(WEIGHTS_SUFFIX)
+
+
 FILE_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 """A file directly in the folder: no separator, and no name that begins with a dot."""
 MAX_FILE: Final = 1 << 40

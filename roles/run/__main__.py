@@ -1,4 +1,7 @@
-"""``shoal run create DRAFT --key FILE --out FILE`` signs a run; ``shoal run show`` reads it."""
+"""``shoal run init DIR`` makes a run of one's own and all its nodes; ``start DIR`` plays it.
+
+``create DRAFT --key FILE --out FILE`` signs a run; ``show`` reads it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from p2p.errors import ConfigError, ShoalError
+from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
@@ -26,9 +29,10 @@ from p2p.node.usage import (
 )
 from p2p.wire import MIB
 from proofs.checks import Limits
+from roles import own
 from roles.diloco.core.terms import Algorithm
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
-from roles.run.draft import check_calibrated, read_draft
+from roles.run.draft import check_calibrated, check_suited, read_draft
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,10 +59,13 @@ def _main(argv: Sequence[str] | None) -> int:
         action="store_true",
         help="sign a run in bfloat16 with limits that were measured on no model",
     )
+    own.add_arguments(commands)
     show = commands.add_parser("show", help="check a document and print it")
     show.add_argument("document", type=Path)
     show.add_argument("--json", action="store_true", help="the whole table, for machines")
     options = parser.parse_args(argv)
+    if options.command in own.COMMANDS:
+        return own.COMMANDS[options.command](options)
     try:
         if options.command == "create":
             check_target("--out", options.out, text=False)
@@ -81,6 +88,7 @@ def _main(argv: Sequence[str] | None) -> int:
 def _create(options: argparse.Namespace) -> Run:
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
     terms = read_draft(load_toml(options.draft), str(options.draft), now)
+    check_suited(terms)
     if not options.uncalibrated:
         check_calibrated(terms)
     run = sign_run(terms, load_or_create_key(options.key))
@@ -90,7 +98,11 @@ def _create(options: argparse.Namespace) -> Run:
 
 def _load(path: Path) -> Run:
     with path.open("rb") as file:
-        return decode_run_untrusted(file.read(MAX_RUN + 1))
+        document = file.read(MAX_RUN + 1)
+    try:
+        return decode_run_untrusted(document)
+    except BadMessage as error:
+        raise ConfigError(f"{path} cannot be shown: {error}") from None
 
 
 def _summary(run: Run) -> str:

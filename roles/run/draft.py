@@ -19,7 +19,9 @@ from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
+from roles.models.fetch import base_folder
 from roles.rl.recipe import Recipe
+from roles.rl.recipes import check_suits
 from roles.run.core.file import (
     AdmissionRules,
     Calibration,
@@ -98,8 +100,9 @@ class Draft:
     """All other nodes."""
 
     model: Mapping[str, object] = field(default_factory=dict)
-    """What is trained. With ``base``, a folder in Hugging Face's layout, its files are pinned,
-    and shape, context and end tokens come from it where the draft names none."""
+    """What is trained. With ``base``, a folder in Hugging Face's layout or the name of a model
+    that ``shoal models fetch`` made, its files are pinned, and shape, context and end tokens
+    come from it where the draft names none."""
 
     recipe: Recipe = field(default_factory=Recipe)
     """How it is trained."""
@@ -166,10 +169,7 @@ def _model(table: dict[str, object], where: str) -> Model:
         return read_table(Model, table, where)
     if not isinstance(base, str):
         raise ConfigError(f"{where}: base must be the path of a folder")
-    try:
-        folder = Path(base).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{where}: base = {base!r:.80} cannot be found: {error}") from error
+    folder = base_folder(base, where)
     config = read_config(folder)
     if "shape" in table:
         raise ConfigError(f"{where}: shape is that of {folder}: remove it")
@@ -188,6 +188,15 @@ def _environment(value: object, where: str) -> DraftEnvironment:
     return read_table(
         DraftEnvironment, {"name": value} if isinstance(value, str) else value, where
     )
+
+
+def check_suited(terms: Terms) -> None:
+    """Raise `ConfigError` if this recipe would ruin this model: the defaults are those of a
+    small network that is drawn from a seed."""
+    if terms.algorithm is not Algorithm.GRPO:
+        return
+    model = terms.model
+    check_suits(terms.recipe, model.shape.parameters, has_base=bool(model.base))
 
 
 def check_calibrated(terms: Terms) -> None:

@@ -20,15 +20,13 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import MIB
 from p2p.world import World
-from roles.models.pin import OPTIONAL, REQUIRED, FilePin
+from roles.models.pin import OPTIONAL, REQUIRED, WEIGHTS_SUFFIX, FilePin, counts
 from roles.run import Run
 
 logger = logging.getLogger(__name__)
 
 FOLDER: Final = "model"
 """Of the node's disk."""
-WEIGHTS_SUFFIX: Final = ".safetensors"
-"""Files that differ from policy to policy."""
 MAX_SMALL: Final = 64 * MIB
 """Bytes of a file that is copied through memory: tokenizers of the largest vocabularies have
 33."""
@@ -75,18 +73,23 @@ async def keep_model_files(node: Node, run: Run) -> str | None:
 
 
 async def check_base(world: World, run: Run) -> None:
-    """Raise `ConfigError` unless the whole base, and no more, is in `FOLDER`."""
+    """Raise `ConfigError` unless the whole base is in `FOLDER`, and no other file that would
+    count as part of the model. A README or a licence may lie beside it: no policy has it."""
     for pin in run.terms.model.base:
+        if not counts(pin.name):
+            raise ConfigError(f"the run pins {pin.name}, which is no part of a model")
         if not await _is_sound(world, _kept(pin), pin):
             raise ConfigError(
                 f"{world.disk.locate(_kept(pin))} is missing, or not the file that the run"
                 " pins: a trainer begins from the run's base; copy its folder there"
             )
-    strange = set(await world.disk.list(FOLDER)) - {pin.name for pin in run.terms.model.base}
+    pinned = {pin.name for pin in run.terms.model.base}
+    found = await world.disk.list(FOLDER)
+    strange = [name for name in found if counts(name) and name not in pinned]
     if strange:
         raise ConfigError(
-            f"{world.disk.locate(FOLDER)} holds {min(strange)!r:.80}, which the run does not"
-            " pin: the whole folder is published as policy 0; remove it"
+            f"{world.disk.locate(FOLDER)} holds {', '.join(strange)!r:.200}, which the run does"
+            " not pin, and which would be part of the model: remove it"
         )
 
 

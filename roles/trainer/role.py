@@ -89,6 +89,7 @@ class Trainer:
             if session is None
             else {str(who): lie for who, lie in session.intake.liars.items()},
             "waits_for_disk": 0 if session is None else session.writes_waiting,
+            "warning": "" if session is None else session.wrong,
             "last_step": None if last is None else asdict(last),
         }
 

@@ -32,6 +32,7 @@ from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.messages import VERDICT_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.standing import RoleStanding
+from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
@@ -64,6 +65,9 @@ class TrainerSession:
         self.policy_bytes = 0
         """Of the newest policy, as it travels."""
         self.last_step: StepReport | None = None
+        self.wrong = ""
+        """What is wrong with the last step, and which number of the recipe mends it."""
+        self._guards = LearningGuards()
 
     @property
     def is_at_rest(self) -> bool:
@@ -188,6 +192,9 @@ class TrainerSession:
         self.curve.note_step(step, groups, self.intake.buffer.counts.staleness_max)
         learnt = self.curve.learnt
         logger.info("step %d: reward %.3f, k3 %.4f", step, learnt.train_reward, report.k3)
+        self.wrong = self._guards.why_wrong(report)
+        if self._guards.is_news(self.wrong):
+            logger.warning("%s", self.wrong)
         await self.intake.mark_used(buffered, step)
         await dawdle(self.node.world, "trainer/slow checkpoint")
         await self._policies.keep(step, is_last=step == self._recipe.steps)

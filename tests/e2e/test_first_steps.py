@@ -151,10 +151,12 @@ class Worker:
 
 def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
     """As much of a node as the line asks for."""
-    members = [SimpleNamespace(policy=4), SimpleNamespace(policy=2)]
+    of_others = SimpleNamespace(policy=57, run=b"another")
+    members = [of_others, *(SimpleNamespace(policy=policy, run=b"ours") for policy in (4, 2))]
     membership = SimpleNamespace(size=2, members=lambda: members)
     return SimpleNamespace(
         world=world,
+        run=SimpleNamespace(id=b"ours"),
         membership=membership,
         shardcast=SimpleNamespace(newest=newest, fetching=None),
     )

@@ -114,13 +114,18 @@ async def test_a_file_too_large_to_keep_is_named(node: Any) -> None:
         await keep_model_files(node, run_with((large,)))
 
 
-async def test_a_trainer_wants_the_whole_base_and_nothing_else(node: Any) -> None:
+async def test_a_trainer_wants_the_whole_base_and_no_other_part_of_a_model(node: Any) -> None:
     with pytest.raises(ConfigError, match=r"config\.json is missing, or not the file"):
         await check_base(node.world, RUN)
     await lay(node, FOLDER)
     await check_base(node.world, RUN)
-    await node.world.disk.replace(f"{FOLDER}/notes.txt", b"mine")
-    with pytest.raises(ConfigError, match=r"holds 'notes\.txt', which the run does not pin"):
+    for name in ("LICENSE", "README.md", "pytorch_model.bin"):
+        await node.world.disk.replace(f"{FOLDER}/{name}", b"not part of the model")
+    await check_base(node.world, RUN)
+    for name in ("chat_template.jinja", "other.safetensors"):
+        await node.world.disk.replace(f"{FOLDER}/{name}", b"would be part of it")
+    both = r"holds 'chat_template\.jinja, other\.safetensors', which the run does not pin"
+    with pytest.raises(ConfigError, match=both):
         await check_base(node.world, RUN)
     await lay(node, FOLDER, model=b"weights of another")
     with pytest.raises(ConfigError, match=r"model\.safetensors is missing, or not the file"):

@@ -76,6 +76,20 @@ def test_the_first_policy_is_the_base_and_the_next_are_like_it(
     assert report.changed == different / total
 
 
+def test_a_policy_has_the_files_of_the_model_and_no_other(tmp_path: Path) -> None:
+    """`shoal models fetch` writes a LICENSE and a README.md, which were served with each
+    policy, or rather refused before that, one file a start."""
+    learner = opened(tmp_path, base := make_folder(tmp_path / "base"))
+    expected = {path.name for path in base.iterdir()}
+    (base / "README.md").write_text("about it")
+    (base / "onnx").mkdir()
+    learner.save(None, tmp_path / "0")
+    learner.step(some_groups())
+    learner.save(None, tmp_path / "1")
+    for policy in ("0", "1"):
+        assert {path.name for path in (tmp_path / policy).iterdir()} == expected
+
+
 def test_a_policy_is_written_over_what_a_crash_has_left(tmp_path: Path) -> None:
     learner = opened(tmp_path, make_folder(tmp_path / "base"))
     learner.step(some_groups())

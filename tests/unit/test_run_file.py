@@ -270,6 +270,7 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
         f'validators = ["{VALIDATOR.peer_id}"]\n'
         f'[model]\nbase = "{folder}"\ndraw = "gumbel"\ndtype = "bfloat16"\n'
         f'[[environments]]\nname = "math-exact"\ndata = "{questions}"\n'
+        "[recipe]\nrate = 6e-5\n"
     )
     create = ["create", str(draft), "--key", str(key), "--out", str(out)]
     assert main(create) == 2

@@ -1,7 +1,8 @@
 """A policy on disk: one safetensors file, or, of a run with a base, a model's folder.
 
 The folder is the base's with other weights: config, tokenizer and template are links to the
-base's files, and each file of weights has the same tensors in the same order, in bfloat16.
+base's files, and each file of weights has the same tensors in the same order, in bfloat16. What
+is no part of a model, such as a README, stays behind.
 `roles.engines.torch.files.load_weights` reads both.
 """
 
@@ -11,7 +12,6 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -22,9 +22,7 @@ from roles.engines.torch.files import encode_weights, sync_folder, write_atomica
 from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import EMBEDDING, HEAD, INDEX, WEIGHTS, read_spans
 from roles.models.errors import BadModel
-
-_SUFFIX: Final = ".safetensors"
-"""Of files of weights."""
+from roles.models.pin import WEIGHTS_SUFFIX, counts
 
 
 def write_policy(
@@ -40,8 +38,8 @@ def write_policy(
         if folder.exists():
             shutil.rmtree(folder)
     unfinished.mkdir(parents=True)
-    files = sorted(base.iterdir())
-    weights = [path for path in files if path.suffix == _SUFFIX]
+    files = [path for path in sorted(base.iterdir()) if counts(path.name)]
+    weights = [path for path in files if path.suffix == WEIGHTS_SUFFIX]
     if not is_base:
         for path in weights:
             _write_weights(model, _names(path), unfinished / path.name)
@@ -49,9 +47,10 @@ def write_policy(
             names = sorted(name for name, _ in model.named_parameters())
             _write_weights(model, names, unfinished / WEIGHTS)
     for path in files:
-        if not is_base and (path.suffix == _SUFFIX or (not weights and path.name == INDEX)):
+        is_weights = path.suffix == WEIGHTS_SUFFIX or (not weights and path.name == INDEX)
+        if is_weights and not is_base:
             continue
-        if path.is_file() and not path.name.startswith("."):
+        if path.is_file():
             _link(path, unfinished / path.name)
     sync_folder(unfinished / "its files")
     unfinished.replace(policy)

@@ -79,6 +79,8 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**40
 """Seconds since 1970: the year 36812, and exact as a float."""
+_BEGINNING: Final = b"\x94"
+"""Of every document: msgpack's byte for a list of four. No text begins with it."""
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -572,6 +574,8 @@ def decode_run_untrusted(
     """
     if len(document) > MAX_RUN:
         raise BadMessage(f"a run file of {len(document)} bytes is too long (at most {MAX_RUN})")
+    if document[:1] != _BEGINNING:
+        raise BadMessage("it is no run file: `shoal run create` signs a draft and writes one")
     head = fields_untrusted(
         unpack_untrusted(document), int, bytes, bytes, bytes, what="run file"
     )

@@ -1,0 +1,86 @@
+"""The table of recipes, what it refuses, and what the trainer says when a step goes wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from p2p.errors import ConfigError
+from roles.demo.shows import LANGUAGE_RECIPE, SORTING
+from roles.engines.base import StepReport
+from roles.engines.config import ModelShape
+from roles.rl.recipe import Recipe
+from roles.rl.recipes import (
+    KINDS,
+    LARGE_MODEL,
+    NETWORK,
+    SMALL_MODEL,
+    check_suits,
+    kind_of,
+)
+from roles.trainer.core.guards import LearningGuards
+
+SMOLLM2 = 134_515_008
+
+
+def test_each_kind_is_found_by_size_and_base() -> None:
+    assert kind_of(105_088, has_base=False) is NETWORK
+    assert kind_of(SMOLLM2, has_base=True) is SMALL_MODEL
+    assert kind_of(8_190_735_360, has_base=True) is LARGE_MODEL
+
+
+def test_the_demos_play_what_the_table_says() -> None:
+    assert SORTING.recipe is NETWORK.recipe
+    assert LANGUAGE_RECIPE is SMALL_MODEL.recipe
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_kinds_own_recipe_suits_it(kind: Any) -> None:
+    size = 2 * 10**9 if kind is LARGE_MODEL else 10**6
+    check_suits(kind.recipe, size, has_base=kind.has_base)
+
+
+def test_the_defaults_are_refused_for_a_base() -> None:
+    """They ruined SmolLM2 in silence: ratio_max 227, k3 1.08, held-out 6 % -> 6 %."""
+    with pytest.raises(ConfigError, match=r"rate = 0\.0008 in \[recipe\].*set rate = 6e-05"):
+        check_suits(Recipe(), SMOLLM2, has_base=True)
+    check_suits(Recipe(), ModelShape().parameters, has_base=False)
+    with pytest.raises(ConfigError, match=r"set rate = 1e-06"):
+        check_suits(Recipe(rate=3e-4), 8 * 10**9, has_base=True)
+
+
+def report(step: int = 1, **change: float) -> StepReport:
+    healthy = StepReport(
+        step=step, loss=0.0, k3=0.05, ratio_max=3.4, clipped=0.0, capped=0.0, entropy=0.2,
+        gradient_norm=1.0, tokens=100, changed=0.02,
+    )  # fmt: skip
+    return replace(healthy, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"k3": 1.08}, "step 1 goes wrong: k3 is 1.08, over 0.5. Lower `rate`"),
+        ({"ratio_max": 227.0}, "step 1 goes wrong: ratio_max is 227, over 20. Lower `rate`"),
+    ],
+)
+def test_a_step_too_far_from_its_samplers_is_told(change: dict[str, float], said: str) -> None:
+    assert LearningGuards().why_wrong(report()) == ""
+    assert LearningGuards().why_wrong(report(**change)).startswith(said)
+
+
+def test_entropy_that_rises_for_five_steps_is_told() -> None:
+    guards = LearningGuards()
+    rising = [guards.why_wrong(report(step, entropy=0.2 + 0.01 * step)) for step in range(7)]
+    assert rising[:5] == [""] * 5
+    assert "entropy rose 5 steps in a row, from 0.20 to 0.25" in rising[5]
+    assert "entropy rose" in rising[6]
+    assert guards.why_wrong(report(7, entropy=0.2)) == ""
+
+
+def test_the_same_trouble_is_told_once() -> None:
+    guards = LearningGuards()
+    told = [guards.is_news(wrong) for wrong in ("", "k3", "k3", "", "k3")]
+    assert told == [False, True, False, False, True]
