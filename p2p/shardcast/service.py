@@ -294,6 +294,8 @@ class Shardcast:
                 self._world.sometimes("shardcast/convicted a liar", True)
                 self._drop_sender(peer)
                 self._host.penalise(peer, LIE, reason)
+            case ev.RefuseRoster(reason):
+                logger.warning("roster_refused reason=%s", reason)
             case ev.Halt(evidence):
                 logger.warning(
                     "trainer_halted trainer=%r version=%d",

@@ -19,6 +19,8 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast.core.patience import SMOOTHING
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 CREDIT: Final = 2
 """Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
@@ -34,11 +36,6 @@ UNKNOWN_ROUND_TRIP: Final = 0.1
 across one ocean. It matters where many chunks fit: 40 receivers with 200 Mbit/s and chunks of
 32 KiB, whose roots pass on 76 chunks a second, are given nine each to begin with; homes with 20
 Mbit/s and ten children two."""
-_RISE: Final = 0.125
-"""Share of the way that a round trip goes towards a longer sample. After eight of them that are
-all longer, two thirds of the difference are believed."""
-_MAX_LINES: Final = 4096
-"""Peers whose lines are remembered: a roster's worth. The oldest is forgotten first."""
 
 
 class Line:
@@ -60,7 +57,7 @@ class Line:
         if before is None or sample < before:
             self._round_trip = sample
         else:
-            self._round_trip = before + _RISE * (sample - before)
+            self._round_trip = before + SMOOTHING / 2 * (sample - before)
 
     def credit(self, rate: float) -> int:
         """Chunks that a root at the other end may owe if its children take ``rate`` of them a
@@ -72,7 +69,7 @@ class Lines:
     """The line to each peer."""
 
     def __init__(self) -> None:
-        self._lines: BoundedDict[PeerId, Line] = BoundedDict(_MAX_LINES)
+        self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
 
     def to(self, peer: PeerId) -> Line:
         """What is known of the way to ``peer``; kept when the peer goes, since it may be
