@@ -377,6 +377,10 @@ def test_what_a_parent_skips_is_fetched_elsewhere_and_passed_on() -> None:
     core = next(node.core for node in alone if node.peer == roster.peers[place])
     core.handle(ev.Heard(parent, RosterNews(roster.encode())), 0)
     core.handle(ev.Heard(parent, PolicyNews(manifest.encode(), index.data)), 0)
+    pushed_one = ChunkHeader(manifest.digest, 0, roster.epoch, 0)
+    core.handle(ev.ChunkCame(parent, pushed_one, wires[0]), 0)
+    for child in below:
+        core.handle(ev.ChunkSent(child, 64 * KI), 0)
     skipped = core.handle(
         ev.Heard(parent, Skipped(manifest.digest, roster.epoch, 0, ((2, 2),))), 0
     )

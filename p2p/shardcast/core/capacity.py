@@ -31,23 +31,18 @@ from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.manifest import MAX_ROSTER
 
 _CREDULITY: Final = 4
-"""Times the median of what is known that a claim counts for at most. Example: 60 of 200 peers
-with 20 Mbit/s claim 320. They are taken for 80, and carry their share of the forest at a
-quarter of the rate, which their children make up for by pulls, until the first receipts. Twice
-would leave strong lines idle in an honest swarm of 10 to 200 Mbit/s: its strongest tenth has
-four to five times the median."""
+"""A claim counts for at most this multiple of the median of what is known. Twice would leave
+the strong lines of an honest swarm idle: its strongest tenth has four to five times the
+median."""
 _RECEIPTS: Final = 16
-"""Receipts per peer of which the median counts: two versions of eight children. So what a peer
-delivered an hour ago is forgotten, and no single child's word moves the median far."""
+"""Receipts per peer of which the median counts: two versions of eight children, so that an hour
+ago is forgotten and no child's word moves the median far."""
 _RECOVERY: Final = 1.25
-"""Growth, per version in which it keeps up, of what a peer that was overloaded is believed to
-carry. A line that was busy with something else has twice its share after four versions, and one
-that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
+"""Growth, in each version in which it keeps up, of what an overloaded peer is believed to
+carry: a line that was busy with something else has twice its share after four versions."""
 _PROBATION: Final = 8
-"""Versions for which a peer that was replaced as a root, or of which no child says anything
-more, is a leaf. Two liars can replace one honest root a version, so they keep at most eight of
-a swarm's relays idle; a root that passes nothing on costs one version in nine a replacement,
-about a second."""
+"""Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
+Two liars demote one honest root a version, so they keep at most eight relays idle."""
 
 
 class _Standing:

@@ -24,18 +24,13 @@ from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 CREDIT: Final = 2
 """Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
-chunk: 1.5 to 1.6 times the bound in measurements, against 1.2 with two (20 ms round trip). With
-more, slow roots hoard what fast ones could carry: with 16 for all, eight lines of 10 to 80
-Mbit/s take 1.58 times the bound instead of 1.25, with 64 it is 2.2."""
+chunk; with more, slow roots hoard what fast ones could carry."""
 MAX_CREDIT: Final = 64
-"""Chunks that a root may owe whatever it says of its line: 2 MiB of the smallest, a third of a
-second of 50 Mbit/s. A root that grants itself all of it and passes nothing on costs as many
-chunks once, until they are late."""
+"""Chunks that a root may owe whatever it says of its line: a third of a second of 50 Mbit/s.
+One that grants itself all of it and relays nothing costs as many chunks once."""
 UNKNOWN_ROUND_TRIP: Final = 0.1
-"""Seconds that a round trip is taken for before there is a measurement: within a continent, or
-across one ocean. It matters where many chunks fit: 40 receivers with 200 Mbit/s and chunks of
-32 KiB, whose roots pass on 76 chunks a second, are given nine each to begin with; homes with 20
-Mbit/s and ten children two."""
+"""Seconds that a round trip is taken for before it is measured: within a continent, or across
+one ocean. It decides how many chunks the first roots get ahead."""
 
 
 class Line:

@@ -237,9 +237,7 @@ class Upload:
         """Whom this node will feed in this version, by the newest roster.
 
         Dialled when the version is announced, before there is anything to send: if each relay
-        waited for its first chunk, the hops of a stripe would dial one after another. Example:
-        60 peers with 40 Mbit/s, four hops deep at 50 ms each, have the first 4 MB of a run
-        after 2.3 s instead of 4.3, in which all four honest roots were taken for liars.
+        waited for its first chunk, the hops of a stripe would dial one after another.
         """
         return self._connect(download, download.manifest.version)
 
