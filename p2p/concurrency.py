@@ -11,6 +11,18 @@ from types import TracebackType
 
 import trio
 
+from p2p.errors import ConfigError
+
+
+def require_trio() -> None:
+    """Raise `ConfigError` outside trio, where the first await would fail with a sentence about
+    trio's insides."""
+    if not trio.lowlevel.in_trio_run():
+        raise ConfigError(
+            "Shoal runs on trio: start with trio.run(main), or, inside an asyncio program, with"
+            " trio's guest mode (trio.lowlevel.start_guest_run)"
+        )
+
 
 class Notifier:
     """Lets tasks wait for the next change of something that its owner changes.

@@ -45,7 +45,7 @@ from p2p.limits import (
 )
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
-from p2p.peers import VIOLATION
+from p2p.offence import Offence
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
@@ -641,7 +641,7 @@ class Connector:
                 "connector/saw a protocol broken", connection.failure is not None
             )
             if connection.failure is not None:
-                self.penalise(peer, VIOLATION, str(connection.failure))
+                self.penalise(peer, Offence.VIOLATION.points, str(connection.failure))
             if not siblings:
                 self.tell(peer, PeerState.DISCONNECTED)  # at last: a watcher may raise
 

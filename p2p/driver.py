@@ -219,7 +219,7 @@ def on_host(
             host.add_addrs(effect.peer, effect.addrs, effect.source)
         elif isinstance(effect, Penalise):
             world.sometimes("driver/penalised a peer", True)
-            host.penalise(effect.peer, effect.points, effect.reason)
+            host.penalise(effect.peer, effect.offence.points, effect.reason)
         else:
             carry_out(effect)
 

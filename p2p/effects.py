@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
+from p2p.offence import Offence
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,10 @@ class AddAddrs:
 
 @dataclass(frozen=True, slots=True)
 class Penalise:
-    """A peer did what no honest peer does; ``points`` are the host's
-    (`p2p.peers.PENALTY_LIMIT`)."""
+    """A peer did what no honest peer does; ``reason`` is for the log."""
 
     peer: PeerId
-    points: float
+    offence: Offence
     reason: str
 
 

@@ -174,17 +174,18 @@ class PeerFinders:
             await find(peer)
 
 
-def check_unserved(protocol: ProtocolId, served: Container[ProtocolId]) -> None:
-    """Raise `ValueError` for what is no protocol id, or is among those ``served`` already."""
-    check_protocol(protocol)
-    if protocol in served:
+def check_unserved(protocol: str, served: Container[ProtocolId]) -> ProtocolId:
+    """The protocol id that ``protocol`` spells. Raises `ValueError` if it spells none, or one
+    that is ``served`` already."""
+    checked = check_protocol(protocol)
+    if checked in served:
         raise ValueError(f"{protocol} is served already: end the block that serves it first")
+    return checked
 
 
-def check_protocol(protocol: ProtocolId) -> None:
-    """Raise `ValueError` for an id that no peer could ask for: multistream has them in lines of
-    text.
-    """
+def check_protocol(protocol: str) -> ProtocolId:
+    """The protocol id that ``protocol`` spells. Raises `ValueError` if no peer could ask for
+    it: multistream has ids in lines of text."""
     if (
         not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable())
         or " " in protocol
@@ -196,6 +197,7 @@ def check_protocol(protocol: ProtocolId) -> None:
         raise ValueError(
             f"a protocol id of {len(protocol)} characters is too long (at most {MAX_PROTOCOL})"
         )
+    return ProtocolId(protocol)
 
 
 class Host(Protocol):
@@ -216,9 +218,7 @@ class Host(Protocol):
         """Peers with a live connection, oldest first."""
         ...
 
-    def serving(
-        self, protocol: ProtocolId, handler: StreamHandler
-    ) -> AbstractContextManager[None]:
+    def serving(self, protocol: str, handler: StreamHandler) -> AbstractContextManager[None]:
         """Serve incoming streams of ``protocol`` for the length of the block.
 
         When it ends, streams that are still being served are reset and their handlers
@@ -229,7 +229,7 @@ class Host(Protocol):
         ...
 
     def receiving(
-        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> AbstractContextManager[None]:
         """Take incoming messages of ``protocol`` for the length of the block; none is handed
         over later.
@@ -251,14 +251,14 @@ class Host(Protocol):
         """
         ...
 
-    def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
+    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
         """Serve incoming streams of ``protocol`` for as long as the host is open, instead of
         any before.
         """
         ...
 
     def set_message_handler(
-        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> None:
         """Take incoming messages of ``protocol`` for as long as the host is open, instead of
         any before.
@@ -289,9 +289,9 @@ class Host(Protocol):
         """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
         ...
 
-    async def connect_addr(self, addr: Multiaddr) -> PeerId:
-        """Dial an address that ends in ``/p2p/``; returns who answered, which is whom it
-        names.
+    async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
+        """Dial an address (or its text) that ends in ``/p2p/``; returns who answered, which is
+        whom it names.
         """
         ...
 
@@ -299,13 +299,13 @@ class Host(Protocol):
         """Close the connection, if there is one."""
         ...
 
-    async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Connect if need be and open a stream. Raises `PeerUnreachable`,
         `ProtocolNotSupported`.
         """
         ...
 
-    def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+    def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message, connecting in the background if need be. False if it was dropped at
         once.
         """
@@ -347,7 +347,7 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
 async def request(
     host: Host,
     peer: PeerId,
-    protocol: ProtocolId,
+    protocol: str,
     payload: bytes,
     *,
     max_reply: int = MAX_MESSAGE,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId
 from p2p.wire import decode_varint_untrusted, encode_varint
 
@@ -237,3 +237,12 @@ def _take_varint(data: bytes, offset: int) -> tuple[int, int]:
     if taken is None:
         raise BadMessage("an address is cut off")
     return taken
+
+
+def as_multiaddr(addr: Multiaddr | str, purpose: str) -> Multiaddr:
+    """``addr``, read if it is text. Raises `ConfigError` that says what it was to be used for:
+    ``dial``, ``listen``."""
+    try:
+        return addr if isinstance(addr, Multiaddr) else Multiaddr.parse(addr)
+    except ValueError as error:
+        raise ConfigError(f"cannot {purpose}: {error}") from None

@@ -37,8 +37,8 @@ peers.
 """
 
 PENALTY_LIMIT: Final = 100.0
-"""Points at which a peer is disconnected and refused: a percentage of our patience. A forgery
-costs 25, a broken protocol 67, a dropped message 1."""
+"""Points at which a peer is disconnected and refused: a percentage of our patience. What costs
+how many: `p2p.offence`."""
 PENALTY_HALF_LIFE: Final = 60.0
 """Seconds in which half of the points are forgotten: a bad minute does not follow a peer for
 hours.
@@ -46,10 +46,6 @@ hours.
 REFUSAL: Final = 300.0
 """Seconds for which a peer that reached the limit is refused: five times as long as it takes to
 forgive.
-"""
-VIOLATION: Final = 67.0
-"""Points for breaking a protocol: the second time within a minute (67 / 2 + 67 > 100) is one
-too many.
 """
 
 _Addrs = tuple[Multiaddr, ...]

@@ -27,7 +27,7 @@ import trio
 
 from p2p import identify
 from p2p.bounded import TokenBucket
-from p2p.concurrency import leaves
+from p2p.concurrency import leaves, require_trio
 from p2p.connector import Callbacks, Connector
 from p2p.errors import (
     ConfigError,
@@ -61,10 +61,10 @@ from p2p.limits import (
     group_of,
     reach_of,
 )
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.network import Listener, Network
+from p2p.offence import Offence
 from p2p.outbox import Lane, Outbox
-from p2p.peers import VIOLATION
 from p2p.servers import Server
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.noise import StaticKey
@@ -200,46 +200,46 @@ class SwarmHost:
         """What a connected peer said of itself, once it has."""
         return self._infos.get(peer)
 
-    def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
+    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
         """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
         id.
         """
-        check_protocol(protocol)
-        self._message_handlers.pop(protocol, None)
-        self._handlers[protocol] = handler
+        checked = check_protocol(protocol)
+        self._message_handlers.pop(checked, None)
+        self._handlers[checked] = handler
 
     def set_message_handler(
-        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes.
 
         A peer has one stream for them: when it opens another, the newest counts, as in
         go-libp2p-pubsub.
         """
-        check_protocol(protocol)
-        self._handlers[protocol] = partial(self._take_messages, max_message)
-        self._message_handlers[protocol] = handler
+        checked = check_protocol(protocol)
+        self._handlers[checked] = partial(self._take_messages, max_message)
+        self._message_handlers[checked] = handler
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` on every change in who is connected."""
         self._connector.watchers.add(listener)
 
     @contextmanager
-    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> Iterator[None]:
+    def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
-        check_unserved(protocol, self._handlers)
-        self.set_handler(protocol, handler)
-        with self._until_end_of_block(protocol):
+        checked = check_unserved(protocol, self._handlers)
+        self.set_handler(checked, handler)
+        with self._until_end_of_block(checked):
             yield
 
     @contextmanager
     def receiving(
-        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> Iterator[None]:
         """Take incoming messages of ``protocol`` for the length of the block."""
-        check_unserved(protocol, self._handlers)
-        self.set_message_handler(protocol, handler, max_message=max_message)
-        with self._until_end_of_block(protocol):
+        checked = check_unserved(protocol, self._handlers)
+        self.set_message_handler(checked, handler, max_message=max_message)
+        with self._until_end_of_block(checked):
             yield
 
     @contextmanager
@@ -298,7 +298,7 @@ class SwarmHost:
         """Dial an address (or its text) that ends in ``/p2p/``; else `ConfigError`, or as
         `connect`.
         """
-        addr = _parse(addr, "dial")
+        addr = as_multiaddr(addr, "dial")
         peer = addr.peer_id
         if peer is None:
             raise ConfigError(f"{addr} must end in /p2p/ and the id of who is to answer")
@@ -312,17 +312,17 @@ class SwarmHost:
             await connection.wait_closed()
         await trio.lowlevel.checkpoint()
 
-    async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Connect if need be and open a stream.
 
         A protocol that the peer is known to speak costs no round trip; if it no longer does,
         the stream breaks. Raises `PeerUnreachable`, `WrongPeer`, `ProtocolNotSupported`,
         `LimitExceeded`.
         """
-        _, stream = await self._open(peer, protocol)
+        _, stream = await self._open(peer, ProtocolId(protocol))
         return stream
 
-    def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+    def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message, connecting in the background if need be. False if it was dropped at
         once.
         """
@@ -330,10 +330,11 @@ class SwarmHost:
             raise LocalProtocolError(
                 f"a message of {len(message)} bytes (at most {MAX_MESSAGE})"
             )
-        if not self._outbox.has_lane(peer, protocol) and not self._connector.may_send(peer):
+        lane = ProtocolId(protocol)
+        if not self._outbox.has_lane(peer, lane) and not self._connector.may_send(peer):
             self._outbox.dropped += 1
             return False
-        return self._outbox.put(peer, protocol, frame(message))
+        return self._outbox.put(peer, lane, frame(message))
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``, and room for them, when strangers fill this node."""
@@ -464,7 +465,7 @@ class SwarmHost:
         except* RemoteProtocolError as errors:
             logger.info("%r broke a protocol: %s", peer, errors.exceptions)
             if peer is not None:
-                self.penalise(peer, VIOLATION, str(next(leaves(errors))))
+                self.penalise(peer, Offence.VIOLATION.points, str(next(leaves(errors))))
                 self._connector.cut(peer)
         except* (
             trio.BrokenResourceError,
@@ -631,6 +632,7 @@ async def open_host(
     identity. ``key`` defaults to the world's. ``strict`` lets a crashing handler end the host,
     as tests want it. Raises `ConfigError` when an address in ``listen`` cannot be had.
     """
+    require_trio()
     failure: BaseException | None = None
     try:
         async with AsyncExitStack() as stack:
@@ -645,7 +647,9 @@ async def open_host(
                 if isinstance(network, TcpNetwork):
                     config = replace(config, limits=config.limits.within(network.descriptors))
                 host = SwarmHost(world, network, key or _key_of(world), config)
-                await stack.enter_async_context(host.running([_parse(addr) for addr in listen]))
+                await stack.enter_async_context(
+                    host.running([as_multiaddr(addr, "listen") for addr in listen])
+                )
                 yield host
             except BaseException as error:
                 failure = error
@@ -660,10 +664,3 @@ def _key_of(world: World) -> KeyPair:
     if not isinstance(world.signer, KeyPair):
         raise ConfigError("this world signs without showing its key: pass open_host(key=...)")
     return world.signer
-
-
-def _parse(addr: str | Multiaddr, what: str = "listen") -> Multiaddr:
-    try:
-        return addr if isinstance(addr, Multiaddr) else Multiaddr.parse(addr)
-    except ValueError as error:
-        raise ConfigError(f"cannot {what}: {error}") from None

@@ -31,6 +31,7 @@ from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import Outcome, run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
 from sim.node.world import SimWorld
+from sim.run.sweep import play
 
 __all__ = [
     "Churn",
@@ -49,5 +50,6 @@ __all__ = [
     "Swarm",
     "Weibull",
     "open_swarm",
+    "play",
     "run_simulation",
 ]

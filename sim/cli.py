@@ -28,6 +28,7 @@ from p2p.node.usage import (
     INTERRUPTED,
     STANDARD_OUTPUT,
     WRONG_USAGE,
+    CommandParser,
     check_target,
     did_you_mean,
     ignore_interrupts,
@@ -70,6 +71,10 @@ EXIT_UNAVAILABLE: Final = 3
 """This machine has no level 3; the sentence says what is missing."""
 TARGETS: Final = ("json", "report", "save_plan", "out")
 """Options that name a file to write: checked before anything is played."""
+TOLD: Final = 10
+"""Lines about a sweep whose output is no terminal: enough to see that it goes on."""
+MAX_COLUMNS: Final = 4
+"""Metrics that a sweep prints beside each other: what fits 80 columns. The page has all."""
 MAX_SEEDS: Final = 1_000_000
 """Of one sweep: a week of seconds. More is a slip of the finger (1-20000000000), and would fill
 memory."""
@@ -141,9 +146,7 @@ def _explain(error: Exception, complaints: Console) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The commands and their options, as ``shoal sim --help`` shows them."""
-    root = argparse.ArgumentParser(
-        prog="shoal sim", description="The production code on virtual time."
-    )
+    root = CommandParser(prog="shoal sim", description="The production code on virtual time.")
     commands = root.add_subparsers(dest="command", required=True)
     commands.add_parser("list", help="show the scenarios")
 
@@ -214,7 +217,7 @@ def _scenario_parser(
         action="append",
         default=[],
         metavar=metavar,
-        help=f"{text} of [parameters], repeatable",
+        help=f"{text} of [parameters], or nodes, latency, link.up ...; repeatable",
     )
     if seed:
         command.add_argument(
@@ -377,18 +380,40 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     interrupted = False
     executor = open_executor(options.executor, options.jobs)
     try:
-        with console.status(f"0 of {total} runs") as status:
+        with _telling(console, total) as tell:
             for one in sweep(scenario, seeds, settings, executor):
                 runs.append(one)
-                status.update(
-                    f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed"
-                )
+                tell(runs)
     except KeyboardInterrupt:
         ignore_interrupts()
         interrupted = True
         console.print(f"interrupted: {len(runs)} of {total} runs had ended", highlight=False)
-    failed = _tell_sweep(options, console, scenario, summarise(runs))
+    summary = summarise(runs)
+    summary["expected"] = list(dict.fromkeys(one.metric for one in scenario.expect))
+    failed = _tell_sweep(options, console, scenario, summary)
     return INTERRUPTED if interrupted else FAILED if failed else 0
+
+
+@contextmanager
+def _telling(console: Console, total: int) -> Iterator[Callable[[Sequence[SweepRun]], None]]:
+    """Says how far a sweep is: on a terminal in a line that changes, else, where a person reads
+    a log, in a line for each tenth of it."""
+
+    def words(runs: Sequence[SweepRun]) -> str:
+        return f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed"
+
+    if console.is_terminal:
+        with console.status(words(())) as status:
+            yield lambda runs: status.update(words(runs))
+        return
+    log = Console(stderr=True)
+
+    def tell(runs: Sequence[SweepRun]) -> None:
+        tenth = len(runs) * TOLD // total
+        if tenth > (len(runs) - 1) * TOLD // total:
+            log.print(words(runs), highlight=False)
+
+    yield tell
 
 
 def _tell_sweep(
@@ -401,6 +426,7 @@ def _tell_sweep(
     for entry in summary["failed"]:
         said = escape(f"seed {entry['seed']} {entry['changes'] or ''}: {entry['why']}")
         console.print(f"[red]{said}[/red]", highlight=False)
+    console.print(_by_setting(summary))
     for title, counts in (
         ("claim held", summary["witnessed"]),
         ("site misbehaved", summary["fired"]),
@@ -414,6 +440,33 @@ def _tell_sweep(
         highlight=False,
     )
     return len(summary["failed"])
+
+
+def _by_setting(summary: Mapping[str, Any]) -> Table:
+    """A row for each setting: medians, and the middle four fifths of the seeds."""
+    names = [
+        *summary["expected"],
+        *(name for row in summary["settings"] for name in row["metrics"]),
+    ]
+    shown = [
+        name
+        for name in dict.fromkeys(names)
+        if any(name in row["metrics"] for row in summary["settings"])
+    ][:MAX_COLUMNS]
+    table = Table("setting", "runs", *shown, box=None)
+    for row in summary["settings"]:
+        changes = ", ".join(f"{key}={value}" for key, value in row["changes"].items())
+        cells = [_interval(row["metrics"].get(name)) for name in shown]
+        table.add_row(changes or "as it is", str(row["runs"]), *cells)
+    return table
+
+
+def _interval(spread: Mapping[str, float] | None) -> str:
+    if spread is None:
+        return ""
+    middle = f"{spread['median']:.4g}"
+    low, high = f"{spread['low']:.4g}", f"{spread['high']:.4g}"
+    return middle if low == high else f"{middle} ({low} to {high})"
 
 
 def _counts(title: str, counts: Mapping[str, int]) -> Table:

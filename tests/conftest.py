@@ -4,6 +4,8 @@ workers.
 
 from __future__ import annotations
 
+import importlib.util
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,6 +41,22 @@ LIVE: Final = (
 )
 """Tests of real processes, which look at memory, descriptors and answers in real time: one
 worker has them all, so that a swarm of ten processes never has another one beside it."""
+
+
+NEEDS_TORCH: Final = re.compile(
+    r"^(import torch|from (torch|safetensors|roles\.engines\.torch|roles\.calibrate|"
+    r"roles\.demo\.alone|roles\.engines\.client)\b)",
+    re.MULTILINE,
+)
+"""What a file of tests imports that cannot be imported without torch."""
+HAS_TORCH: Final = importlib.util.find_spec("torch") is not None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """``make check`` has no torch, and leaves out the files that need it."""
+    if HAS_TORCH or collection_path.suffix != ".py":
+        return None
+    return bool(NEEDS_TORCH.search(collection_path.read_text(encoding="utf-8"))) or None
 
 
 class ByFile(LoadScopeScheduling):

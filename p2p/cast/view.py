@@ -95,16 +95,29 @@ class Teller:
         """How far it is now."""
         if self._progress is not None:
             [task] = self._progress.task_ids
+            total, done = _drawn(state)
             self._progress.update(
-                task, total=state.total or None, completed=state.here,
+                task, total=total, completed=done,
                 rate=f"{state.rate / 1e6:.1f} MB/s", swarm=_swarm(state),
             )  # fmt: skip
             return
         self.event("progress", f"{self._title}  {_line(state)}", **asdict(state))
 
 
+def _drawn(state: CastState) -> tuple[int | None, int]:
+    """How long the bar is, and how much of it is full. A pusher has all bytes: its bar tells
+    which share of the machines has them, and moves without an end while there is none."""
+    machines = state.asked or max(state.members, state.whole)
+    if state.here < state.total or not state.total:
+        return state.total or None, state.here
+    return (state.total, state.total * state.whole // machines) if machines else (None, 0)
+
+
 def _swarm(state: CastState) -> str:
-    whole = f"{state.whole} of {state.asked or state.members} whole"
+    machines = state.asked or max(state.members, state.whole)
+    if not machines:
+        return "no other machine yet"
+    whole = f"{state.whole} of {machines} whole"
     return f"{whole}, gave {state.given / 1e6:.1f} MB"
 
 

@@ -56,7 +56,7 @@ from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
 from p2p.identity import PeerId
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.world import World, lateness
 
 logger = logging.getLogger(__name__)
@@ -140,12 +140,13 @@ class Dht:
         """How many records we hold for the swarm."""
         return self._core.records
 
-    async def bootstrap(self, peers: Sequence[Multiaddr | PeerId]) -> int:
-        """Join through ``peers`` and return how many contacts the table holds then: 0 if none
-        of them answered.
+    async def bootstrap(self, peers: Sequence[Multiaddr | PeerId | str]) -> int:
+        """Join through ``peers`` (ids, addresses or their text) and return how many contacts
+        the table holds then: 0 if none of them answered.
 
         They are remembered: while we are alone they are asked again and again, later now and
-        then. Raise `ValueError` if an address does not end in ``/p2p/``.
+        then. Raise `ValueError` if an address does not end in ``/p2p/``, `ConfigError` if text
+        is no address.
         """
         known = [self._introduce(peer) for peer in peers]
         self._follow_addrs()
@@ -154,13 +155,14 @@ class Dht:
         self._world.sometimes("dht/alone", contacts == 0)
         return contacts
 
-    def _introduce(self, peer: Multiaddr | PeerId) -> PeerId:
+    def _introduce(self, peer: Multiaddr | PeerId | str) -> PeerId:
         if isinstance(peer, PeerId):
             return peer
-        named = peer.peer_id
+        addr = as_multiaddr(peer, "bootstrap")
+        named = addr.peer_id
         if named is None:
-            raise ValueError(f"the bootstrap address {peer} must end in /p2p/ and a peer id")
-        self._host.add_addrs(named, [peer], AddrSource.OWNER)
+            raise ValueError(f"the bootstrap address {addr} must end in /p2p/ and a peer id")
+        self._host.add_addrs(named, [addr], AddrSource.OWNER)
         return named
 
     async def put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> int:

@@ -42,7 +42,7 @@ from p2p.membership.core.events import (
 )
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
 from p2p.membership.heartbeat import MAX_SEQNO, PROTOCOL_ID, Profile
-from p2p.multiaddr import Multiaddr
+from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.wire import KI
 from p2p.world import World
 
@@ -170,16 +170,17 @@ class Membership:
         """
         self._driver.feed(Interest(tuple(peers), has_audience))
 
-    async def join(self, addrs: Sequence[Multiaddr]) -> None:
-        """Join the swarm through ``addrs``, each ending in ``/p2p/``; return with the first
-        neighbour.
+    async def join(self, addrs: Sequence[Multiaddr | str]) -> None:
+        """Join the swarm through ``addrs`` (or their text), each ending in ``/p2p/``; return
+        with the first neighbour.
 
         It tries for as long as it takes, ever more slowly: the caller sets the deadline, and
         the attempts go on behind its back. Returns at once if ``addrs`` names no peer but
         ourselves. The first time it also asks the neighbours of longest standing of this node's
         last life.
         """
-        others = tuple(addr for addr in addrs if addr.peer_id not in (None, self._core.peer))
+        known = (as_multiaddr(addr, "join") for addr in addrs)
+        others = tuple(addr for addr in known if addr.peer_id not in (None, self._core.peer))
         anchors, self._anchors = self._anchors, ()
         if others or anchors:
             self._driver.feed(Bootstrap(others, anchors))

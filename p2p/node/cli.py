@@ -34,7 +34,15 @@ from p2p.node.process import (
 )
 from p2p.node.role import Role
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, say, seconds
+from p2p.node.usage import (
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    complain,
+    interruptible,
+    say,
+    seconds,
+)
 from p2p.swarm import open_host
 
 
@@ -87,7 +95,7 @@ def _node(argv: Sequence[str] | None) -> int:
 
 
 def _parse(argv: Sequence[str] | None) -> Options:
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m p2p.node",
         description=(
             "Run a node: it joins a run, relays policies, and does the jobs that its roles say."

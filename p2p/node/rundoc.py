@@ -51,7 +51,7 @@ from p2p.node.admission import (
     check_same_run,
 )
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
-from p2p.peers import VIOLATION
+from p2p.offence import Offence
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, decode_off_loop
 
@@ -464,7 +464,7 @@ class RunBook:
             raise
         except BadMessage as error:
             if not was_judged:
-                host.penalise(peer, VIOLATION, f"a void run file: {error}")
+                host.penalise(peer, Offence.VIOLATION.points, f"a void run file: {error}")
             raise
 
     async def ask_quietly(self, host: Host, peer: PeerId, timeout: float) -> None:

@@ -17,7 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError
@@ -47,6 +47,36 @@ def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> st
         return f"did you mean {near[0]!r}?"
     rest = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
+
+
+class CommandParser(argparse.ArgumentParser):
+    """argparse's, and an option that there is not is answered with the nearest that there
+    is."""
+
+    def error(self, message: str) -> NoReturn:
+        """End with `WRONG_USAGE` and one sentence."""
+        _, is_unknown, rest = message.partition("unrecognized arguments: ")
+        word = rest.split()[0].partition("=")[0] if rest.split() else ""
+        if is_unknown and word.startswith("-"):
+            message = f"there is no option {word}; {did_you_mean(word, self.known_options())}"
+        super().error(message)
+
+    def known_options(self) -> list[str]:
+        """The long options of this parser and of its commands."""
+        commands = [
+            parser
+            for action in self._actions
+            if isinstance(action.choices, dict)
+            for parser in action.choices.values()
+        ]
+        own = [name for action in self._actions for name in action.option_strings]
+        below = [
+            name
+            for parser in commands
+            if isinstance(parser, CommandParser)
+            for name in parser.known_options()
+        ]
+        return sorted({name for name in (*own, *below) if name.startswith("--")})
 
 
 def check_target(option: str, path: Path | None, *, text: bool = True) -> None:

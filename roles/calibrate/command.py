@@ -21,6 +21,7 @@ from p2p.errors import ConfigError, ShoalError
 from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
+    CommandParser,
     check_target,
     complain,
     interruptible,
@@ -84,7 +85,7 @@ def _main(argv: Sequence[str] | None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shoal calibrate", description=__doc__)
+    parser = CommandParser(prog="shoal calibrate", description=__doc__)
     parser.add_argument("--run", type=Path, help="a signed run file: its model, recipe, tasks")
     parser.add_argument("--model", type=Path, help="weights: a model's folder, or a file")
     parser.add_argument("--env", default="arithmetic", help="tasks, without --run")

@@ -7,7 +7,6 @@ luck does not give.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
@@ -29,7 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from p2p.node.usage import STANDARD_OUTPUT, write_text
+from p2p.node.usage import STANDARD_OUTPUT, CommandParser, write_text
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
@@ -231,7 +230,7 @@ def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
 
 def main() -> int:
     """Run the recipe and judge it; 1 if the gate is not passed."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="python -m roles.demo.alone", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--seed", type=int, default=0)

@@ -29,6 +29,7 @@ from p2p.node.usage import (
     FAILED,
     STANDARD_OUTPUT,
     WRONG_USAGE,
+    CommandParser,
     check_target,
     complain,
     ignore_interrupts,
@@ -56,7 +57,7 @@ MAX_STEPS: Final = 100_000
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    parse = argparse.ArgumentParser(prog="shoal demo", description=__doc__)
+    parse = CommandParser(prog="shoal demo", description=__doc__)
     seeds, steps = whole_number(*SEEDS), whole_number(1, MAX_STEPS)
     parse.add_argument(
         "--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)"

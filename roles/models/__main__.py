@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
 
-from p2p.node.usage import interruptible
+from p2p.node.usage import CommandParser, interruptible
 from roles.models import fetch, inspect
 
 
@@ -16,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
-    parser = argparse.ArgumentParser(prog="shoal models", description=__doc__)
+    parser = CommandParser(prog="shoal models", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for module, purpose in (
         (fetch, "make the folder of a small base model (93 MB to download)"),

@@ -32,7 +32,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from p2p.errors import ConfigError, ShoalError
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, did_you_mean, interruptible
+from p2p.node.usage import (
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    complain,
+    did_you_mean,
+    interruptible,
+)
 from roles.models.bundle import check_folder
 from roles.models.errors import BadModel
 from roles.models.pin import FilePin
@@ -326,7 +333,7 @@ def run(options: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Fetch a base model: ``python -m roles.models.fetch smollm2``."""
-    parser = argparse.ArgumentParser(prog="python -m roles.models.fetch", description=__doc__)
+    parser = CommandParser(prog="python -m roles.models.fetch", description=__doc__)
     add_arguments(parser)
     return interruptible(partial(run, parser.parse_args(argv)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import datetime
 import json
 import sys
@@ -16,7 +15,14 @@ from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
 from p2p.node.toml import load_toml
-from p2p.node.usage import FAILED, WRONG_USAGE, check_target, complain, interruptible
+from p2p.node.usage import (
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    check_target,
+    complain,
+    interruptible,
+)
 from p2p.wire import MIB
 from proofs.checks import Limits
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
@@ -32,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="shoal run", description=__doc__)
+    parser = CommandParser(prog="shoal run", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     create = commands.add_parser("create", help="sign a draft")
     create.add_argument("draft", type=Path, help="TOML file; keys in docs/running.md")

@@ -46,8 +46,8 @@ from p2p.host import (
     check_unserved,
 )
 from p2p.identity import PeerId, ProtocolId
-from p2p.multiaddr import Multiaddr
-from p2p.peers import VIOLATION
+from p2p.multiaddr import Multiaddr, as_multiaddr
+from p2p.offence import Offence
 from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric
 from sim.node.connection import End, Opening, SimHostStream
 from sim.node.network import memory_number
@@ -123,48 +123,47 @@ class SimHost:
         """Peers with a live connection, oldest first."""
         return tuple(self._ends)
 
-    def set_handler(self, protocol: ProtocolId, handler: StreamHandler) -> None:
+    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
         """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
         id."""
-        check_protocol(protocol)
-        self.handlers[protocol] = handler
+        self.handlers[check_protocol(protocol)] = handler
 
     def set_message_handler(
-        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
-        self._message_handlers[protocol] = (handler, max_message)
+        self._message_handlers[check_protocol(protocol)] = (handler, max_message)
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` on every change in who is connected."""
         self._watchers.add(listener)
 
     @contextmanager
-    def serving(self, protocol: ProtocolId, handler: StreamHandler) -> Iterator[None]:
+    def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
-        check_unserved(protocol, (*self.handlers, *self._message_handlers))
-        self.handlers[protocol] = handler
+        checked = check_unserved(protocol, (*self.handlers, *self._message_handlers))
+        self.handlers[checked] = handler
         try:
             yield
         finally:
-            if self.handlers.get(protocol) is handler:
-                del self.handlers[protocol]
+            if self.handlers.get(checked) is handler:
+                del self.handlers[checked]
             for stream, scope in list(self._served.items()):
                 if stream.protocol == protocol:
                     scope.cancel()
 
     @contextmanager
     def receiving(
-        self, protocol: ProtocolId, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> Iterator[None]:
         """Take incoming messages of ``protocol`` for the length of the block."""
-        check_unserved(protocol, (*self.handlers, *self._message_handlers))
-        taker = self._message_handlers[protocol] = (handler, max_message)
+        checked = check_unserved(protocol, (*self.handlers, *self._message_handlers))
+        taker = self._message_handlers[checked] = (handler, max_message)
         try:
             yield
         finally:
-            if self._message_handlers.get(protocol) is taker:
-                del self._message_handlers[protocol]
+            if self._message_handlers.get(checked) is taker:
+                del self._message_handlers[checked]
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
@@ -212,8 +211,10 @@ class SimHost:
         if dial.error is not None:
             raise type(dial.error)(*dial.error.args)
 
-    async def connect_addr(self, addr: Multiaddr) -> PeerId:
-        """Dial an address that ends in ``/p2p/``. Raises `ConfigError` if it does not."""
+    async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
+        """Dial an address (or its text) that ends in ``/p2p/``. Raises `ConfigError` if it does
+        not."""
+        addr = as_multiaddr(addr, "dial")
         peer = addr.peer_id
         if peer is None:
             raise ConfigError(f"{addr} must end in /p2p/ and the id of who is to answer")
@@ -366,7 +367,7 @@ class SimHost:
 
     # Messages and streams
 
-    def send(self, peer: PeerId, protocol: ProtocolId, message: bytes) -> bool:
+    def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message. False if it was dropped at once."""
         if len(message) > MAX_MESSAGE:
             raise LocalProtocolError(
@@ -374,7 +375,7 @@ class SimHost:
             )
         end = self._ends.get(peer)
         if end is not None:
-            return end.send(protocol, message)
+            return end.send(ProtocolId(protocol), message)
         if self._closed or not self._gater.may_send(peer, self._world.now()):
             self.dropped += 1
             return False
@@ -382,7 +383,7 @@ class SimHost:
         if dial.waiting_bytes + len(message) > MAX_OUTBOX:
             self.dropped += 1
             return False
-        dial.waiting.append((protocol, message))
+        dial.waiting.append((ProtocolId(protocol), message))
         dial.waiting_bytes += len(message)
         return True
 
@@ -404,20 +405,21 @@ class SimHost:
                 )
             handler(end.peer, message)
         except RemoteProtocolError as error:
-            self.penalise(end.peer, VIOLATION, str(error))
+            self.penalise(end.peer, Offence.VIOLATION.points, str(error))
             self._drop(end)
 
-    async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> SimHostStream:
+    async def open_stream(self, peer: PeerId, protocol: str) -> SimHostStream:
         """Connect if need be and open a stream. Raises `PeerUnreachable`,
         `ProtocolNotSupported`."""
         await self.connect(peer)
         end = self._ends.get(peer)
         if end is None:
             raise PeerUnreachable(f"{peer!r} has just gone")
-        if protocol in end.spoken:
-            return end.open_stream(protocol, None)
+        asked = ProtocolId(protocol)
+        if asked in end.spoken:
+            return end.open_stream(asked, None)
         opening = Opening()
-        stream = end.open_stream(protocol, opening)
+        stream = end.open_stream(asked, opening)
         try:
             await opening.done.wait()
         except trio.Cancelled:
@@ -427,7 +429,7 @@ class SimHost:
             raise PeerUnreachable(f"the connection to {peer!r} was lost")
         if not opening.accepted:
             raise ProtocolNotSupported(f"{peer!r} does not speak {protocol}")
-        end.spoken = (*end.spoken, protocol)
+        end.spoken = (*end.spoken, asked)
         return stream
 
     def serve(self, stream: SimHostStream, handler: StreamHandler) -> None:
@@ -443,7 +445,7 @@ class SimHost:
                 async with stream:
                     await handler(stream)
         except* RemoteProtocolError as errors:
-            self.penalise(stream.peer, VIOLATION, str(next(leaves(errors))))
+            self.penalise(stream.peer, Offence.VIOLATION.points, str(next(leaves(errors))))
             self._disconnect(stream.peer)
         except* (trio.BrokenResourceError, PeerUnreachable, ProtocolNotSupported) as errors:
             logger.debug("a stream of %r ended early: %s", stream.peer, errors.exceptions)

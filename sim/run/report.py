@@ -88,12 +88,14 @@ def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: s
         f"<tr><td>{html.escape(str(row['changes'] or 'as it is'))}</td>"
         f"<td>{html.escape(metric)}</td>"
         + "".join(
-            f"<td class=n>{_number(spread[key])}</td>" for key in ("min", "median", "max")
+            f"<td class=n>{_number(spread[key])}</td>"
+            for key in ("min", "low", "median", "high", "max")
         )
         + "</tr>"
         for row in summary["settings"]
         for metric, spread in row["metrics"].items()
     )
+    plots = sweep_plots(summary["settings"], summary.get("expected", ()))
     failed = "".join(
         f"<tr><td class=n>{entry['seed']}</td>"
         f"<td>{html.escape(str(entry['changes'] or ''))}</td>"
@@ -110,7 +112,15 @@ def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: s
         f"<p class=caption>{html.escape(caption)}</p>",
         f"<p class={'bad' if failed else 'ok'}>{verdict}</p>",
         _rows("", ("seed", "setting", "why"), failed),
-        _rows("Metrics", ("setting", "metric", "least", "median", "most"), rows),
+        *(
+            ["<h2>By setting: median, and the middle four fifths of the seeds</h2>"]
+            if plots
+            else []
+        ),
+        *plots,
+        _rows(
+            "Metrics", ("setting", "metric", "least", "10 %", "median", "90 %", "most"), rows
+        ),
         _table("What was reached (times, over all runs)", summary["witnessed"]),
         _table("Which sites misbehaved on purpose (times, over all runs)", summary["fired"]),
     ]
@@ -229,6 +239,76 @@ def line_plot(title: str, points: Points, faults: Sequence[Mapping[str, Any]] = 
     axes = _axis_x((left, right), x_of, "virtual time", "s") + _axis_y((low, high), y_of, unit)
     ends = f"from {_tick(points[0][1], unit)} to {_tick(points[-1][1], unit)}"
     return _figure(title, f"{title}: a curve over virtual time, {ends}", shades + curve + axes)
+
+
+def sweep_plots(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[str]:
+    """A drawing for each number that was varied and each metric that the scenario expects
+    something of: one curve for each combination of the other settings."""
+    plots = []
+    for key in dict.fromkeys(key for row in settings for key in row["changes"]):
+        if not all(_is_number(row["changes"].get(key)) for row in settings):
+            continue
+        if len({row["changes"][key] for row in settings}) < 2:
+            continue
+        for metric in expected:
+            curves: dict[str, list[tuple[float, Mapping[str, float]]]] = {}
+            for row in settings:
+                if metric in row["metrics"]:
+                    others = {k: v for k, v in row["changes"].items() if k != key}
+                    name = ", ".join(f"{k} = {v}" for k, v in others.items())
+                    curves.setdefault(name, []).append(
+                        (float(row["changes"][key]), row["metrics"][metric])
+                    )
+            if curves:
+                plots.append(_spread_plot(key, metric, curves))
+    return plots
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _spread_plot(
+    key: str,
+    metric: str,
+    curves: Mapping[str, Sequence[tuple[float, Mapping[str, float]]]],
+) -> str:
+    """Medians joined by a line, and the interval of each as a bar."""
+    points = [point for curve in curves.values() for point in curve]
+    left, right = _scale(min(x for x, _ in points), max(x for x, _ in points))
+    low, high = _scale(
+        min(0.0, *(spread["low"] for _, spread in points)),
+        max(spread["high"] for _, spread in points),
+    )
+
+    def x_of(x: float) -> float:
+        return _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
+
+    def y_of(y: float) -> float:
+        return _TOP + (high - y) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+
+    drawn = []
+    for number, (name, curve) in enumerate(curves.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        path = " ".join(
+            f"{x_of(x):.1f},{y_of(s['median']):.1f}"
+            for x, s in sorted(curve, key=lambda p: p[0])
+        )
+        title = f"<title>{html.escape(name)}</title>"
+        drawn.append(
+            f"<polyline points='{path}' fill=none stroke={colour} stroke-width=1.6>"
+            f"{title}</polyline>"
+        )
+        drawn += [
+            f"<path d='M{x_of(x):.1f} {y_of(s['low']):.1f}V{y_of(s['high']):.1f}' "
+            f"stroke={colour} stroke-width=4 opacity=.35 />"
+            for x, s in curve
+        ]
+    unit = _unit(metric)
+    axes = _axis_x((left, right), x_of, key, "") + _axis_y((low, high), y_of, unit)
+    names = "; ".join(name for name in curves if name)
+    title = f"{metric} by {key}" + (f" ({names})" if names else "")
+    return _figure(title, f"{title}: medians with intervals", "".join(drawn) + axes)
 
 
 def _shade(start: float, end: float, name: str) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from multiprocessing import active_children, get_context
 from pathlib import Path
@@ -31,14 +31,21 @@ from typing import Any, Final
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
+from p2p.node.usage import did_you_mean
 from sim.errors import NodeFailed, SimulationError
+from sim.net.link import LinkSpec
 from sim.run.result import Result
 from sim.run.runner import run_scenario
-from sim.run.scenario import Scenario
+from sim.run.scenario import Scenario, load_scenario
 
 FIELDS: Final = ("nodes", "duration", "latency", "level")
-"""What ``--set`` changes of a scenario itself; every other key is one of its
-``[parameters]``."""
+"""What ``--set`` changes of a scenario itself. ``link.up`` and its like change a field of its
+``[link]``; every other key is one of its ``[parameters]``."""
+LINK: Final = "link."
+"""How a key begins that changes the line of every machine."""
+TAIL: Final = 0.1
+"""Share of the runs of a setting below the lower and above the upper end of the interval that a
+sweep shows: with ten seeds the second smallest and the second largest."""
 
 _FAREWELL: Final = 2.0
 """Seconds given to the pool's thread to end once its processes are terminated; it needs a few
@@ -62,10 +69,31 @@ class SweepRun:
 
 
 def changed(scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
-    """The scenario with other fields (``nodes``, ``duration`` ...) or other ``parameters``."""
-    fields = {key: value for key, value in changes.items() if key in FIELDS}
-    others = {key: value for key, value in changes.items() if key not in fields}
-    return scenario.with_changes(**fields, parameters={**scenario.parameters, **others})
+    """The scenario with other fields (``nodes``, ``duration`` ...), another line (``link.up``
+    ...) or other ``parameters``. Raises `ConfigError` for a line that cannot be."""
+    own = {key: value for key, value in changes.items() if key in FIELDS}
+    line = {
+        key.removeprefix(LINK): value for key, value in changes.items() if key.startswith(LINK)
+    }
+    others = {
+        key: value
+        for key, value in changes.items()
+        if key not in own and not key.startswith(LINK)
+    }
+    return scenario.with_changes(
+        **own, link=_line(scenario, line), parameters={**scenario.parameters, **others}
+    )
+
+
+def _line(scenario: Scenario, line: Mapping[str, Any]) -> LinkSpec:
+    known = [item.name for item in fields(LinkSpec)]
+    for key in line:
+        if key not in known:
+            raise ConfigError(f"no line has {LINK}{key}; {did_you_mean(key, known)}")
+    try:
+        return replace(scenario.link, **line)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"scenario {scenario.name}, [link]: {error}") from None
 
 
 def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> SweepRun:
@@ -197,7 +225,7 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
     """Failures by seed, the spread of metrics, what was reached, what misbehaved, one hash of
     all traces."""
     rows: dict[str, Any] = {}
-    for run in sorted(runs, key=lambda run: (str(run.changes), run.seed)):
+    for run in sorted(runs, key=_order):
         row = rows.setdefault(
             str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}}
         )
@@ -221,6 +249,11 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
         "trace_hash": _hash_of_all(runs),
         "cpu_seconds": round(sum(result.cpu_seconds for result in results), 1),
     }
+
+
+def _order(run: SweepRun) -> tuple[list[tuple[bool, Any]], int]:
+    """By setting, numbers as numbers and before text, then by seed."""
+    return [(isinstance(value, str), value) for value in run.changes.values()], run.seed
 
 
 def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -250,4 +283,36 @@ def _why(run: SweepRun) -> str:
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+    ordered = sorted(values)
+    tail = int(TAIL * len(ordered))
+    return {
+        "min": ordered[0],
+        "low": ordered[tail],
+        "median": statistics.median(ordered),
+        "high": ordered[-1 - tail],
+        "max": ordered[-1],
+    }
+
+
+def play(
+    scenario: str, seeds: Iterable[int] = (1,), **settings: object
+) -> list[dict[str, int | float | str]]:
+    """Play a scenario for each seed and each combination of ``settings`` in this process, and
+    return one row a run: its seed, its settings and its metrics, as a table of pandas takes
+    them.
+
+    ``play("churn", range(1, 4), nodes=(20, 50))`` makes six rows. A setting is a value or a
+    list of values; its name is a field or parameter as for ``--set``, with ``__`` for a dot
+    (``link__up=10``). Raises `ConfigError` for one that the scenario does not have, and what a
+    node raises.
+    """
+    values = {
+        name.replace("__", "."): value if isinstance(value, list | tuple | range) else (value,)
+        for name, value in settings.items()
+    }
+    found = load_scenario(scenario)
+    return [
+        {"seed": seed, **changes, **run_scenario(changed(found, changes), seed).metrics}
+        for changes in grid(values)
+        for seed in seeds
+    ]

@@ -79,9 +79,9 @@ class Victim:
                     self.do(Validated(identity, _judge(data)))
                 case Deliver(_, _, data):
                     self.delivered.append(data)
-                case Penalise(peer, points, _):
-                    self.points[peer] += points
-                    if self._scores.penalise(peer, points, self.now):
+                case Penalise(peer, offence, _):
+                    self.points[peer] += offence.points
+                    if self._scores.penalise(peer, offence.points, self.now):
                         self.refused.setdefault(peer, self.now)
                         self.do(Disconnected(peer))
 

@@ -26,7 +26,7 @@ from p2p.node.node import Node, run_roles
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.rundoc import MAX_JUDGED, PROTOCOL_ID, RunBook, RunConfig
 from p2p.node.tables import read_table
-from p2p.peers import VIOLATION
+from p2p.offence import Offence
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
 from roles.run.core.file import (
@@ -353,7 +353,7 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
                 hand_out(hostile.host, [document] * 3, takers)
                 with pytest.raises((BadMessage, PeerUnreachable)):  # or refused by then
                     await first.book.ask(first.host, joining.peer_id)
-            assert (joining.peer_id, VIOLATION) in fence.penalties
+            assert (joining.peer_id, Offence.VIOLATION.points) in fence.penalties
             assert len(fence.penalties) <= takers.count(first.host.peer_id)
             newcomer = member(
                 network, tmp_path / "n", KeyPair(b"n" * 32), bootstrap=first.host.addrs

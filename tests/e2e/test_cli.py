@@ -18,7 +18,7 @@ from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail, node
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 
 ROOT = Path(__file__).parent.parent.parent
-PLUGIN = ROOT / "tests" / "plugin_package"
+PLUGIN = ROOT / "examples" / "greeter"
 
 
 def test_a_bare_node_says_who_and_where_it_is_and_waits(tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ def test_sweeps_try_every_setting_with_every_seed() -> None:
     runs = [run_one(scenario, seed, {"lifetime": 1e9}) for seed in (1, 2)]
     summary = summarise(runs)
     assert summary["runs"] == 2
-    assert summary["settings"][0]["metrics"]["alive"] == {"min": 6, "median": 6, "max": 6}
+    assert set(summary["settings"][0]["metrics"]["alive"].values()) == {6}
     bad = run_one(scenario, 1, {"lifetime": "never"})
     assert bad.result is None
     assert "must be a number" in summarise([bad])["failed"][0]["why"]

@@ -53,8 +53,8 @@ class MembershipSwarm(CoreSwarm):
                 self.send(node, peer, data)
             case Changed(event):
                 node.events.append((self.now, event))
-            case Penalise(peer, points, _):
-                node.penalties[peer] += round(points)
+            case Penalise(peer, offence, _):
+                node.penalties[peer] += round(offence.points)
             case AddAddrs():
                 pass
 

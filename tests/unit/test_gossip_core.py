@@ -106,8 +106,8 @@ class GossipSwarm(CoreSwarm):
                 self.drive(node, Validated(identity, validity))
             case Deliver(_, _, data):
                 self.delivered[node.peer].append(data)
-            case Penalise(peer, points, _):
-                node.penalties[peer] += points
+            case Penalise(peer, offence, _):
+                node.penalties[peer] += offence.points
 
     def publish(self, number: int, data: bytes) -> None:
         self.drive(self.nodes[peer_named(number)], Publish(TOPIC, data))

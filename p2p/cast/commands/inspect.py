@@ -14,13 +14,14 @@ from typing import Any
 from p2p.cast.commands.line import run_command, ticket_of
 from p2p.cast.commands.source import existing, mounted
 from p2p.cast.ticket import PREFIX
+from p2p.node.usage import CommandParser
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import Digester
 
 
 def inspect(argv: Sequence[str]) -> int:
     """See `p2p.cast.inspect`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="shoal inspect", description="Say what a ticket, a file or a folder holds."
     )
     parser.add_argument("thing", help="a ticket, or a path")

@@ -28,6 +28,7 @@ from p2p.cast.view import CastState, Teller
 from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from p2p.node.process import locked_folder, until_told_to_end
+from p2p.node.usage import CommandParser
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
 from p2p.shardcast.selection import Selection
@@ -42,7 +43,7 @@ and its next heartbeat, which tells the pusher that one more machine has it, tak
 
 def pull(argv: Sequence[str]) -> int:
     """See `p2p.cast.pull`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="shoal pull",
         description="Get what a ticket of shoal push names. The same line goes on after an"
         " interruption; http://HOST:PORT of a shardcast server is followed too.",
@@ -112,6 +113,11 @@ async def _pull(options: argparse.Namespace) -> None:
                 if not options.follow:
                     break
                 wanted = PolicyVersion(version + 1)
+            if options.seed:
+                teller.event(
+                    "passing_on", f"passing on for {options.seed:g} s more (Ctrl-C ends it)",
+                    seconds=options.seed,
+                )  # fmt: skip
             await world.sleep(options.seed)
 
 

@@ -26,7 +26,7 @@ from p2p.identity import PeerId
 from p2p.limits import LOOPBACK, reach_of
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
-from p2p.node.usage import whole_number
+from p2p.node.usage import CommandParser, whole_number
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import publish_next
@@ -44,7 +44,7 @@ some pushes never saw their last puller, and waited for ever."""
 
 def push(argv: Sequence[str]) -> int:
     """See `p2p.cast.push`."""
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="shoal push",
         description="Give a file or folder to many machines. It prints a ticket; on the others,"
         " shoal pull TICKET. They pass parts on to each other while they load.",

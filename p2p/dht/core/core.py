@@ -66,15 +66,13 @@ from p2p.dht.stamp import ID_BYTES
 from p2p.effects import Penalise
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer
+from p2p.offence import Offence
 
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
 SECRET_BYTES: Final = 16
 """Of the secret by which this node alone ranks the publishers under a full key."""
-GARBAGE_POINTS: Final = 10.0
-"""Points of penalty with the host for a forgery or an unreadable message: the tenth within a
-minute or so disconnects (`p2p.peers.PENALTY_LIMIT`, 100, halved each minute)."""
 FIRST_REJOIN: Final = 5.0
 """Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
 40, 60, 60 ..."""
@@ -220,7 +218,7 @@ class DhtCore:
             self._neighbours.check((sender,))
             self._take(envelope)
         except BadMessage as error:
-            self._effects.append(Penalise(peer, GARBAGE_POINTS, str(error)))
+            self._effects.append(Penalise(peer, Offence.MALFORMED, str(error)))
             self._neighbours.unreachable(peer, self._now)
             self._requester.unreachable(peer, self._now)
 

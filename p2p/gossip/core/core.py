@@ -50,15 +50,7 @@ from p2p.gossip.core.events import (
 )
 from p2p.gossip.core.mesh import Mesh
 from p2p.gossip.core.message_cache import MessageCache, size_of
-from p2p.gossip.core.peer_scores import (
-    BROKEN_PROMISE_POINTS,
-    FLOOD_POINTS,
-    FORGED_POINTS,
-    GRAFT_POINTS,
-    MALFORMED_POINTS,
-    REJECTED_POINTS,
-    PeerScores,
-)
+from p2p.gossip.core.peer_scores import PeerScores
 from p2p.gossip.core.promises import Promises
 from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
 from p2p.gossip.core.seen import SeenCache
@@ -75,6 +67,7 @@ from p2p.gossip.messages import (
     sign_message,
 )
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
+from p2p.offence import Offence
 
 MAX_PENDING: Final = 1024
 """Messages that wait for their validator. Beyond it new ones are dropped before they count as
@@ -213,7 +206,7 @@ class GossipCore:
             self._quotas.charge(source, IGNORED_COST)
         else:
             self._seen.reject(message.id)
-            self._penalise(source, REJECTED_POINTS, "rejected")
+            self._penalise(source, Offence.REJECTED, "rejected")
         self.counters[validity.value] += 1
 
     def _forward(self, pending: _PendingMessage, now: float) -> None:
@@ -249,7 +242,7 @@ class GossipCore:
         try:
             rpc = decode_rpc_untrusted(data)
         except BadMessage as error:
-            self._penalise(peer, MALFORMED_POINTS, "malformed", str(error))
+            self._penalise(peer, Offence.MALFORMED, "malformed", str(error))
             return
         self._quotas.charge(peer, rpc.fields * FIELD_COST)
         for topic, subscribed in rpc.subscriptions:
@@ -270,7 +263,7 @@ class GossipCore:
         """An RPC was dropped undecoded. Only a peer that goes on and on is penalised."""
         self.counters["over quota"] += 1
         if self._quotas.take_flood(peer) and now >= self._grace_until:
-            self._penalise(peer, FLOOD_POINTS, "flood")
+            self._penalise(peer, Offence.FLOOD, "flood")
 
     def _on_message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
         """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
@@ -280,7 +273,7 @@ class GossipCore:
         elif identity in self._seen:
             self.counters["duplicate"] += 1
             if self._seen.is_rejected(identity):
-                self._penalise(peer, REJECTED_POINTS, "rejected")
+                self._penalise(peer, Offence.REJECTED, "rejected")
         elif message.author == self._signer.peer_id.digest:
             self.counters["echo"] += 1  # published before this process was restarted
         elif len(self._pending) >= MAX_PENDING:
@@ -306,7 +299,7 @@ class GossipCore:
         self._quotas.charge(peer, VERIFY_COST)
         signed = SIGNATURE_PREFIX + message.unsigned()
         if not self._verify(author, FOREIGN, signed, message.signature):
-            self._penalise(peer, FORGED_POINTS, "forged")
+            self._penalise(peer, Offence.FORGED, "forged")
             return False
         self._seen.add(message.id, peer, now)
         if not self._quotas.admit_author(author, now):
@@ -323,7 +316,7 @@ class GossipCore:
             return
         backoff = self._config.backoff
         if self._mesh.is_backed_off(topic, peer, now):
-            self._penalise(peer, GRAFT_POINTS, "graft in backoff")
+            self._penalise(peer, Offence.GRAFT, "graft in backoff")
         elif (
             self._scores.may_mesh(peer)
             and self._mesh.has_place_for(topic, peer)
@@ -380,10 +373,10 @@ class GossipCore:
         self._next_heartbeat = now + self._config.interval
         for peer in self._promises.heartbeat(now):
             if now >= self._grace_until:
-                self._penalise(peer, BROKEN_PROMISE_POINTS, "broken promise")
+                self._penalise(peer, Offence.BROKEN_PROMISE, "broken promise")
         for peer in self._quotas.heartbeat():
             if now >= self._grace_until:
-                self._penalise(peer, FLOOD_POINTS, "flood")
+                self._penalise(peer, Offence.FLOOD, "flood")
         self._scores.heartbeat()
         self._seen.expire(now)
         self._forget_pending(now)
@@ -440,9 +433,9 @@ class GossipCore:
         effects, self._effects = self._effects, []
         return effects
 
-    def _penalise(self, peer: PeerId, points: float, reason: str, detail: str = "") -> None:
+    def _penalise(self, peer: PeerId, offence: Offence, reason: str, detail: str = "") -> None:
         """Lower the score here and with the host."""
         self.counters[reason] += 1
-        self._scores.penalise(peer, points)
+        self._scores.penalise(peer, offence.points)
         said = f"{reason}: {detail}" if detail else reason
-        self._effects.append(Penalise(peer, points, said))
+        self._effects.append(Penalise(peer, offence, said))

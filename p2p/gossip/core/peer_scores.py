@@ -15,22 +15,6 @@ from typing import Final
 
 from p2p.identity import PeerId
 
-FORGED_POINTS: Final = 25.0
-"""A signature that is false: its sender has not checked it. Four are an enemy."""
-MALFORMED_POINTS: Final = 25.0
-"""An RPC that cannot be decoded: no honest program writes one."""
-REJECTED_POINTS: Final = 10.0
-"""A message that the topic's validator rejects. Its sender may be the dupe of a bug, so ten of
-them, not four, disconnect."""
-GRAFT_POINTS: Final = 2.0
-"""A GRAFT in its backoff: two clocks may differ by more than `mesh.BACKOFF_SLACK` now and
-then."""
-BROKEN_PROMISE_POINTS: Final = 2.0
-"""Advertised messages that did not come, once in an interval however many. It may be bad luck;
-at one each second the host disconnects after 74."""
-FLOOD_POINTS: Final = 25.0
-"""So much over quota that no stopped process explains it (`quotas.FLOOD_BURSTS`). All of these
-are points of penalty, here and with the host, which disconnects at 100."""
 MESH_THRESHOLD: Final = -10.0
 """Score at which a peer is kept out of the mesh: one rejected message keeps it out for 23 s."""
 GOSSIP_THRESHOLD: Final = -40.0

@@ -62,13 +62,7 @@ from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import PROBE, Liveness, MemberState
 from p2p.membership.core.pull import Pull
 from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, KeyedQuotas
-from p2p.membership.core.verifier import (
-    ASKED_POINTS,
-    FLOOD_POINTS,
-    MALFORMED_POINTS,
-    REPLAYED_POINTS,
-    HeartbeatVerifier,
-)
+from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
 from p2p.membership.messages import (
     MAX_HEARTBEATS,
@@ -87,6 +81,7 @@ from p2p.membership.messages import (
     decode_message_untrusted,
 )
 from p2p.multiaddr import AddrSource, Multiaddr
+from p2p.offence import Offence
 
 WELCOME_DIGESTS: Final = 16
 """Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
@@ -263,12 +258,12 @@ class MembershipCore:
         if not self._verifier.may(peer):
             self._verifier.counters["unadmitted"] += 1
         elif not self._message_quotas.take(peer, now, 1 + len(data) / QUOTA_UNIT):
-            self._verifier.refuse("over quota", peer, FLOOD_POINTS)
+            self._verifier.refuse("over quota", peer, Offence.OVER_QUOTA)
         else:
             try:
                 message = decode_message_untrusted(data)
             except BadMessage as error:
-                self._verifier.refuse("malformed", peer, MALFORMED_POINTS, str(error))
+                self._verifier.refuse("malformed", peer, Offence.MALFORMED, str(error))
             else:
                 verifier = self._verifier
                 if (
@@ -319,7 +314,7 @@ class MembershipCore:
             self._verifier.refuse(
                 "malformed",
                 peer,
-                MALFORMED_POINTS,
+                Offence.MALFORMED,
                 "it passed off another's heartbeat as its own",
             )
             return
@@ -327,7 +322,7 @@ class MembershipCore:
         if kind is Beat:
             is_expected = self._members.expect(peer, now)
         elif kind is not NeighborReply and not self._quotas.may_be_asked(peer, now):
-            self._verifier.refuse("asks too often", peer, ASKED_POINTS)
+            self._verifier.refuse("asks too often", peer, Offence.ASKED)
             return
         self._accept(message.heartbeat, peer, now, hold=True)
         if self._members.get(peer) is None:
@@ -454,7 +449,7 @@ class MembershipCore:
         numbers."""
         known = self._members.get(signed.peer) or self._members.tombstone(signed.peer)
         if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
-            self._verifier.refuse("replayed", source, REPLAYED_POINTS)
+            self._verifier.refuse("replayed", source, Offence.REPLAYED)
             self._effects.send(source, Heartbeats((known.signed,)))
 
     def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:

@@ -32,9 +32,10 @@ from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.local_heartbeat import LocalHeartbeat
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import Liveness, MemberState
-from p2p.membership.core.verifier import OBSOLETE_POINTS, HeartbeatVerifier
+from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import Heartbeats, Suspect
+from p2p.offence import Offence
 
 SUSPICION_GAP: Final = 0.4
 """Intervals between two suspicions of one peer that are passed on unchecked: 2 s at 5 s.
@@ -128,7 +129,7 @@ class FailureDetector:
         member = self._members.get(peer)
         if member is not None and member.seqno > signed.seqno:
             if member.seen < now - OBSOLETE * member.interval:
-                self._verifier.refuse("obsolete suspicion", source, OBSOLETE_POINTS)
+                self._verifier.refuse("obsolete suspicion", source, Offence.OBSOLETE)
             if not self._will_hear(source, member):
                 self._effects.send(source, Heartbeats((member.signed,)))
             return

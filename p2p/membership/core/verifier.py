@@ -17,26 +17,11 @@ from p2p.effects import Penalise
 from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
 from p2p.membership.core.events import ClockOff
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
+from p2p.offence import Offence
 
 CLOCK_TOLERANCE: Final = 300.0
 """Seconds by which an expired heartbeat may be late: clocks lie. A heartbeat is good for 30
 minutes (`MembershipConfig.lifetime`), so a clock may be 35 behind ours."""
-FORGED_POINTS: Final = 25.0
-"""A heartbeat whose signature is false: four are an enemy."""
-MALFORMED_POINTS: Final = 25.0
-"""A message that cannot be decoded: no honest program writes one."""
-ASKED_POINTS: Final = 5.0
-"""For a request to be neighbours beyond the quota (`flood_quotas.ASKS`), which no honest peer
-reaches: who asks every second is cut off within half a minute, and its seat is free."""
-REPLAYED_POINTS: Final = 1.0
-"""An older heartbeat of a peer from that peer itself: it replays, or its disk lost its
-numbers."""
-FLOOD_POINTS: Final = 1.0
-"""A message over a peer's quota."""
-OBSOLETE_POINTS: Final = 1.0
-"""A suspicion of a heartbeat that is long out of date. Points of penalty, all of them: four
-forgeries are an enemy, a hundred replays or dropped messages a broken peer
-(`p2p.peers.PENALTY_LIMIT`)."""
 MAX_STAMPED: Final = 8192
 """Peers remembered that have shown their stamp: as many as connections are counted
 (`quotas.MAX_QUOTAS`)."""
@@ -88,7 +73,7 @@ class HeartbeatVerifier:
         elif self._is_stamped is not None and not self._shows_stamp(signed, self._is_stamped):
             self.counters["no stamp"] += 1
         elif not self.is_signed(signed):
-            self.refuse("forged", source, FORGED_POINTS)
+            self.refuse("forged", source, Offence.FORGED)
         else:
             if self._clocks:
                 self._clocks.pop(signed.peer, None)
@@ -107,10 +92,10 @@ class HeartbeatVerifier:
         is_stamped = self._is_stamped
         return is_stamped is None or peer in self._stamped or is_stamped(peer, b"")
 
-    def refuse(self, reason: str, peer: PeerId, points: float, detail: str = "") -> None:
+    def refuse(self, reason: str, peer: PeerId, offence: Offence, detail: str = "") -> None:
         """Count and penalise."""
         self.counters[reason] += 1
-        self._penalise(Penalise(peer, points, f"{reason}: {detail}" if detail else reason))
+        self._penalise(Penalise(peer, offence, f"{reason}: {detail}" if detail else reason))
 
     def clock_off(self, believed: int) -> ClockOff | None:
         """By how much our clock is wrong, if more peers say so than the ``believed``, who say
@@ -141,7 +126,7 @@ class HeartbeatVerifier:
         if source != signed.peer:
             return
         if ahead > 0:
-            self._penalise(Penalise(source, REPLAYED_POINTS, reason))
+            self._penalise(Penalise(source, Offence.REPLAYED, reason))
         is_known = source in self._clocks
         has_room = len(self._clocks) < MAX_CLOCKS
         if is_known or (has_room and self.is_signed(signed)):

@@ -239,8 +239,8 @@ class DhtPlayer:
                 return f"send {name}: {self._show_body(envelope.body)}{how}"
             case AddAddrs(peer):
                 return f"learn the address of {self._names[peer]}"
-            case Penalise(peer, points, reason):
-                return f"penalise {self._names[peer]} {points:g} points: {reason}"
+            case Penalise(peer, offence, reason):
+                return f"penalise {self._names[peer]} {offence.points:g} points: {reason}"
             case Joined(_, contacts):
                 return f"joined, knowing {contacts}"
             case Found(_, records):

@@ -164,8 +164,8 @@ class GossipPlayer:
                 return f"validate {self._ids[identity]} in {topic} by {self._names[author]}"
             case Deliver(topic, author, data):
                 return f"deliver {data.decode()} in {topic} by {self._names[author]}"
-            case Penalise(peer, points, reason):
-                return f"penalise {self._names[peer]} {points:g} points: {reason}"
+            case Penalise(peer, offence, reason):
+                return f"penalise {self._names[peer]} {offence.points:g} points: {reason}"
 
     def _show_rpc(self, rpc: Rpc) -> str:
         ids = self._ids

@@ -186,7 +186,8 @@ class MembershipPlayer:
             elif isinstance(effect, Penalise):
                 is_routine = False
                 lines.append(
-                    f"{self.names[effect.peer]} loses {effect.points:g}: {effect.reason}"
+                    f"{self.names[effect.peer]} loses {effect.offence.points:g}:"
+                    f" {effect.reason}"
                 )
         if not is_routine and (lines or not quiet):
             yield f"{name}: {words}"

@@ -1,0 +1,58 @@
+"""What peers do that honest peers do not, and how many points of penalty each costs.
+
+A host forgets half of a peer's points every minute (`p2p.peers.PENALTY_HALF_LIFE`), and refuses
+a peer that has `p2p.peers.PENALTY_LIMIT` of them, which is 100. So the points say how often a
+peer may do a thing: what only an enemy does costs 67 or more, what a bug may cause now and then
+costs a few.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Offence(Enum):
+    """A kind of misbehaviour: its points, and what it is."""
+
+    LIE = (100.0, "served content that its digest refutes")
+    """Whoever serves a chunk has checked its digest, or made it up."""
+
+    VIOLATION = (67.0, "broke a protocol: a bad record, frame or negotiation")
+    """The connection is closed; the second time within a minute is the last."""
+
+    FORGED = (25.0, "passed on a signature that is false")
+    """An honest peer checks before it passes on. Four are an enemy."""
+
+    MALFORMED = (25.0, "sent a message that cannot be decoded")
+    """In a frame that is whole, so the connection stays. No honest program writes one."""
+
+    FLOOD = (25.0, "sent so much over its quota that no pause explains it")
+    """A process that was stopped for a while sends all at once, and stays below this."""
+
+    REJECTED = (10.0, "passed on what a topic's validator rejects")
+    """A bug in a validator may dupe its peer: ten of them, not four, disconnect."""
+
+    NONSENSE = (10.0, "answered a question with nonsense")
+    """It may be another version of the program."""
+
+    ASKED = (5.0, "asked for a seat more often than its quota")
+    """Who asks every second is cut off within half a minute."""
+
+    GRAFT = (2.0, "asked for a place in a mesh that it was told to wait for")
+    """Two clocks may differ now and then."""
+
+    BROKEN_PROMISE = (2.0, "advertised messages and did not send them")
+    """It may be bad luck; at one each second it is cut off after 74."""
+
+    REPLAYED = (1.0, "sent an older record of its own")
+    """Its disk may have lost its numbers."""
+
+    OBSOLETE = (1.0, "suspected somebody on news that is long out of date")
+    """It may have been cut off from the swarm."""
+
+    OVER_QUOTA = (1.0, "sent a message over its quota")
+    """The message is dropped; a hundred within a minute are a broken peer."""
+
+    def __init__(self, points: float, meaning: str) -> None:
+        self.points = points
+        self.meaning = meaning

@@ -1,0 +1,74 @@
+"""Each program in examples/ runs as examples/README.md says."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_first_steps import lines_until
+
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+ENV = os.environ | {"PYTHONPATH": str(ROOT)}
+
+
+def play(*argv: str, cwd: Path = EXAMPLES) -> str:
+    done = subprocess.run(
+        [sys.executable, *argv], cwd=cwd, env=ENV, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def code_of(page: str, mark: str) -> str:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = re.search(rf"<!-- {mark}.*?-->\n```python\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    return found.group(1)
+
+
+@pytest.mark.parametrize(
+    ("file", "page", "mark"),
+    [("chat.py", "embedding.md", "chat"), ("rumour.py", "simulation.md", "example")],
+)
+def test_a_program_that_a_page_shows_is_the_one_in_the_folder(
+    file: str, page: str, mark: str
+) -> None:
+    text = (EXAMPLES / file).read_text(encoding="utf-8")
+    docstring, _, code = text.partition("\n\n")
+    assert docstring.startswith('"""')
+    assert code == code_of(page, mark)
+
+
+def test_a_file_is_handed_over_whole(tmp_path: Path) -> None:
+    source, target = tmp_path / "a.bin", tmp_path / "b.bin"
+    source.write_bytes(bytes(range(256)) * 4096)
+    giver = subprocess.Popen(
+        [sys.executable, "drop.py", "give", str(source)],
+        cwd=EXAMPLES, env=ENV, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        address = lines_until(giver, "python drop.py take")[0].split()[3]
+        assert "1,048,576 bytes" in play("drop.py", "take", address, str(target))
+        assert target.read_bytes() == source.read_bytes()
+    finally:
+        giver.kill()
+        giver.communicate()
+
+
+def test_a_scenario_of_ones_own_meets_its_expectations() -> None:
+    said = play("-m", "sim", "run", "ring.toml", "--seed", "1", cwd=EXAMPLES / "ring")
+    assert said.count("met  ") == 2
+
+
+def test_the_list_of_examples_names_each() -> None:
+    text = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    here = {path.name for path in EXAMPLES.iterdir() if path.name != "README.md"}
+    assert {name for name in here if not name.startswith("__")} == set(
+        re.findall(r"^\| `([\w.]+)/?`", text, re.MULTILINE)
+    )

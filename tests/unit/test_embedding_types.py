@@ -1,0 +1,68 @@
+"""What an embedder writes with plain text passes ``mypy --strict``, and works."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+import p2p
+from p2p.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent.parent
+
+PROGRAM = """
+import trio
+
+import p2p
+
+ECHO = "/example/echo/1.0.0"
+
+
+async def echo(stream: p2p.Stream) -> None:
+    async for data in stream:
+        await stream.send_all(data)
+
+
+async def main() -> None:
+    async with p2p.open_world() as world, p2p.open_host(world=world) as bob:
+        bob.set_handler(ECHO, echo)
+        async with p2p.open_host() as alice, p2p.open_dht(world, bob) as dht:
+            text = str(bob.addrs[0])
+            peer = await alice.connect_addr(text)
+            async with await alice.open_stream(peer, ECHO) as stream:
+                await stream.send_all(b"hello")
+                print((await stream.receive_some()).decode(), await dht.bootstrap([text]))
+
+
+trio.run(main)
+"""
+
+
+def test_text_is_taken_for_protocols_and_addresses(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    for command in (["-m", "mypy", "--strict", str(path)], ["-W", "error", str(path)]):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout == "hello 0\n"
+
+
+async def open_and_close() -> None:
+    async with p2p.open_host():
+        pass
+
+
+def test_under_asyncio_one_sentence_says_trio() -> None:
+    with pytest.raises(ConfigError, match=r"^Shoal runs on trio: start with trio\.run\(main\)"):
+        asyncio.run(open_and_close())
+
+
+def test_the_version_is_the_distributions() -> None:
+    assert p2p.__version__ == version("shoal")  # type: ignore[attr-defined]

@@ -1,0 +1,24 @@
+"""An option that there is not is answered with the nearest one, by every command."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2p.node.commands import load_command
+
+SLIPS = {
+    "demo": (["--sed", "1"], "there is no option --sed; did you mean '--seed'?"),
+    "node": (["--bootstap", "x"], "there is no option --bootstap; did you mean '--bootstrap'?"),
+    "push": ([".", "--expct", "1"], "there is no option --expct; did you mean '--expect'?"),
+    "sim": (["run", "churn", "--seds=1"], "there is no option --seds; did you mean '--seeds'?"),
+}
+
+
+@pytest.mark.parametrize("command", SLIPS)
+def test_a_misspelt_option_is_answered_with_the_nearest(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, sentence = SLIPS[command]
+    with pytest.raises(SystemExit, match="2"):
+        load_command(command)(arguments)
+    assert capsys.readouterr().err.endswith(f"{sentence}\n")
