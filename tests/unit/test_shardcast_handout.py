@@ -146,17 +146,19 @@ def test_a_late_root_that_confirms_before_its_chunk_is_given_again_keeps_it() ->
 
 def test_no_root_is_reported_while_its_children_are_still_being_dialled() -> None:
     """A hundred peers that pulled at once made three of their four roots lose their stripes."""
-    handout = hand_out(forest_of(20))
+    handout = hand_out(forest_of(20, 5e6))
     given = give_all(handout, 0.0)
+    for peer, chunks in given.items():
+        assert handout.confirm(peer, len(chunks), 99, 0.05)
     root, by = handout.forest.roots[0], handout.forest.roster.peers[3]
-    chunk, wait = given[root][0], handout.next_deadline
-    assert handout.suspect(chunk, by, wait) is None, "the first roster: all lines are new"
-    assert handout.suspect(chunk, by, wait + 0.6) == root
-    handout.regroup(forest_of(20, epoch=2), nobody_is_gone, 5.0)
+    chunk = given[root][0]
+    assert handout.suspect(chunk, by, 1.4) is None, "the first roster: all lines are new"
+    assert handout.suspect(chunk, by, 1.9) == root
+    handout.regroup(forest_of(20, 5e6, epoch=2), nobody_is_gone, 5.0)
     assert handout.suspect(chunk, by, 5.1) == root, "it brings no new peer"
-    handout.regroup(forest_of(40, epoch=3), nobody_is_gone, 6.0)
-    assert handout.suspect(chunk, by, 6.0 + wait) is None
-    assert handout.suspect(chunk, by, 6.6 + wait) == root
+    handout.regroup(forest_of(40, 5e6, epoch=3), nobody_is_gone, 6.0)
+    assert handout.suspect(chunk, by, 7.4) is None
+    assert handout.suspect(chunk, by, 7.9) == root
     assert handout.suspect(chunk, KEYS[40].peer_id, 9.0) is None, "it came later"
 
 

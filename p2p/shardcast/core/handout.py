@@ -536,10 +536,12 @@ class HandOut:
         root = self._roots.get(gift.root) if gift is not None else None
         if gift is None or root is None or by not in gift.roster.positions:
             return None
-        waited = now - gift.since
+        since = gift.since
         if len(self.forest.roster.peers) > MESH:
-            waited = min(waited, now - self._opened - self._stall)
-        return gift.root if waited >= root.patience.wait() else None
+            since = max(since, self._opened + 2 * self._stall)  # they dial each other
+        # it crosses several lines like the root's own before it is with all
+        wait = root.patience.wait(floor=4 * root.patience.usual)
+        return gift.root if now >= since + wait else None
 
     def report(self, peer: PeerId, by: PeerId) -> bool:
         """``by`` says that a root does not relay. True if that demotes it."""
