@@ -66,6 +66,16 @@ class SendQueue:
         return len(self._asked) + self._is_under_way(asked=True)
 
     @property
+    def waits(self) -> bool:
+        """Whether a chunk waits that goes along a stripe."""
+        return bool(self._stripes)
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a chunk is under way that the peer asked for."""
+        return self._is_under_way(asked=True)
+
+    @property
     def backlog(self) -> int:
         """Chunks along stripes, waiting and under way."""
         return len(self._stripes) + self._is_under_way(asked=False)

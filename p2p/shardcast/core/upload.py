@@ -337,12 +337,26 @@ class Upload:
         return header
 
     def start(self, now: float) -> Iterator[ev.Effect]:
-        """Put the next chunk of every free queue under way, behind the news that explain it."""
+        """Put the next chunk of every free queue under way, behind the news that explain it.
+
+        While chunks along stripes wait, one that was asked for is under way at a time: who asks
+        has others to ask, and a stripe has only this node.
+        """
         ready, self._ready = self._ready, {}
+        queues = self._queues.values()
+        is_full = any(q.waits for q in queues) and any(q.is_answering for q in queues)
         for peer in ready:
             queue = self._queues.get(peer)
-            header = self._next_chunk(peer, queue, now) if queue is not None else None
-            if queue is not None and header is not None:
+            if queue is None:
+                continue
+            if is_full and queue.head is not None and queue.head.stripe == NO_STRIPE:
+                self._ready[peer] = None
+                continue
+            header = self._next_chunk(peer, queue, now)
+            if header is not None:
+                is_full = is_full or (
+                    header.stripe == NO_STRIPE and any(q.waits for q in queues)
+                )
                 yield from self._explain(peer, queue, header)
                 yield ev.Push(peer, header)
 
