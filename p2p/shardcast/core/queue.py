@@ -15,14 +15,13 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.patience import SmoothedAverage
+from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.messages import NO_STRIPE, ChunkHeader
 
 RECENT: Final = 4
 """Chunks lately sent to a peer that may be lost with it: two in the sender's buffers and two in
 the receiver's. They are given to others too: a chunk that comes twice costs less than a
 wait."""
-_REMEMBERED: Final = 16
-"""News sent, and chunks whose leaving is remembered until the peer says that they came."""
 QUICKEST: Final = 0.001
 """Seconds per chunk below which no line is taken for faster: the sender's own buffers take the
 first chunks at once, however slow the line behind them is."""
@@ -50,9 +49,9 @@ class SendQueue:
         self._asked: deque[ChunkHeader] = deque()
         self._current: ChunkHeader | None = None
         self._recent: deque[ChunkHeader] = deque(maxlen=RECENT)
-        self._left: BoundedDict[tuple[bytes, int], float] = BoundedDict(_REMEMBERED)
+        self._left: BoundedDict[tuple[bytes, int], float] = BoundedDict(RECENT)
         """When chunks left of which the peer has not said yet that they came."""
-        self._news: BoundedDict[bytes, None] = BoundedDict(_REMEMBERED)
+        self._news: BoundedDict[bytes, None] = BoundedDict(2 * MAX_ROSTERS)
         self._started = 0.0
         """When the chunk under way was pushed."""
         self._time = SmoothedAverage()
