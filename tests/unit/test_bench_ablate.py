@@ -1,4 +1,4 @@
-"""The ablation of SHARDCAST: each rule can be switched off, and a table says what it is worth."""
+"""The ablation of SHARDCAST: each rule can be switched off, a table says what it is worth."""
 
 from __future__ import annotations
 

@@ -18,9 +18,16 @@ from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.peers import Peers
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.forest import MESH, Roster, RosterEntry, build_forest
+from p2p.shardcast.forest import FOREST_RULE, MESH, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import Index, digest_of
-from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
+from p2p.shardcast.manifest import (
+    NO_POLICY,
+    PROTOCOL_ID,
+    Encoding,
+    Manifest,
+    ManifestBody,
+    PolicyVersion,
+)
 from p2p.shardcast.messages import (
     ChunkHeader,
     Have,
@@ -31,7 +38,7 @@ from p2p.shardcast.messages import (
     encode_bulk_message,
     encode_message,
 )
-from p2p.wire import KI, MIB
+from p2p.wire import KI, MIB, pack
 from tests.shardcast_policies import pack_policy
 
 RUN = b"run"
@@ -636,6 +643,19 @@ def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
     swarm.publish(2, 420_000, 32 * KI)
     swarm.run(20)
     assert all(2 not in node.whole for node in swarm.peers)
+
+
+def test_a_roster_of_a_newer_version_is_refused_with_one_sentence_and_costs_nothing() -> None:
+    swarm = Swarm(2)
+    victim, sender = swarm.peers
+    content = pack([FOREST_RULE + 1, swarm.trainer.peer_id.digest, "new"])
+    news = RosterNews(pack([content, swarm.trainer.sign(PROTOCOL_ID, content)]))
+    for gossip in (False, True, False):
+        swarm.give(victim, ev.Heard(sender.peer, news, gossip=gossip))
+    [refusal] = victim.effects
+    assert isinstance(refusal, ev.RefuseRoster)
+    assert "run the same version of Shoal on all nodes" in refusal.reason
+    assert not victim.core.statements.roster(swarm.trainer.peer_id)
 
 
 def test_a_peer_that_is_heard_after_its_bulk_stream_broke_is_connected() -> None:

@@ -241,3 +241,6 @@ def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None
     source.miss(Request(ANN, 2.0, 3.0), 3.0)
     assert source.chunk_time == pytest.approx(2.0), "twice as long each time"
     assert source.late == 2.0, "and never waited for longer than a slow link needs"
+    for _ in range(2000):
+        source.miss(Request(ANN, 2.0, 3.0), 3.0)
+    assert source.chunk_time == 32.0

@@ -204,6 +204,13 @@ class _Root:
         usual = self.patience.usual if self.confirmed else 0.0
         return usual + self.pending * (self._interval.value or usual)
 
+    @property
+    def relay_time(self) -> float:
+        """Seconds after which a chunk should be with all below it: behind those that it has to
+        relay first, and over several lines like its own, so four times what it takes for one."""
+        by_class = 1 / self._rate if self._rate else 0.0
+        return self.patience.wait(floor=4 * max(self.patience.usual, by_class))
+
     def give(self, gift: _Gift) -> None:
         """A chunk is queued for it."""
         self._gifts.append(gift)
@@ -539,9 +546,8 @@ class HandOut:
         since = gift.since
         if len(self.forest.roster.peers) > MESH:
             since = max(since, self._opened + 2 * self._stall)  # they dial each other
-        # it crosses several lines like the root's own before it is with all
-        wait = root.patience.wait(floor=4 * root.patience.usual)
-        return gift.root if now >= since + wait else None
+        most = 2 * longest_wait(self._chunk_bytes, self._stall)
+        return gift.root if now >= since + min(most, root.relay_time) else None
 
     def report(self, peer: PeerId, by: PeerId) -> bool:
         """``by`` says that a root does not relay. True if that demotes it."""

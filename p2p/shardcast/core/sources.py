@@ -41,7 +41,7 @@ all: a second's worth at the usual ``stall``. More would queue on this node's ow
 class Source:
     """How fast one peer answers, and what it owes."""
 
-    __slots__ = ("_time", "last", "owed")
+    __slots__ = ("_slowest", "_time", "last", "owed")
 
     def __init__(self, chunk_time: float, longest: float) -> None:
         """``chunk_time`` is a guess; for a chunk it is waited ``longest`` at most."""
@@ -50,6 +50,7 @@ class Source:
         self.last = 0.0
         """When it last brought one; 0 if never."""
         self._time = Patience(chunk_time, ceiling=longest)
+        self._slowest = 16 * longest
 
     @property
     def chunk_time(self) -> float:
@@ -83,10 +84,10 @@ class Source:
         self.last = now
 
     def miss(self, request: Request, now: float) -> None:
-        """It let a deadline pass: expect it to take twice as long, or what it has taken so
-        far."""
+        """It let a deadline pass: expect it to take twice as long, or what it has taken so far,
+        up to a limit from which it recovers."""
         waited = now - max(request.asked, self.last)
-        self._time.reset(max(2 * self._time.usual, waited))
+        self._time.reset(min(self._slowest, max(2 * self._time.usual, waited)))
 
     def cap(self, owed: int) -> None:
         """No more than ``owed`` requests to it are under way."""
