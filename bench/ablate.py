@@ -118,6 +118,10 @@ RULES: Final[Mapping[str, Rule]] = {
         "who asks does not hold up a stripe",
         {"queue:SendQueue.push": lambda queue, header: queue._stripes.append(header)},
     ),
+    "one answer": Rule(
+        "a crowd of askers does not hold up the stripes",
+        {"queue:SendQueue.waits": fixed(False)},
+    ),
     "withholding": Rule(
         "a slow child does not hold its siblings up", {"upload:CHILD_BACKLOG": 10**6}
     ),
