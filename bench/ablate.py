@@ -94,7 +94,7 @@ RULES: Final[Mapping[str, Rule]] = {
     ALL_ON: Rule("", {}),
     "earliest finish": Rule(
         "the root that confirms last is not given the last chunk",
-        {"handout:_Root.finish": fixed(0.0)},
+        {"root:Root.finish": fixed(0.0)},
     ),
     "late roots": Rule(
         "what a root does not confirm goes to another", {"handout:HandOut.expire": always(None)}

@@ -26,7 +26,9 @@ file              what it decides                                               
   `allowance`     how much a peer gets for asking                                   version
   `uplink`        what our own uplink carries, measured while it is busy            node
 `origin`          which of this node's own versions goes out, and which is next     node
-  `handout`       which root gets which chunk, and what is given again              version
+  `handout`       which root gets which chunk, and what is given again; made of:    version
+    `gifts`       the life of a chunk of a hand-out, as a table
+    `root`        what one root was given, and how fast it confirms                 peer
   `demotion`      which root loses its stripe, since its children report it         version
   `capacity`      what a peer is believed to upload                                 peer
 ================= ================================================================= ========

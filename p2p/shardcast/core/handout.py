@@ -7,7 +7,7 @@ one to the peer that got rid of the last. Here the peers are the roots of the fo
 says itself how much it may be given: its *credit* grows as its children take what it was given
 before. So fast subtrees take more chunks, and no bandwidth has to be estimated.
 
-Each chunk has one record: where it is in its life (`TRANSITIONS`), and the *gift* that counts,
+Each chunk has one record: where it is in its life (`gifts`), and the *gift* that counts,
 that is, which root has it. What a root does not confirm in time, or was holding when it died,
 is given again to another root, ahead of all that is new; so is a chunk that two peers ask the
 origin itself for. Only the latest gift of a chunk can fail: a root that was relieved of a chunk
@@ -29,239 +29,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum, auto
-from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core.availability import Availability
 from p2p.shardcast.core.demotion import Demotions
-from p2p.shardcast.core.line import MAX_CREDIT, Line, Lines
+from p2p.shardcast.core.gifts import Gift, GiftEvent, GiftStage, GivenChunk
+from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.pace import SLOW_LINK, longest_wait, shortest_wait
-from p2p.shardcast.core.patience import Patience, SmoothedAverage
-from p2p.shardcast.core.queue import RECENT
+from p2p.shardcast.core.patience import Patience
 from p2p.shardcast.core.receipts import Carried, ReceiptBook
+from p2p.shardcast.core.root import Root
 from p2p.shardcast.core.statements import MAX_ROSTERS
-from p2p.shardcast.forest import MESH, Forest, Roster
+from p2p.shardcast.forest import MESH, Forest
 from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import Receipt
-
-
-class GiftStage(Enum):
-    """Where a chunk of a hand-out is in its life."""
-
-    FRESH = auto()
-    """It was never given."""
-    EARLIER = auto()
-    """An earlier life of the origin may have given it."""
-    GIVEN = auto()
-    CONFIRMED = auto()
-    LATE = auto()
-    """Its root did not confirm it in time: to be given again, unless the root does so yet."""
-    AGAIN = auto()
-    """To be given again, ahead of all that is new."""
-    DOUBTED = auto()
-    """To be given again when all else has left."""
-
-    @property
-    def is_urgent(self) -> bool:
-        """Whether the chunk is given before any new one."""
-        return self in {GiftStage.LATE, GiftStage.AGAIN}
-
-
-class GiftEvent(Enum):
-    """What happens to a chunk of a hand-out."""
-
-    GIVE = auto()
-    CONFIRM = auto()
-    TIME_OUT = auto()
-    LOSE = auto()
-    """Its root is gone, and may not have relayed it."""
-    ASK = auto()
-    """Peers ask the origin itself for it."""
-    DEMOTE = auto()
-    """Its root lost its stripe."""
-    LACK = auto()
-    """After a restart: most peers do not hold it."""
-    HOLD = auto()
-    """After a restart: most peers hold it."""
-
-
-_S, _E = GiftStage, GiftEvent
-# The life of a chunk of a hand-out. A pair that is absent changes nothing. All events but GIVE
-# and ASK are about the latest gift of the chunk.
-TRANSITIONS: Final = {
-    **{(stage, _E.GIVE): _S.GIVEN for stage in (_S.FRESH, _S.LATE, _S.AGAIN, _S.DOUBTED)},
-    (_S.GIVEN, _E.CONFIRM): _S.CONFIRMED,
-    (_S.LATE, _E.CONFIRM): _S.CONFIRMED,
-    (_S.GIVEN, _E.TIME_OUT): _S.LATE,
-    **{(stage, _E.LOSE): _S.AGAIN for stage in (_S.GIVEN, _S.CONFIRMED, _S.LATE)},
-    **{
-        (stage, _E.ASK): _S.AGAIN
-        for stage in (_S.EARLIER, _S.GIVEN, _S.CONFIRMED, _S.LATE, _S.DOUBTED)
-    },
-    (_S.GIVEN, _E.DEMOTE): _S.DOUBTED,
-    (_S.CONFIRMED, _E.DEMOTE): _S.DOUBTED,
-    (_S.EARLIER, _E.LACK): _S.DOUBTED,
-    (_S.DOUBTED, _E.HOLD): _S.EARLIER,
-}
-
-
-@dataclass(slots=True, eq=False)
-class _Gift:
-    """One chunk as it was given to one root."""
-
-    chunk: int
-    root: PeerId
-    roster: Roster
-    since: float
-    """When it left the origin; until then, when it was queued."""
-    has_left: bool = False
-
-    def leave(self, now: float) -> None:
-        self.since, self.has_left = now, True
-
-
-@dataclass(slots=True)
-class _Chunk:
-    """One chunk of a hand-out."""
-
-    stage: GiftStage
-    gift: _Gift | None = None
-    """The latest."""
-    asker: PeerId | None = None
-    """The first peer that asked the origin itself for it."""
-    repeated: float = -math.inf
-    """When peers that miss it last had reason to expect it along another stripe."""
-
-    def advance(self, event: GiftEvent) -> None:
-        """Apply `TRANSITIONS`."""
-        self.stage = TRANSITIONS.get((self.stage, event), self.stage)
-
-    def give(self, gift: _Gift) -> None:
-        """It is given to a root."""
-        self.gift = gift
-
-    def repeat(self, now: float) -> None:
-        """It is given again, or about to be."""
-        self.repeated = now
-
-    def note_asked(self, by: PeerId) -> None:
-        """A peer asks the origin itself for it."""
-        self.asker = self.asker or by
-
-
-class _Root:
-    """One root of the forest: what it was given, what it confirmed, how fast."""
-
-    def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
-        """By their classes its children can take ``rate`` chunks a second."""
-        self.stripe: int | None = stripe
-        """None once it is the root of no stripe any more: it still confirms."""
-        self.confirmed = 0
-        self.trusted = True
-        """Whether it may be given more: not while a chunk of its own is late."""
-        self.patience = patience
-        """How long to wait for its confirmations."""
-        self._line = line
-        self._rate = rate
-        self._granted = MAX_CREDIT
-        self._gifts: list[_Gift] = []
-        self._left = 0
-        self._interval = SmoothedAverage()
-        """Seconds between two of its confirmations."""
-        self._heard_at = -math.inf
-
-    @property
-    def given(self) -> int:
-        """Chunks that it was given in all."""
-        return len(self._gifts)
-
-    @property
-    def pending(self) -> int:
-        """Chunks given and not yet confirmed."""
-        return len(self._gifts) - self.confirmed
-
-    @property
-    def is_open(self) -> bool:
-        """Whether it asks for more than it was given."""
-        return self.stripe is not None and self.trusted and self.given < self._granted
-
-    @property
-    def has_credit(self) -> bool:
-        """Whether it may be given a chunk more, by its own word and by what its line holds.
-
-        Its class says what the line carries until its confirmations do.
-        """
-        interval = self._interval.value
-        rate = 1 / interval if interval else self._rate
-        return self.is_open and self.pending < self._line.credit(rate)
-
-    @property
-    def finish(self) -> float:
-        """Seconds until it will have confirmed a chunk that it is given now; 0 while it has
-        confirmed none."""
-        usual = self.patience.usual if self.confirmed else 0.0
-        return usual + self.pending * (self._interval.value or usual)
-
-    @property
-    def relay_time(self) -> float:
-        """Seconds after which a chunk should be with all below it: behind those that it has to
-        relay first, and over several lines like its own, so four times what it takes for one."""
-        by_class = 1 / self._rate if self._rate else 0.0
-        return self.patience.wait(floor=4 * max(self.patience.usual, by_class))
-
-    def give(self, gift: _Gift) -> None:
-        """A chunk is queued for it."""
-        self._gifts.append(gift)
-
-    def note_left(self, now: float) -> None:
-        """The first chunk that had not left has left."""
-        if self._left < len(self._gifts):
-            self._gifts[self._left].leave(now)
-            self._left += 1
-
-    def confirm(self, received: int, granted: int, now: float) -> list[_Gift]:
-        """It has ``received`` chunks in all; returns those for which that is news."""
-        news = self._gifts[self.confirmed : received]
-        if news:
-            took = now - news[-1].since
-            if now > self._heard_at > -math.inf:
-                self._interval.observe((now - self._heard_at) / len(news))
-            self._heard_at = now
-            self.confirmed = received
-            self.patience.observe(took)
-            self._line.note_round_trip(took)
-        self._granted = min(granted, received + MAX_CREDIT)
-        self.trusted = self.trusted or not self.pending
-        return news
-
-    @property
-    def late_at(self) -> float:
-        """When the first chunk that it owes is late; infinite if there is none, or it was late
-        already. One that has not left waits in the origin's own queue."""
-        if not (self.trusted and self.pending):
-            return math.inf
-        oldest = self._gifts[self.confirmed]
-        return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
-
-    def distrust(self) -> list[_Gift]:
-        """Give it nothing more until it has confirmed what it owes; returns that."""
-        self.trusted = False
-        return self._gifts[self.confirmed :]
-
-    def at_risk(self) -> list[_Gift]:
-        """What it may not have relayed if it is gone: what it owes, and what it got last."""
-        return self._gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
-
-    def retire(self) -> list[_Gift]:
-        """It is no root any more; returns all that it was given."""
-        self.stripe = None
-        return self._gifts
-
-    def move(self, stripe: int, rate: float) -> None:
-        """By the new roster it is the root of this stripe."""
-        self.stripe, self._rate = stripe, rate
 
 
 class HandOut:
@@ -291,7 +72,7 @@ class HandOut:
         """Those whose answers `_told` was last looked at with."""
         self._next = count if self.is_resumed else 0
         """The first chunk that was never given."""
-        self._chunks: dict[int, _Chunk] = {}
+        self._chunks: dict[int, GivenChunk] = {}
         self._again: dict[int, None] = {}
         """What is `LATE` or to be given `AGAIN`, in that order."""
         self._doubted: dict[int, None] = {}
@@ -299,7 +80,7 @@ class HandOut:
         self._chunk_bytes = encoding.wire / count
         self._stall = stall
         self._demotions = Demotions()
-        self._roots: dict[PeerId, _Root] = {}
+        self._roots: dict[PeerId, Root] = {}
         """Roots, and those that were by an earlier roster."""
         self._back: dict[PeerId, None] = {}
         """Roots that were lost and came again: both sides count from the start."""
@@ -324,7 +105,7 @@ class HandOut:
         return self.forest.roster.epoch
 
     @property
-    def _active(self) -> dict[PeerId, _Root]:
+    def _active(self) -> dict[PeerId, Root]:
         return {peer: root for peer, root in self._roots.items() if root.stripe is not None}
 
     @property
@@ -342,11 +123,11 @@ class HandOut:
 
     # The life of a chunk
 
-    def _chunk(self, number: int) -> _Chunk:
+    def _chunk(self, number: int) -> GivenChunk:
         chunk = self._chunks.get(number)
         if chunk is None:
-            stage = _S.EARLIER if self.is_resumed else _S.FRESH
-            chunk = self._chunks[number] = _Chunk(stage)
+            stage = GiftStage.EARLIER if self.is_resumed else GiftStage.FRESH
+            chunk = self._chunks[number] = GivenChunk(stage)
         return chunk
 
     def _advance(self, number: int, event: GiftEvent) -> None:
@@ -359,12 +140,12 @@ class HandOut:
             self._again.pop(number, None)
         elif not before.is_urgent:
             self._again[number] = None
-        if after is not _S.DOUBTED:
+        if after is not GiftStage.DOUBTED:
             self._doubted.pop(number, None)
-        elif before is not _S.DOUBTED:
+        elif before is not GiftStage.DOUBTED:
             self._doubted[number] = None
 
-    def _settle(self, gifts: list[_Gift], event: GiftEvent) -> None:
+    def _settle(self, gifts: list[Gift], event: GiftEvent) -> None:
         """An event of one root's gifts; it changes no chunk that another root has got since."""
         for gift in gifts:
             if self._chunk(gift.chunk).gift is gift:
@@ -387,7 +168,7 @@ class HandOut:
         assert root.stripe is not None
         self._advance(number, GiftEvent.GIVE)
         chunk = self._chunk(number)
-        gift = _Gift(number, peer, self.forest.roster, now)
+        gift = Gift(number, peer, self.forest.roster, now)
         chunk.give(gift)
         root.give(gift)
         if had is not None or self.is_resumed:
@@ -408,7 +189,7 @@ class HandOut:
         return next(iter(self._doubted), None)
 
     def _choose_root(
-        self, had: _Gift | None, has_room: Callable[[PeerId], bool], now: float
+        self, had: Gift | None, has_room: Callable[[PeerId], bool], now: float
     ) -> PeerId | None:
         """The root that will have confirmed a chunk first; None if it is worth waiting.
 
@@ -449,7 +230,7 @@ class HandOut:
         guess = 1 / (rate or SLOW_LINK / self._chunk_bytes)
         waits = (wait(self._chunk_bytes, self._stall) for wait in (shortest_wait, longest_wait))
         patience = Patience(guess, *waits)
-        self._roots[peer] = _Root(stripe, self._lines.to(peer), rate, patience)
+        self._roots[peer] = Root(stripe, self._lines.to(peer), rate, patience)
 
     def regroup(self, forest: Forest, gone: Callable[[PeerId], bool], now: float) -> None:
         """A new roster: what is given from now on goes along ``forest``.
@@ -574,16 +355,18 @@ class HandOut:
         if by not in roster.positions:
             return False  # it came later: no stripe failed it
         is_soon_given = 2 * lanes > len(self._active) > 0
-        if chunk.stage is _S.FRESH:
+        if chunk.stage is GiftStage.FRESH:
             return is_soon_given
         if self._told is not None:
             self._doubt_what_is_rare(self._told)
-        is_sure = self.is_resumed or chunk.stage is _S.DOUBTED or chunk.asker not in (None, by)
+        is_sure = (
+            self.is_resumed or chunk.stage is GiftStage.DOUBTED or chunk.asker not in (None, by)
+        )
         chunk.note_asked(by)
         if chunk.stage.is_urgent:
             return is_soon_given
         had = chunk.gift.root if chunk.gift is not None else None
-        is_repeated = chunk.repeated > -math.inf and chunk.stage is not _S.DOUBTED
+        is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
         if not is_repeated and any(peer != had for peer in self._active):
             if is_sure:
                 self._advance(number, GiftEvent.ASK)
