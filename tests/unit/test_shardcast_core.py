@@ -658,6 +658,29 @@ def test_a_roster_of_a_newer_version_is_refused_with_one_sentence_and_costs_noth
     assert not victim.core.statements.roster(swarm.trainer.peer_id)
 
 
+def test_a_peer_that_reads_nothing_keeps_others_answers_waiting_for_a_moment_only() -> None:
+    """While stripes wait a node answers one peer at a time: that one may never read."""
+    swarm = Swarm(4)
+    manifest = swarm.publish(1, 2 * MIB, 64 * KI)
+    swarm.run(20)
+    holder, stuck, other = swarm.peers[:3]
+    roster = holder.core.statements.roster(swarm.trainer.peer_id)
+    assert roster is not None
+    for node in (stuck, other):
+        holder.core._upload._queues.pop(node.peer, None)
+        holder.core.downloads[0].lose(node.peer)
+
+    def answered(peer: Node, chunk: int, now: float) -> bool:
+        event = ev.Heard(peer.peer, Want(manifest.digest, (chunk,)))
+        effects = holder.core.handle(event, now)
+        return any(isinstance(e, ev.Push) and e.peer == peer.peer for e in effects)
+
+    assert answered(stuck, 0, 20.0)
+    holder.core._upload.push(stuck.peer, ChunkHeader(manifest.digest, 9, roster.epoch, 0))
+    assert not answered(other, 1, 20.5), "the stripe waits, and one answer is under way"
+    assert answered(other, 2, 22.5)
+
+
 def test_a_peer_that_is_heard_after_its_bulk_stream_broke_is_connected() -> None:
     peers, friend, liar = Peers(), key(1).peer_id, key(2).peer_id
     for peer in (friend, liar):

@@ -69,10 +69,9 @@ class SendQueue:
         """Whether a chunk waits that goes along a stripe."""
         return bool(self._stripes)
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether a chunk is under way that the peer asked for."""
-        return self._is_under_way(asked=True)
+    def is_answering(self, since: float) -> bool:
+        """Whether a chunk that the peer asked for is under way since then, or later."""
+        return self._is_under_way(asked=True) and self._started >= since
 
     @property
     def backlog(self) -> int:

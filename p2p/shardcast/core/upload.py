@@ -45,6 +45,9 @@ from p2p.shardcast.messages import (
     news_of,
 )
 
+_ANSWER_TIME: Final = 2.0
+"""Seconds for which one peer's answer keeps those of others waiting while stripes wait: as long
+as any peer is waited for."""
 CHILD_BACKLOG: Final = 4
 """Chunks that may wait for one child before further ones are withheld: twice what a child that
 keeps up has waiting. The child pulls the rest from a neighbour."""
@@ -340,11 +343,13 @@ class Upload:
         """Put the next chunk of every free queue under way, behind the news that explain it.
 
         While chunks along stripes wait, one that was asked for is under way at a time: who asks
-        has others to ask, and a stripe has only this node.
+        has others to ask, and a stripe has only this node. A peer that does not read what it
+        asked for keeps others waiting for `_ANSWER_TIME` at most.
         """
         ready, self._ready = self._ready, {}
         queues = self._queues.values()
-        is_full = any(q.waits for q in queues) and any(q.is_answering for q in queues)
+        since = now - _ANSWER_TIME
+        is_full = any(q.waits for q in queues) and any(q.is_answering(since) for q in queues)
         for peer in ready:
             queue = self._queues.get(peer)
             if queue is None:
