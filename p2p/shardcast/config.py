@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from p2p.wire import KI, MIB
@@ -48,18 +47,11 @@ class ShardcastConfig:
     pushed to it. A roster of 200 peers has 8 KB, and crosses each link once: 21 kbit/s at
     most."""
 
-    origin_copies: float = math.inf
-    """Copies of a version that its origin sends at most of its own accord, to spare peers whose
-    uplinks together are weaker than its own. What peers ask of it comes on top. 1 where the
-    origin's upload is what costs."""
-
     def __post_init__(self) -> None:
         if self.keep_versions < 1:
             raise ValueError("keep_versions must be at least 1: the newest policy")
         if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
             raise ValueError(f"chunk_bytes is 4 KiB to 4 MiB, or 0, not {self.chunk_bytes}")
-        if self.origin_copies < 1:
-            raise ValueError("origin_copies must be at least 1: each chunk leaves once")
         if self.stall <= 0 or self.roster_interval < 0:
             raise ValueError("stall must be positive and roster_interval not negative")
 

@@ -45,6 +45,11 @@ MAX_CLASS: Final = 31
 """The highest capacity class: 16 TiB/s, more than any line."""
 CLASS_UNIT: Final = 16 * KI
 """Bytes per second of upload at class 1; each class doubles it. Class 0 relays nothing."""
+FOREST_RULE: Final = 2
+"""The number of the rule by which `build_forest` makes stripes. Every roster carries it, since
+nodes that build different forests starve each other. It grows with each change of the rule."""
+_UNNUMBERED: Final = 1
+"""The rule of rosters from before they carried a number."""
 _MAX_EPOCH: Final = 2**53
 _FEW_STRIPES: Final = 4
 """Stripes above `MESH` peers. More stripes mean shallower trees with more children each: 32
@@ -57,6 +62,17 @@ _DEGREE_PAIRS: Final = 4
 """Neighbours to either side in the graph of have-lists: 8 in all. Example: with 81 peers they
 stand 1, 3, 9 and 27 places to either side, so every peer is within a few hops of every
 other."""
+
+
+class OtherForestRule(BadMessage):
+    """A roster is for nodes of another Shoal version: their forest has another rule. Every node
+    of a run needs the same one to be fed by its origin. Whoever sent it did nothing wrong."""
+
+    def __init__(self, rule: int) -> None:
+        super().__init__(
+            f"this roster is for forest rule {rule} and this node follows rule {FOREST_RULE}:"
+            " run the same version of Shoal on all nodes of the run"
+        )
 
 
 def capacity_class(upload: float) -> int:
@@ -114,7 +130,7 @@ class Roster:
         chosen = sorted(classes.items(), key=lambda item: (-item[1], item[0]))[:MAX_ROSTER]
         chosen.sort()
         rows = b"".join(peer.digest + bytes((rank,)) for peer, rank in chosen)
-        content = pack([signer.peer_id.digest, run, epoch, rows])
+        content = pack([FOREST_RULE, signer.peer_id.digest, run, epoch, rows])
         peers, ranks = tuple(peer for peer, _ in chosen), tuple(rank for _, rank in chosen)
         signature = signer.sign(PROTOCOL_ID, content)
         return cls(signer.peer_id, run, epoch, peers, ranks, content, signature)
@@ -152,7 +168,8 @@ class Roster:
 
 
 def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
-    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed roster of ``run``.
+    """Raise `BadMessage`, and nothing else, unless ``data`` is a well-signed roster of ``run``;
+    `OtherForestRule` if its number says that it is none for this version of Shoal.
 
     Its rows are read only once the signature was judged: ``verify`` may refuse unknown origins
     for free.
@@ -164,8 +181,14 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
     content, signature = fields_untrusted(
         unpack_untrusted(data), bytes, bytes, what="signed roster"
     )
-    author, named, epoch, rows = fields_untrusted(
-        unpack_untrusted(content), bytes, bytes, int, bytes, what="roster"
+    fields = unpack_untrusted(content)
+    first = fields[0] if isinstance(fields, list) and fields else None
+    if isinstance(first, bytes):
+        raise OtherForestRule(_UNNUMBERED)
+    if type(first) is int and first != FOREST_RULE:
+        raise OtherForestRule(first)  # the rest may be laid out otherwise
+    _, author, named, epoch, rows = fields_untrusted(
+        fields, int, bytes, bytes, int, bytes, what="roster"
     )
     origin = decode_peer_id_untrusted(author)
     if not 0 < len(named) <= MAX_RUN_ID or named != run:

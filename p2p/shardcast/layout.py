@@ -26,13 +26,9 @@ MAX_HEADER: Final = 32 * MIB
 LENGTH_BYTES: Final = 8
 """Bytes in front of a safetensors header, that say how long it is."""
 _GOAL: Final = 512
-"""Chunks per policy to aim at. A chunk is passed on when it is whole, so each hop delays by a
-chunk's time, and the last one is sent to every child when all others are there already: fewer
-and larger chunks wait longer. In simulation a stripe forest is within 7 % of the bound with 256
-and within 26 % with 64. On eight real lines of 20 Mbit/s 32 MB took 1.15 times the bound in 244
-chunks, of which 4 % came twice, and 1.08 times in 488, of which 1.5 % did; on lines of 40 the
-976 of 32 KiB keep two cores busier than the lines (1.09, then 1.32). 512 cost no more CPU per
-byte than 256 (`bench store`). Example: 32 MiB are cut into 512 chunks of 64 KiB."""
+"""Chunks per policy to aim at. A chunk is relayed when it is whole, so each hop delays by a
+chunk's time: fewer are slower, and more cost a core more than the line. 32 MiB are 512 of 64
+KiB."""
 _ALIGN: Final = 64
 """Bytes at whose multiples a large tensor is cut: no value of any type is torn."""
 _KINDS: Final = {"BF16": 2, "F16": 2, "F32": 4}

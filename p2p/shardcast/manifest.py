@@ -150,16 +150,6 @@ class Manifest:
         return self.body.version
 
     @property
-    def rank(self) -> tuple[int, int]:
-        """By which manifests are compared: the newer version is the higher, and of two
-        trainers' same version the one with the lower digest.
-
-        Two trainers that do not hear of each other may sign one version number each. All nodes
-        choose alike, whichever they heard of first, without a word to each other.
-        """
-        return self.version, -int.from_bytes(self.digest, "big")
-
-    @property
     def weights_digest(self) -> bytes:
         """Digest of the index, and so of every byte of every file."""
         return self.body.weights_digest

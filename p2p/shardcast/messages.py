@@ -36,7 +36,8 @@ BULK_PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast-bulk/1.0.0")
 """Chunks, from the sender that opened the stream."""
 
 MAX_WANT: Final = 16
-"""Chunks in one `Want`: as many as a holder owes one peer at most (`core.upload.MAX_OWED`)."""
+"""Chunks in one `Want`, and chunks that a holder owes one peer at most: four times what a node
+asks of one holder at a time (`core.sources.WINDOW`)."""
 INLINE_INDEX: Final = 16 * KI
 """Bytes of index that travel with a gossiped manifest: 440 spans. A longer one is asked for
 once, of a neighbour, instead of crossing every edge of the gossip mesh."""
@@ -68,15 +69,12 @@ MAX_BULK_MESSAGE: Final = MAX_INDEX + MAX_MANIFEST + KI
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """On connecting: what the sender knows. A node that knows of a newer version, or of another
-    trainer's same version that ranks higher, answers with news of it; one that knows of further
-    convictions with the evidence."""
+    """On connecting: what the sender knows. A node that knows of a newer version answers with
+    news of it, one that knows of further convictions with the evidence."""
 
     KIND: ClassVar = "hello"
     newest: int
     """The newest version that the sender knows, -1 if none."""
-    digest: bytes = b""
-    """Of that version's manifest; empty if there is none."""
     convicted: tuple[PeerId, ...] = ()
     """Trainers that contradicted themselves, as far as the sender knows; `MAX_CONVICTED` at
     most."""
@@ -226,9 +224,8 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
 def encode_message(message: Message) -> bytes:  # noqa: C901 - one case for each kind
     """The wire bytes of a control message."""
     match message:
-        case Hello(newest, digest, convicted):
-            names = b"".join(peer.digest for peer in convicted)
-            return pack([Hello.KIND, newest, digest, names])
+        case Hello(newest, convicted):
+            return pack([Hello.KIND, newest, b"".join(peer.digest for peer in convicted)])
         case PolicyNews(manifest, index):
             return pack([PolicyNews.KIND, manifest, index])
         case RosterNews(roster):
@@ -262,13 +259,13 @@ def decode_message_untrusted(data: bytes | memoryview) -> Message:
     return message_untrusted(_LAYOUTS, value[0], value[1:], what="shardcast message")
 
 
-def _hello(newest: int, digest: bytes, names: bytes) -> Hello:
+def _hello(newest: int, names: bytes) -> Hello:
     count, rest = divmod(len(names), PEER_ID_BYTES)
-    if len(digest) not in {0, DIGEST_BYTES} or rest or count > MAX_CONVICTED:
-        raise BadMessage("a hello's digest or names have the wrong length")
+    if rest or count > MAX_CONVICTED:
+        raise BadMessage("a hello's names have the wrong length")
     starts = range(0, len(names), PEER_ID_BYTES)
     convicted = tuple(decode_peer_id_untrusted(names[at : at + PEER_ID_BYTES]) for at in starts)
-    return Hello(_bounded(newest, -1, _MAX_COUNT), digest, convicted)
+    return Hello(_bounded(newest, -1, _MAX_COUNT), convicted)
 
 
 def _policy_news(manifest: bytes, index: bytes) -> PolicyNews:
@@ -315,7 +312,7 @@ def _receipt(policy: bytes, milliseconds: int, packed: bytes) -> Receipt:
 
 
 _LAYOUTS: Final[Mapping[str, Layout[Message]]] = {
-    Hello.KIND: ((int, bytes, bytes), _hello),
+    Hello.KIND: ((int, bytes), _hello),
     PolicyNews.KIND: ((bytes, bytes), _policy_news),
     RosterNews.KIND: ((bytes,), RosterNews),
     Evidence.KIND: ((bytes, bytes), _evidence),

@@ -53,10 +53,8 @@ from p2p.wire import MIB
 from p2p.world import Disk, DiskEntry, World
 
 PACKED_AHEAD: Final = 16 * MIB
-"""Raw bytes at the front of a policy that are packed before it is signed: so that the manifest
-says exactly what a small one weighs on its way, and about what a large one does; and so that
-the first chunks wait for no core. The rest is packed when it is asked for: of 2 GiB the first
-chunk leaves after 0.6 s of hashing on one core, not after 3."""
+"""Raw bytes at the front of a policy that are packed before it is signed, so that the manifest
+says what a policy weighs on its way, and the first chunks wait for no core."""
 
 logger = logging.getLogger(__name__)
 

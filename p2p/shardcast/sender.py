@@ -42,9 +42,7 @@ a packet and a wake-up for 47 bytes."""
 
 UNSENT: Final = 16 * KI
 """Bytes of a chunk that may still wait for the line when it is reported as gone: what keeps the
-line busy while the next chunk is chosen and read. Example: 16 KiB are 45 ms of a seventh of 20
-Mbit/s. With the queues of Yamux and of the kernel not counted, some six chunks of 64 KiB were
-taken for gone: on real lines 8 even links took 1.59 times the bound instead of 1.26."""
+line busy while the next chunk is chosen. 16 KiB are 45 ms of a seventh of 20 Mbit/s."""
 LOST: Final = (
     PeerUnreachable,
     WrongPeer,

@@ -12,7 +12,6 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
-from typing import Final
 
 import trio
 
@@ -49,9 +48,6 @@ from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
 
-LIE: Final = 100.0
-"""Penalty points of a wrong chunk: proof of malice or of broken memory, so as many as a host
-bears."""
 
 _Job = ev.Finish | ev.Patch | ev.Abandon | ev.Halt
 
@@ -293,7 +289,9 @@ class Shardcast:
             case ev.Penalise(peer, reason):
                 self._world.sometimes("shardcast/convicted a liar", True)
                 self._drop_sender(peer)
-                self._host.penalise(peer, LIE, reason)
+                self._host.penalise(peer, Offence.LIE.points, reason)
+            case ev.RefuseRoster(reason):
+                logger.warning("roster_refused reason=%s", reason)
             case ev.Halt(evidence):
                 logger.warning(
                     "trainer_halted trainer=%r version=%d",

@@ -172,9 +172,8 @@ class PolicyStore:
         return self._entries.get(policy)
 
     def stored(self, version: PolicyVersion) -> StoredPolicy | None:
-        """A whole version; of two trainers' the one that ranks higher."""
-        found = (e for e in self._policies if e.stored and e.version == version)
-        return max(found, key=lambda entry: entry.manifest.rank, default=None)
+        """A whole version."""
+        return next((e for e in self._policies if e.stored and e.version == version), None)
 
     @property
     def _policies(self) -> list[StoredPolicy]:
@@ -473,12 +472,9 @@ class PolicyStore:
                 await self._disk.remove(entry.final)
 
     async def prune(self) -> list[bytes]:
-        """Remove the oldest whole policies beyond the limits, and of two trainers' same version
-        the one that is not chosen; returns their names."""
-        whole = [e for e in self._policies if e.stored]
-        rivals = [e for e in whole if self._is_outranked(e)]
+        """Remove the oldest whole policies beyond the limits; returns their names."""
         kept = sorted(
-            (e for e in whole if e not in rivals), key=lambda e: e.version, reverse=True
+            (e for e in self._policies if e.stored), key=lambda e: e.version, reverse=True
         )
         # What is being fetched takes its room before it is there: the disk holds `keep_bytes`
         # and the newest.
@@ -494,8 +490,6 @@ class PolicyStore:
             if rank and full and not entry.is_pinned:
                 total -= size
                 gone.append(entry)
-        outvoted = [entry.manifest.digest for entry in rivals]
-        gone += [e for e in self._entries.values() if e.manifest.digest in outvoted]
         # A patch stays as long as what it leads to: peers that are behind take it from here.
         oldest = min((e.version for e in kept if e not in gone), default=NO_POLICY)
         gone += [
@@ -509,13 +503,6 @@ class PolicyStore:
                 await self.forget(entry.name)
                 forgotten.append(entry.name)
         return forgotten
-
-    def _is_outranked(self, entry: StoredPolicy) -> bool:
-        """Whether another trainer's same version is chosen. Never of our own: what this node
-        has signed must be known in every later life."""
-        chosen = self.stored(entry.version)
-        is_own = entry.manifest.trainer == self._world.signer.peer_id
-        return chosen is not entry and not is_own
 
     # Publishing
 

@@ -134,10 +134,10 @@ def test_evidence_in_answer_to_a_hello_is_verified_before_it_is_believed(
 
 def test_a_hello_names_few_convicted_and_is_answered_once() -> None:
     named = tuple(KeyPair(digest_of(b"%d" % n)).peer_id for n in range(MAX_CONVICTED + 1))
-    assert decode_message_untrusted(encode_message(Hello(3, bytes(32), named[1:])))
-    for hello in (Hello(3, bytes(32), named), Hello(3, bytes(31), ())):
+    assert decode_message_untrusted(encode_message(Hello(3, named[1:])))
+    for hello in (encode_message(Hello(3, named)), pack(["hello", 3, bytes(31)])):
         with pytest.raises(BadMessage):
-            decode_message_untrusted(encode_message(hello))
+            decode_message_untrusted(hello)
     course = Course()
     first, second = contradiction(TRAINER)
     run_first, run_second = (one.encode() for one in (first, second))

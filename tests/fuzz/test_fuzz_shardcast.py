@@ -16,7 +16,7 @@ from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.forest import Roster, RosterEntry, decode_roster_untrusted
+from p2p.shardcast.forest import FOREST_RULE, Roster, RosterEntry, decode_roster_untrusted
 from p2p.shardcast.index import (
     Index,
     PolicyFile,
@@ -176,7 +176,7 @@ def test_manifests_with_a_good_signature(content: bytes) -> None:
 
 
 def _as_rows(rows: bytes) -> bytes:
-    return pack([KEY.peer_id.digest, b"run", 1, rows])
+    return pack([FOREST_RULE, KEY.peer_id.digest, b"run", 1, rows])
 
 
 @settings(max_examples=200, deadline=None)

@@ -10,8 +10,10 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.forest import (
+    FOREST_RULE,
     MESH,
     Forest,
+    OtherForestRule,
     Roster,
     RosterEntry,
     build_forest,
@@ -19,7 +21,8 @@ from p2p.shardcast.forest import (
     decode_roster_untrusted,
 )
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import PROTOCOL_ID, PolicyVersion
+from p2p.wire import pack
 
 ORIGIN = KeyPair(digest_of(b"origin"))
 PEERS = [KeyPair(digest_of(b"peer %d" % number)).peer_id for number in range(300)]
@@ -172,6 +175,25 @@ def test_rosters_survive_the_wire_and_refuse_what_is_wrong() -> None:
     forged = Roster.sign(ORIGIN, b"run", 2, [RosterEntry(PEERS[0])])
     with pytest.raises(BadMessage, match="signature"):
         decode_roster_untrusted(forged.encode()[:-1] + b"\0", b"run", lambda *_: False)
+
+
+@pytest.mark.parametrize("rule", [0, 1, FOREST_RULE + 1, 10**6])
+def test_a_roster_for_another_rule_of_the_forest_is_refused_before_its_layout_is_read(
+    rule: int,
+) -> None:
+    """The rule changed under one protocol id: nodes of two versions built two forests, and each
+    half waited for pushes from the other."""
+    content = pack([rule, "laid out otherwise"])
+    signed = pack([content, ORIGIN.sign(PROTOCOL_ID, content)])
+    with pytest.raises(OtherForestRule, match=f"forest rule {rule} and this node follows rule"):
+        decode_roster_untrusted(signed, b"run", verify)
+
+
+def test_a_roster_from_before_rules_had_numbers_is_refused_too() -> None:
+    content = pack([ORIGIN.peer_id.digest, b"run", 1, b""])
+    signed = pack([content, ORIGIN.sign(PROTOCOL_ID, content)])
+    with pytest.raises(OtherForestRule, match="forest rule 1 "):
+        decode_roster_untrusted(signed, b"run", verify)
 
 
 def test_capacity_classes_are_powers_of_two() -> None:

@@ -391,7 +391,7 @@ def test_a_hand_out_gives_every_chunk_once_to_those_with_credit() -> None:
     index = index_of([bytes((n,)) * 20 for n in range(20)])
     anchored = Encoding.anchor(index, 200)
     forest = build_forest(roster, PolicyVersion(1))
-    handout = HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=Lines(), shortest=0.5)
+    handout = HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=Lines())
     given = []
     while (gift := handout.give(lambda _: True, 0.0)) is not None:
         given.append(gift)

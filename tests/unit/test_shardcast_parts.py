@@ -7,24 +7,20 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from p2p.identity import KeyPair, PeerId
+from p2p.identity import KeyPair
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core.allowance import MAX_INDEXES, SPARE_ANSWERS, Allowance
 from p2p.shardcast.core.availability import MAX_HOLDERS, Availability
-from p2p.shardcast.core.average import SmoothedAverage, UsualTime
 from p2p.shardcast.core.download import Request
-from p2p.shardcast.core.handout import HandOut
 from p2p.shardcast.core.lateness import LateChunks
-from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, UNKNOWN_ROUND_TRIP, Line, Lines
-from p2p.shardcast.core.pace import ChunkPace
+from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, UNKNOWN_ROUND_TRIP, Line
+from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace
+from p2p.shardcast.core.patience import Patience, SmoothedAverage
 from p2p.shardcast.core.queue import SendQueue
 from p2p.shardcast.core.sources import Source
-from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import ChunkHeader
 from p2p.wire import KI
-from tests.shardcast_policies import index_of
 
 ANN, BOB = (KeyPair(digest_of(name)).peer_id for name in (b"ann", b"bob"))
 POLICY = bytes(32)
@@ -40,14 +36,23 @@ def test_an_average_is_where_its_paragraph_says() -> None:
 
 
 def test_a_steady_line_is_late_sooner_than_an_uneven_one() -> None:
-    steady, uneven = UsualTime(), UsualTime()
+    steady, uneven = Patience(), Patience()
     for number in range(40):
         steady.observe(0.3)
         uneven.observe(0.2 if number % 2 else 0.4)
-    assert steady.late == pytest.approx(0.3, rel=0.01)
-    assert 0.6 < uneven.late < 0.8
+    assert steady.wait() == pytest.approx(0.3, rel=0.01)
+    assert 0.6 < uneven.wait() < 0.8
     uneven.reset(1.0)
-    assert uneven.late == pytest.approx(3.0)
+    assert uneven.wait() == pytest.approx(3.0)
+
+
+def test_patience_has_a_floor_and_a_ceiling() -> None:
+    quick, slow = Patience(0.01, 0.5, 2.0), Patience(9.0, 0.5, 2.0)
+    assert (quick.wait(), slow.wait()) == (0.5, 2.0)
+    assert slow.wait(floor=3.0) == 3.0, "what the asker needs at least"
+    unknown = Patience(0.0, 0.5)
+    unknown.observe(4.0)
+    assert unknown.wait() == pytest.approx(12.0), "the first sample counts, give or take a half"
 
 
 def test_a_round_trip_falls_at_once_and_rises_slowly() -> None:
@@ -68,260 +73,15 @@ def test_a_credit_is_what_the_line_holds_and_two_more() -> None:
     assert line.credit(1e9) == MAX_CREDIT
 
 
-def test_an_origin_gives_as_much_ahead_as_the_roots_line_holds() -> None:
-    """Two chunks at any round trip left long lines idle."""
-    keys = [KeyPair(digest_of(b"%d" % number)) for number in range(20)]
-    entries = [RosterEntry(pair.peer_id, 25e6) for pair in keys]
-    forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
-    lines = Lines()
-    for root in forest.roots:
-        lines.to(root).note_round_trip(0.15)
-    index = index_of([b"%d" % number for number in range(500)])
-    anchored = Encoding.anchor(index, 500 * 32 * KI)
-    handout = HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines, shortest=0.5)
-    given = []
-    while (step := handout.give(lambda _: True, 0.0)) is not None:
-        given.append(step[0])
-    rate = forest.rate(0) / (32 * KI)
-    assert given.count(forest.roots[0]) == lines.to(forest.roots[0]).credit(rate) > 10 * CREDIT
-    root = forest.roots[1]
-    assert handout.confirm(root, 4, 4 + CREDIT, 0.2), "its children lag"
-    assert handout.give(lambda peer: peer == root, 0.2) is None
-
-
-def test_a_root_is_late_by_its_own_confirmations_within_a_bound() -> None:
-    """The root behind the narrowest line was late in every version, and what it was
-    given came twice to all."""
-
-    def given_again_after(usual: float) -> float:
-        keys = [KeyPair(digest_of(b"%d" % number)) for number in range(8)]
-        entries = [RosterEntry(pair.peer_id) for pair in keys[1:]]
-        forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
-        anchored = Encoding.anchor(index_of([b"%d" % n for n in range(2000)]), 2000 * KI)
-        lines = Lines()
-        handout = HandOut(
-            PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=lines, shortest=0.5
-        )
-        slow, *quick = forest.roots
-        now, counts = 0.0, dict.fromkeys(forest.roots, 0)
-        for _ in range(8):  # `slow` confirms last each time, so most samples are the others'
-            while (step := handout.give(lambda _: True, now)) is not None:
-                counts[step[0]] += 1
-                handout.note_left(step[0], now)
-            for peer in (slow, *quick):
-                took = usual if peer == slow else 0.4
-                handout.confirm(peer, counts[peer], 999, now + took)
-            now += usual
-        while (step := handout.give(lambda _: True, now)) is not None:
-            counts[step[0]] += 1
-            handout.note_left(step[0], now)
-        for peer in quick:
-            handout.confirm(peer, counts[peer], 999, now + 0.4)
-        return handout.next_deadline - now
-
-    assert given_again_after(0.4) == pytest.approx(0.5, rel=0.1)
-    assert given_again_after(0.6) > 0.6
-    assert given_again_after(3.0) < 3.0, "one that takes for ever is not waited for"
-
-
-def seven_homes(upload: float, chunks: int = 200) -> HandOut:
-    keys = [KeyPair(digest_of(b"%d" % number)) for number in range(8)]
-    entries = [RosterEntry(pair.peer_id, upload) for pair in keys[1:]]
-    forest = build_forest(Roster.sign(keys[0], b"run", 1, entries), PolicyVersion(1))
-    anchored = Encoding.anchor(index_of([b"%d" % n for n in range(chunks)]), chunks * 64 * KI)
-    return HandOut(PolicyVersion(1), anchored, forest, 0.0, 0.5, lines=Lines(), shortest=0.5)
-
-
-def give_all(handout: HandOut, now: float) -> None:
-    while (step := handout.give(lambda _: True, now)) is not None:
-        handout.note_left(step[0], now)
-
-
-def test_a_root_is_waited_for_while_its_own_uplink_holds_up_what_it_says() -> None:
-    """Seven ADSL lines, 1.5 s to pass a chunk on by their class: after 0.5 s each root was
-    given two chunks again."""
-    handout = seven_homes(500e3)
-    give_all(handout, 0.0)
-    assert 1.2 < handout.next_deadline <= 1.5
-    crawling, quick = seven_homes(50e3), seven_homes(5e6)
-    give_all(crawling, 0.0)
-    give_all(quick, 0.0)
-    assert crawling.next_deadline == 2.0, "one that says that it crawls is not waited for"
-    assert quick.next_deadline == 0.5
-
-
-def test_nobody_complains_of_roots_whose_children_are_still_being_dialled() -> None:
-    keys = [KeyPair(digest_of(b"%d" % number)) for number in range(41)]
-
-    def forest_of(peers: int, epoch: int) -> Forest:
-        entries = [RosterEntry(pair.peer_id, 1e6) for pair in keys[1 : peers + 1]]
-        return build_forest(Roster.sign(keys[0], b"run", epoch, entries), PolicyVersion(1))
-
-    def nobody_is_gone(_: PeerId) -> bool:
-        return False
-
-    anchored = Encoding.anchor(index_of([b"%d" % n for n in range(200)]), 200 * 64 * KI)
-    handout = HandOut(
-        PolicyVersion(1), anchored, forest_of(20, 1), 0.0, 0.5, lines=Lines(), shortest=0.5
-    )
-    give_all(handout, 0.0)
-    root, by = handout.forest.roots[0], handout.forest.roster.peers[3]
-    chunk = next(c for c, carrier in handout._carriers.items() if carrier.root == root)
-    assert handout.accused(chunk, by, 1.4) is None, "the first roster: all lines are new"
-    assert handout.accused(chunk, by, 1.6) == root
-    handout.regroup(forest_of(20, 2), nobody_is_gone, 5.0)
-    assert handout.accused(chunk, by, 5.1) == root, "it brings no new peer"
-    handout.regroup(forest_of(40, 3), nobody_is_gone, 6.0)
-    assert handout.accused(chunk, by, 7.4) is None
-    assert handout.accused(chunk, by, 7.6) == root
-
-
-def test_an_origin_with_a_busy_line_lets_ask_for_what_it_is_about_to_give() -> None:
-    """A hundred peers that came when the hand-out began asked for all of it, and kept the line
-    from the roots for a minute."""
-    handout = seven_homes(500e3)
-    give_all(handout, 0.0)
-    last, by = 199, handout.forest.roster.peers[3]
-    stranger = KeyPair(bytes(32)).peer_id
-    assert handout.give_again(last, by, 0.1, lanes=7)
-    assert not handout.give_again(last, stranger, 0.1, lanes=7), "no stripe brings it that"
-    assert not handout.give_again(last, by, 0.1, lanes=1), "the line has room for it"
-    assert handout.give_again(last, by, 5.0, lanes=7), "the line is no less busy"
-    assert not handout.give_again(last, by, 5.0, lanes=1), "roots take nothing: it has room"
-    assert not handout.give_again(0, by, 0.1, lanes=7), "it was given: a stripe may have failed"
-
-
-def test_a_root_that_confirms_faster_than_its_class_is_given_more_ahead() -> None:
-    handout = seven_homes(1e6, 999)  # what a line counts for until it was measured
-    root = handout.forest.roots[0]
-    now, said, given = 0.0, 0, [0]
-    for _ in range(8):
-        while handout.give(lambda peer: peer == root, now) is not None:
-            handout.note_left(root, now)
-            given[-1] += 1
-        now += 0.05
-        for _ in range(given[-1]):
-            now, said = now + 0.001, said + 1
-            assert handout.confirm(root, said, 999, now)
-        given.append(0)
-    assert given[0] == CREDIT
-    assert given[7] > 2 * CREDIT, given
-
-
-def test_an_origin_sends_to_all_only_while_most_roots_have_all_that_they_asked_for() -> None:
-    """It did while nothing left it, which on real lines was hardly ever so."""
-    handout = seven_homes(500e3)
-    give_all(handout, 0.0)
-    roots = handout.forest.roots
-    assert handout.spread(0, 5.0, 99.0) is None, "their words may be on the way"
-    for root in roots[:5]:
-        handout.confirm(root, 2, 2, 5.0)
-    assert handout.spread(0, 5.0, 99.0) is None, "five of seven are no three quarters"
-    handout.confirm(roots[5], 2, 2, 5.0)
-    assert handout.spread(0, 5.0, 99.0) is None, "it has just begun"
-    assert handout.spread(0, 7.4, 99.0) is None
-    assert handout.spread(3, 7.6, 99.0) is None, "three lines of seven are busy"
-    assert handout.spread(2, 7.6, 99.0) == 14
-    assert handout.spread(2, 7.6, 0.1) is None, "as many copies as may leave"
-    # Once it is known, any moment will do in which no root has credit.
-    handout.confirm(roots[0], 2, 66, 7.7)
-    give_all(handout, 7.7)
-    assert handout.spread(1, 7.8, 99.0) is not None
-    assert handout.spread(1, 12.0, 99.0) is not None, "what it spares them is no reason to end"
-    assert handout.spread(1, 17.0, 99.0) is None, "and it is not for ever"
-
-
-def test_roots_that_confirm_nothing_do_not_keep_an_origin_from_sending_to_all() -> None:
-    """Two of seven did: one that is late was taken for one that has credit."""
-    handout = seven_homes(500e3)
-    give_all(handout, 0.0)
-    for root in handout.forest.roots[2:]:
-        handout.confirm(root, 2, 2, 1.0)
-    handout.expire(2.0)
-    assert handout.spread(0, 2.0, 99.0) is None, "it has just begun"
-    assert handout.spread(0, 3.5, 99.0) == 14
-    for root in handout.forest.roots[:2]:
-        handout.confirm(root, 2, 66, 3.6)
-    assert handout.spread(0, 3.6, 99.0) is not None, "and it is not for ever"
-    assert handout.spread(0, 16.0, 99.0) is None
-
-
-def test_a_root_that_was_lost_is_fed_again_when_it_is_back_but_once() -> None:
-    """One that came and went would leave behind what its children complain of."""
-    handout = seven_homes(500e3)
-    root = handout.forest.roots[3]
-
-    def is_fed() -> bool:
-        return handout.give(lambda peer: peer == root, 0.0) is not None
-
-    assert is_fed()
-    handout.lose(root)
-    assert not is_fed()
-    handout.admit(root)
-    assert is_fed()
-    assert handout.confirm(root, 9, 9, 1.0), "it may count what it got before"
-    handout.lose(root)
-    handout.admit(root)
-    assert not is_fed()
-
-
-def given_to_a_slow_root(handout: HandOut, granted: int) -> list[tuple[float, int]]:
-    """Play a hand-out in which one root's word takes a second and that of all others a tenth,
-    until nothing is given any more; returns how much the slow one owed, and when, whenever it
-    got one more. The others ask for ``granted`` chunks in all.
-    """
-    slow, *quick = handout.forest.roots
-    counts, confirmed, owed, idle = dict.fromkeys(handout.forest.roots, 0), 0, [], 0
-    for tenth in range(10_000):
-        now = tenth / 10
-        for peer in quick if tenth else ():
-            handout.confirm(peer, counts[peer], granted, now)
-        if tenth % 10 == 9:
-            handout.confirm(slow, counts[slow], 999, now)
-            confirmed = counts[slow]
-        idle += 1
-        while (step := handout.give(lambda _: True, now)) is not None:
-            handout.note_left(step[0], now)
-            counts[step[0]] += 1
-            idle = 0
-            if step[0] == slow:
-                owed.append((now, counts[slow] - confirmed))
-        if idle > 20:
-            break
-    assert sum(counts.values()) > 100
-    return owed
-
-
-def test_a_slow_root_gets_one_chunk_at_a_time_and_none_at_the_end() -> None:
-    """It had confirmed all that it owed, and so came first, and got four or five at once: the
-    last that all waited for (`lab_slow_relay`, up to 1.52 times the bound instead of 1.1)."""
-    handout = seven_homes(2.5e6, chunks=9000)
-    owed = given_to_a_slow_root(handout, 99_999)
-    assert handout.exhausted
-    later = [entry for entry in owed if entry[0] > 2.0]
-    assert len(later) > 5
-    assert {count for _, count in later} == {1}
-    ends = handout.progress
-    assert later[-1][0] < ends - 0.8, "its word takes a second"
-
-
-def test_a_slow_root_gets_the_rest_if_no_other_asks_for_more() -> None:
-    """Roots that confirm all at once and grant nothing make every honest one a slow one."""
-    handout = seven_homes(2.5e6, chunks=120)
-    owed = given_to_a_slow_root(handout, 18)
-    assert handout.exhausted
-    assert owed[-1][0] == handout.progress
-
-
 def test_silence_grows_with_the_chunk_time_and_shrinks_towards_the_end() -> None:
-    pace = ChunkPace(0.05, 0.0, 0.5)
+    pace = ChunkPace(0.05 * SLOW_LINK, 0.0, 0.5)
     assert pace.silence(100) == pytest.approx(16 * 0.05)
     assert pace.silence(3) == 0.5, "five chunk times, but never less than the shortest wait"
-    assert ChunkPace(1.0, 0.0, 0.5).silence(3) == pytest.approx(5.0)
+    assert ChunkPace(SLOW_LINK, 0.0, 0.5).silence(3) == pytest.approx(5.0)
 
 
 def test_a_long_pause_teaches_little() -> None:
-    pace = ChunkPace(0.1, 0.0, 0.5)
+    pace = ChunkPace(0.1 * SLOW_LINK, 0.0, 0.5)
     for number in range(20):
         pace.note_arrival(0.1 * (number + 1), pushed=True)
     pace.note_arrival(62.0, pushed=True)  # the origin was gone for a minute
@@ -329,39 +89,36 @@ def test_a_long_pause_teaches_little() -> None:
 
 
 def test_the_usual_lag_is_waited_for_but_not_by_the_last_chunks() -> None:
-    pace = ChunkPace(0.01, 0.0, 0.5)
+    pace = ChunkPace(64 * KI, 0.0, 0.5)
     for _ in range(50):
         pace.note_lag(1.5)
     assert pace.patience(100) == pytest.approx(3.0, rel=0.01)
-    assert pace.patience(8) == 0.5
+    assert pace.patience(8) == pytest.approx(pace.silence(8))
 
 
-def test_what_a_pull_takes_is_waited_for_and_one_long_pull_teaches_little() -> None:
-    pace = ChunkPace(0.01, 0.0, 0.5)
-    usual = pace.patience(100)
-    for _ in range(50):
-        pace.note_pull(1.5)
-    assert usual < 1.5
-    assert pace.patience(100) == pytest.approx(3.0, rel=0.01)
-    assert pace.patience(8) == 0.5
-    pace.note_pull(3600.0)
-    assert pace.patience(100) < 3.5
-    for _ in range(50):
-        pace.note_pull(3600.0)
-    assert pace.patience(100) <= 4.0, "the most that sources which drip can teach"
+def test_what_was_passed_over_is_overdue_when_the_origin_has_given_many_more() -> None:
+    late = LateChunks(0.0, 0.5)
+    late.note_pushed(9, ChunkSet.of([3]), 1.0)
+    assert late.due(1.0) == pytest.approx(1.0 + 48 * 0.1)
+    late.mark_late(5.7, 1.0)
+    assert not late.overdue
+    late.mark_late(5.9, 1.0)
+    assert late.overdue == ChunkSet.of([3])
+    late.note_arrival(3, 6.0)
+    assert not late.overdue
 
 
 def test_what_is_seen_becomes_late_and_what_is_withheld_is_urgent_at_once() -> None:
     late = LateChunks(0.0, 0.5)
     late.note_seen(1, ANN, 1.0)
     late.note_seen(1, BOB, 2.0)
-    late.note_withheld(2, BOB, 1.5)
+    late.note_withheld(2)
     assert late.urgent == ChunkSet.of([2])
     assert late.due(1.0) == 2.0
-    assert late.mark_late(1.9, 1.0) == []
-    assert late.mark_late(2.0, 1.0) == []
+    late.mark_late(1.9, 1.0)
+    assert late.urgent == ChunkSet.of([2])
+    late.mark_late(2.0, 1.0)
     assert late.urgent == ChunkSet.of([1, 2])
-    assert late.mark_late(2.5, 1.0) == [(2, BOB)], "its parent may be asked now"
     assert late.due(1.0) == math.inf
 
 
@@ -410,40 +167,40 @@ def test_beyond_enough_holders_a_have_list_only_spares_a_push() -> None:
 
 def test_a_queue_owes_what_was_asked_for_until_it_left_or_was_dropped() -> None:
     queue = SendQueue()
-    asked, pushed = ChunkHeader(POLICY, 1), ChunkHeader(POLICY, 2, 1, 0)
-    for header in (asked, pushed, ChunkHeader(POLICY, 3), ChunkHeader(POLICY, 4)):
+    asked = [ChunkHeader(POLICY, number) for number in (1, 3, 4)]
+    for header in asked:
         queue.push(header)
-    assert queue.owed == 3
+    assert (queue.owed, queue.backlog) == (3, 0)
     assert queue.promote(POLICY, 4)
     assert not queue.promote(POLICY, 9)
     queue.start(0.0)
     assert queue.head is None, "one chunk is under way at a time"
-    assert queue.finish(0.5) == ChunkHeader(POLICY, 4)
-    assert queue.owed == 2
-    assert queue.head == asked
+    assert queue.finish(0.5) == asked[2]
+    assert (queue.owed, queue.head) == (2, asked[0])
     queue.drop()
     assert queue.owed == 1
     queue.start(0.5)
-    assert list(queue.unconfirmed()) == [ChunkHeader(POLICY, 4), pushed, ChunkHeader(POLICY, 3)]
+    assert queue.owed == 1
+    assert list(queue.unconfirmed()) == [asked[2], asked[1]]
+    queue.push(asked[0])
     queue.purge(POLICY)
-    assert (queue.owed, queue.backlog) == (0, 1)
+    assert (queue.owed, queue.backlog) == (1, 0), "what is under way leaves all the same"
 
 
-def test_what_goes_along_a_stripe_can_pass_what_was_asked_for() -> None:
+def test_what_goes_along_a_stripe_passes_what_was_asked_for() -> None:
     """A peer that came during a hand-out waits for what it asked for: the chunks that it was
     to pass on stood behind that, and its stripe stood still."""
     queue = SendQueue()
-    asked, pushed = ChunkHeader(POLICY, 1), ChunkHeader(POLICY, 2, 1, 0)
-    queue.push(asked)
-    assert not queue.put_stripes_first()
-    queue.push(pushed)
-    queue.push(ChunkHeader(POLICY, 3, 1, 0))
-    assert (queue.backlog, queue.stripe_backlog) == (3, 2)
-    assert queue.put_stripes_first()
-    assert queue.head == pushed
-    queue.start(0.0)
-    queue.finish(0.5)
-    assert (queue.head, queue.stripe_backlog) == (asked, 1)
+    asked = ChunkHeader(POLICY, 1)
+    first, second = (ChunkHeader(POLICY, number, 1, 0) for number in (2, 3))
+    for header in (asked, first, second):
+        queue.push(header)
+    assert (queue.backlog, queue.owed) == (2, 1)
+    sent = []
+    while queue.head is not None:
+        queue.start(0.0)
+        sent.append(queue.finish(0.5))
+    assert sent == [first, second, asked]
 
 
 def test_a_queue_knows_how_long_chunks_take_to_be_told_of() -> None:
@@ -470,7 +227,7 @@ def test_a_peer_gets_twice_the_version_and_a_few_indexes() -> None:
 
 
 def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None:
-    source = Source(0.2)
+    source = Source(0.2, 2.0)
     assert source.room == 1
     source.ask()
     assert source.room == 0
@@ -481,6 +238,9 @@ def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None
     assert source.late == pytest.approx(0.3 + 4 * 0.175)
     source.miss(Request(ANN, 2.0, 3.0), 3.0)
     assert source.chunk_time == pytest.approx(1.0), "as long as it has taken so far"
-    for _ in range(20):
+    source.miss(Request(ANN, 2.0, 3.0), 3.0)
+    assert source.chunk_time == pytest.approx(2.0), "twice as long each time"
+    assert source.late == 2.0, "and never waited for longer than a slow link needs"
+    for _ in range(2000):
         source.miss(Request(ANN, 2.0, 3.0), 3.0)
-    assert source.chunk_time == 60.0
+    assert source.chunk_time == 32.0

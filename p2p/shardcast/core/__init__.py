@@ -8,14 +8,14 @@ owns its own state; a part changes another's only by calling a method that says 
 file              what it decides                                                   per
 ================= ================================================================= ========
 `statements`      which manifests and rosters are trusted; who contradicted itself  trainer
-`pending`         what to make of versions known by name only                       version
+`versions`        which versions are fetched and held, and along which path         node
 `peers`           which peers are connected, gone, banned                           peer
 `download`        which chunks are here, asked for, late; made of:                  version
   `chunks`        the life of a chunk, as a table
   `availability`  what other peers hold and have taken
   `lateness`      when a missing chunk becomes urgent
   `pace`          how long to wait, by how chunks have come
-  `average`       what a quantity, as the time of a chunk, has been lately
+  `patience`      how long to wait for something, by how long it usually takes
 `repair`          what to ask other peers, and which need not send any more         node
 `sources`         which holder to ask for which chunk, and when to give up on it    peer
 `announcer`       what to tell neighbours, parents, subscribers and children        version
@@ -26,7 +26,10 @@ file              what it decides                                               
   `allowance`     how much a peer gets for asking                                   version
   `uplink`        what our own uplink carries, measured while it is busy            node
 `origin`          which of this node's own versions goes out, and which is next     node
-  `handout`       which root gets which chunk, and which root is replaced           version
+  `handout`       which root gets which chunk, and what is given again; made of:    version
+    `gifts`       the life of a chunk of a hand-out, as a table
+    `root`        what one root was given, and how fast it confirms                 peer
+  `demotion`      which root loses its stripe, since its children report it         version
   `capacity`      what a peer is believed to upload                                 peer
 ================= ================================================================= ========
 

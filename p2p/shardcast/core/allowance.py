@@ -6,12 +6,11 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 MAX_INDEXES: Final = 16
 """Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a
 node that restarts all day long."""
-MAX_ASKERS: Final = 1024
-"""Peers whose questions are counted per version; as many as hold a connection to this node."""
 SPARE_ANSWERS: Final = 64
 """Answers beyond twice the chunks: have-lists asked for while a swarm is stuck."""
 
@@ -28,8 +27,8 @@ class Allowance:
 
     def __init__(self, count: int) -> None:
         self._most = 2 * count + SPARE_ANSWERS
-        self._answers: BoundedDict[PeerId, int] = BoundedDict(MAX_ASKERS)
-        self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_ASKERS)
+        self._answers: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
+        self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
 
     def take_answer(self, peer: PeerId) -> bool:
         """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the

@@ -7,13 +7,11 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 MAX_HOLDERS: Final = 64
 """Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
 asked."""
-MAX_TAKERS: Final = 1024
-"""Peers whose taken-lists are kept per version: the children of the strongest relay of a large
-roster."""
 
 
 class Availability:
@@ -48,7 +46,7 @@ class Availability:
 
     def note_taken(self, peer: PeerId, chunks: ChunkSet) -> None:
         """``peer`` gets these elsewhere."""
-        if peer in self._takers or len(self._takers) < MAX_TAKERS:
+        if peer in self._takers or len(self._takers) < MAX_REMEMBERED:
             self._takers[peer] = self._takers.get(peer, EMPTY) | chunks
 
     def note_wanted(self, peer: PeerId, chunk: int) -> None:
@@ -62,12 +60,6 @@ class Availability:
         silent peer has would else be asked of it for ever, and never of the origin.
         """
         self._holders[peer] = self._holders.get(peer, EMPTY).excluding(chunk)
-
-    def note_withheld(self, peer: PeerId, chunk: int) -> None:
-        """``peer`` will not push a chunk that it holds: for now it is not asked for it
-        either."""
-        if peer in self._holders:
-            self._holders[peer] = self._holders[peer].excluding(chunk)
 
     def needs(self, peer: PeerId, chunk: int) -> bool:
         """Whether ``peer`` may still need this chunk, as far as this node knows."""

@@ -26,29 +26,23 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast.core.demotion import QUORUM
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.manifest import MAX_ROSTER
 
 _CREDULITY: Final = 4
-"""Times the median of what is known that a claim counts for at most. Example: 60 of 200 peers
-with 20 Mbit/s claim 320. They are taken for 80, and carry their share of the forest at a
-quarter of the rate, which their children make up for by pulls, until the first receipts. Twice
-would leave strong lines idle in an honest swarm of 10 to 200 Mbit/s: its strongest tenth has
-four to five times the median."""
+"""A claim counts for at most this multiple of the median of what is known. Twice would leave
+the strong lines of an honest swarm idle: its strongest tenth has four to five times the
+median."""
 _RECEIPTS: Final = 16
-"""Receipts per peer of which the median counts: two versions of eight children. So what a peer
-delivered an hour ago is forgotten, and no single child's word moves the median far."""
-_FEWEST: Final = 3
-"""Measured peers below which claims make the median: two could be each other's friends."""
+"""Receipts per peer of which the median counts: two versions of eight children, so that an hour
+ago is forgotten and no child's word moves the median far."""
 _RECOVERY: Final = 1.25
-"""Growth, per version in which it keeps up, of what a peer that was overloaded is believed to
-carry. A line that was busy with something else has twice its share after four versions, and one
-that claims 16 times its uplink is overloaded by a quarter in one version of two or three."""
+"""Growth, in each version in which it keeps up, of what an overloaded peer is believed to
+carry: a line that was busy with something else has twice its share after four versions."""
 _PROBATION: Final = 8
-"""Versions for which a peer that was replaced as a root, or of which no child says anything
-more, is a leaf. Two liars can replace one honest root a version, so they keep at most eight of
-a swarm's relays idle; a root that passes nothing on costs one version in nine a replacement,
-about a second."""
+"""Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
+Two liars demote one honest root a version, so they keep at most eight relays idle."""
 
 
 class _Standing:
@@ -90,21 +84,21 @@ class Capacities:
 
     def __init__(self) -> None:
         self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
-        self._fallen: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
+        self._demoted: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
         """Peers that were replaced as roots, and for how many more versions they relay
         nothing."""
 
-    def note_fallen(self, peer: PeerId) -> None:
+    def note_demoted(self, peer: PeerId) -> None:
         """``peer`` was replaced as a root: for `_PROBATION` versions it is a leaf."""
-        self._fallen[peer] = _PROBATION
+        self._demoted[peer] = _PROBATION
 
     def note_version(self) -> None:
         """A new version is handed out."""
-        for peer, left in list(self._fallen.items()):
+        for peer, left in list(self._demoted.items()):
             if left > 1:
-                self._fallen[peer] = left - 1
+                self._demoted[peer] = left - 1
             else:
-                del self._fallen[peer]
+                del self._demoted[peer]
         for standing in self._standings.values():
             standing.note_version()
 
@@ -130,12 +124,12 @@ class Capacities:
             for entry in claims
             if (standing := self._standings.get(entry.peer)) is not None and standing.measured
         ]
-        if len(known) < _FEWEST:
+        if len(known) <= QUORUM:  # so few could be friends
             known = [entry.upload for entry in claims if entry.upload]
         return median(known) if known else 0.0
 
     def _belief(self, entry: RosterEntry, most: float) -> float:
-        if entry.peer in self._fallen:
+        if entry.peer in self._demoted:
             return 0.0
         standing = self._standings.get(entry.peer)
         return (

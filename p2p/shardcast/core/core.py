@@ -28,7 +28,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
-from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
@@ -36,16 +35,16 @@ from p2p.shardcast.codec import wire_limit
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
-from p2p.shardcast.core.download import MAX_FETCHES, Download, superfluous
+from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.pending import PendingNames
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
-from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
+from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.core.upload import Upload
-from p2p.shardcast.forest import Roster, RosterEntry
+from p2p.shardcast.core.versions import Versions
+from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
 from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
 from p2p.shardcast.messages import (
@@ -68,7 +67,6 @@ from p2p.shardcast.messages import (
     Want,
     news_of,
 )
-from p2p.shardcast.paths import Hop, cheapest_path
 from p2p.shardcast.selection import Selection
 
 
@@ -84,14 +82,12 @@ class ShardcastCore:
         selection: Selection | None = None,
     ) -> None:
         self.stats = ShardcastStats()
-        self.newest: Manifest | None = None
-        """The newest policy that is whole here."""
         self._local = local
-        self._selection = selection
         self._config = config
         self.statements = statements
         """What trainers have signed, as far as this node knows."""
-        self._downloads: dict[bytes, Download] = {}
+        self._versions = Versions(local, statements, config.stall, selection)
+        self._downloads = self._versions.downloads
         self._peers = Peers()
         self._announcer = Announcer(local, statements, self._peers)
         self._repair = Repair(
@@ -108,20 +104,10 @@ class ShardcastCore:
             lines,
             stall=config.stall,
             roster_interval=config.roster_interval,
-            most_copies=config.origin_copies,
         )
         self._stripe_counts = StripeCounts(local)
-        self._pending = PendingNames()
-        self._gone: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        """Patches that no peer has, and versions that none has whole."""
-        self._patching: dict[bytes, bytes] = {}
-        """Policies that the driver makes, by the patch that it makes each of."""
-        self._spent: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        """Patches of which it has made what it could."""
-        self._is_full = False
-        """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
-        self._postponed: dict[bytes, Manifest] = {}
-        """The newest versions that will be fetched once the disk takes data again."""
+        self._has_refused = False
+        """Whether a roster for another version of Shoal has come."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
 
@@ -130,6 +116,11 @@ class ShardcastCore:
             f"ShardcastCore({self._local!r}, newest {self.newest!r}, {len(self._downloads)}"
             " held)"
         )
+
+    @property
+    def newest(self) -> Manifest | None:
+        """The newest policy that is whole here."""
+        return self._versions.newest
 
     @property
     def downloads(self) -> tuple[Download, ...]:
@@ -147,7 +138,6 @@ class ShardcastCore:
         due = min(
             self._origin.next_deadline,
             self._announcer.next_deadline,
-            self._upload.next_deadline,
         )
         for download in self._downloads.values():
             due = min(due, download.next_deadline)
@@ -204,7 +194,7 @@ class ShardcastCore:
             case ev.Patched():
                 self._patched(event)
             case ev.PatchFailed(patch):
-                self._patching.pop(patch, None)
+                self._versions.end_patch(patch, made=False)
                 self._go_round(patch)
             case ev.Unusable(policy):
                 self._decline(policy)
@@ -250,7 +240,7 @@ class ShardcastCore:
         """What peers say to each other about the chunks of a version."""
         download = self._downloads.get(message.policy)
         if download is None:
-            if self._pending.hear(peer, message):
+            if self._versions.hear_name(peer, message):
                 self._out.append(ev.Send(peer, Ask(message.policy, True)))
             return
         if isinstance(message, Ask | Want) and download.manifest.trainer == self._local:
@@ -290,8 +280,8 @@ class ShardcastCore:
         if evidence is not None:
             self._halt(evidence)
             return
-        fetches = self._fetches(manifest)
-        if not fetches and self._is_over(manifest):
+        fetches = self._versions.of(manifest)
+        if not fetches and self._versions.is_over(manifest):
             return
         index = None
         if news.index and (not fetches or any(d.index is None for d in fetches)):
@@ -309,19 +299,17 @@ class ShardcastCore:
     def _describe(self, download: Download, index: Index) -> None:
         if download.index is None:
             download.describe(index)
-            self._restrict(download)
+            self._versions.restrict(download)
             self._out.append(ev.Begin(download.manifest, index))
 
-    def _restrict(self, download: Download) -> None:
-        if self._selection is not None and download.index is not None:
-            download.restrict(self._selection.spans(download.index))
-
-    def _fetches(self, manifest: Manifest) -> list[Download]:
-        """What is held or being fetched of a version: itself, patches that lead to it."""
-        return [d for d in self._downloads.values() if d.manifest.digest == manifest.digest]
-
     def _roster_news(self, data: bytes, gossip: bool) -> None:
-        roster = self.statements.roster_untrusted(data)
+        try:
+            roster = self.statements.roster_untrusted(data)
+        except OtherForestRule as refusal:
+            # Its sender may only be newer than this node. The operator hears of it once.
+            self._out += [] if self._has_refused else [ev.RefuseRoster(str(refusal))]
+            self._has_refused = True
+            return
         if roster is None:
             return
         self._out += [ev.PassOn()] if gossip else []
@@ -341,97 +329,26 @@ class ShardcastCore:
         elif download.manifest == self.newest:
             self._out += self._upload.foresee(download)
 
-    def _is_over(self, manifest: Manifest) -> bool:
-        """Whether this version is not worth fetching (any more)."""
-        return (
-            self._is_old(manifest)
-            or self._pending.is_over(manifest.digest)
-            or self._is_outranked(manifest)
-        )
-
-    def _is_outranked(self, manifest: Manifest) -> bool:
-        """Whether another trainer's manifest of the same version is chosen instead."""
-        best = self.statements.best(manifest.version)
-        return best is not None and best.rank > manifest.rank
-
-    def _is_old(self, manifest: Manifest) -> bool:
-        """Whether this version, or what ranks higher, is here."""
-        return self.newest is not None and manifest.rank <= self.newest.rank
-
     def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
         """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
-        name = manifest.digest
-        is_news = name not in self._postponed
+        is_news = not self._versions.is_postponed(manifest.digest)
         fetches = self._adopt(manifest)
-        if is_news and gossip and (fetches or name in self._postponed):
+        is_taken = fetches or self._versions.is_postponed(manifest.digest)
+        if is_news and gossip and is_taken:
             self._out.append(ev.PassOn())
         return fetches
 
     def _adopt(self, manifest: Manifest) -> list[Download]:
-        """Start to fetch a version, if it is worth it and there is a disk to keep it.
-
-        Returns what is fetched for it from now on: the objects of the cheapest path, and what
-        the origin hands out, which this node passes on also if it goes another way.
-        """
-        if self._is_over(manifest):
-            return []
-        self._choose(manifest)
-        if self._is_full:
-            self._postpone(manifest)
-            return []
-        roster = self.statements.roster(manifest.trainer)
-        is_fed = roster is not None and self._local in roster.positions
-        hops = {hop.name: hop for hop in self._way_to(manifest)}
-        handed_out = Hop(manifest, manifest.handed_out)
-        if is_fed:
-            hops.setdefault(handed_out.name, handed_out)
-        begun = [hop for name, hop in hops.items() if name not in self._downloads]
-        for hop in begun:
-            download = Download(hop.manifest, self._now, self._config.stall, hop.encoding)
-            if not is_fed or hop != handed_out:
-                download.pull_everything()
-            for peer in self._pending.take_early(hop.name):
-                self._announcer.subscribe(hop.name, peer)
-            self._downloads[hop.name] = download
-            if is_fed and hop == handed_out:
+        """Fetch a version, if it is worth it; returns what is fetched for it from now on."""
+        begun, given_up = self._versions.fetch(manifest, self._now)
+        for download in begun:
+            for peer in self._versions.take_early(download.name):
+                self._announcer.subscribe(download.name, peer)
+            if not download.pull_only:
                 self._out += self._upload.prepare(download)
-        fetched = [d for d in self._downloads.values() if not d.is_whole]
-        given_up = superfluous(d for d in fetched if not d.is_patch)
-        given_up += [d for d in fetched if d.is_patch and d.name not in hops]
-        for fetch in given_up:
-            self._abandon(fetch)
-        return [self._downloads[hop.name] for hop in begun if hop.name in self._downloads]
-
-    def _choose(self, manifest: Manifest) -> None:
-        """Of two trainers' same version take ``manifest``: what comes of the other is dropped,
-        and is not handed out any more. One that is whole stays until this one is."""
-        for download in self.downloads:
-            other = download.manifest
-            if other.version == manifest.version and other.rank < manifest.rank:
-                if not download.is_whole:
-                    self._give_up(download)
-                elif other.trainer == self._local:
-                    self._origin.forget(download.name)
-
-    def _give_up(self, download: Download) -> None:
-        """Drop what is here of a version that may yet be wanted: its rival's trainer may be
-        convicted."""
-        self.stats.count_skipped()
-        self._drop(download.name)
-        self._out.append(ev.Abandon(download.name))
-
-    def _way_to(self, manifest: Manifest) -> tuple[Hop, ...]:
-        """The objects to fetch for a version, given what is here and under way. Patches make
-        whole versions of whole ones."""
-        if self._selection is not None:
-            return (Hop(manifest, manifest.anchor),)
-        held = {
-            d.manifest.version: 0 if d.stored else d.left_bytes
-            for d in self._downloads.values()
-            if not d.is_patch and d.manifest.trainer == manifest.trainer
-        }
-        known = self.statements.manifests(manifest.trainer)
-        return cheapest_path(manifest, known, held, self._gone).hops
+        for download in given_up:
+            self._abandon(download)
+        return begun
 
     # A disk that refuses
 
@@ -445,24 +362,16 @@ class ShardcastCore:
     def _postpone_all(self) -> None:
         """The disk refused: stop fetching, and remember what to begin with when it takes
         data."""
-        self._is_full = True
+        self._versions.note_disk_full()
         for download in [d for d in self._downloads.values() if not d.is_whole]:
             self._out += self._repair.decline(download)
             self._out.append(ev.Abandon(download.name))
-            self._postpone(download.manifest)
+            self._versions.postpone(download.manifest)
             self._drop(download.name)
-
-    def _postpone(self, manifest: Manifest) -> None:
-        self._postponed[manifest.digest] = manifest
-        if len(self._postponed) > MAX_FETCHES:
-            del self._postponed[
-                min(self._postponed, key=lambda name: self._postponed[name].rank)
-            ]
 
     def _fetch_postponed(self) -> None:
         """Fetch what came while the disk refused: it is not pushed any more."""
-        postponed, self._postponed, self._is_full = self._postponed, {}, False
-        for manifest in sorted(postponed.values(), key=lambda manifest: manifest.rank):
+        for manifest in self._versions.take_postponed():
             for download in self._adopt(manifest):
                 download.pull_everything()
                 self._out += self._repair.inquire(download, self._now)
@@ -476,29 +385,16 @@ class ShardcastCore:
                 self._abandon(download)
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
-        best = self.statements.best()
-        for download in self._adopt(best) if best is not None else ():
-            # what another trainer signed, and had to give way
-            self._out += self._repair.inquire(download, self._now)
-
-    def _best_held(self) -> Download | None:
-        """What ranks highest of all that is held or being fetched."""
-        return max(self._downloads.values(), key=lambda d: d.manifest.rank, default=None)
-
-    def _is_news_to(self, manifest: Manifest, hello: Hello) -> bool:
-        """Whether who said ``hello`` should hear of ``manifest``."""
-        if not self.statements.is_trusted(manifest.trainer):
-            return False
-        if manifest.version != hello.newest:
-            return manifest.version > hello.newest
-        return manifest.digest < hello.digest
 
     def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
         """Tell a newcomer what it lacks: convictions, and the newest version."""
         halted = self.statements.halted
         lacking = [e for trainer, e in halted.items() if trainer not in hello.convicted]
-        download = self._best_held()
-        if download is not None and not self._is_news_to(download.manifest, hello):
+        download = self._versions.best
+        if download is not None and not (
+            download.manifest.version > hello.newest
+            and self.statements.is_trusted(download.manifest.trainer)
+        ):
             download = None
         name = download.manifest.digest if download is not None else b""
         if not (lacking or name) or not self._peers.greet(peer, name, len(halted)):
@@ -512,23 +408,8 @@ class ShardcastCore:
         roster = self.statements.roster(download.manifest.trainer)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
-        for news in (*self._patches_since(newest, download.manifest), download):
+        for news in (*self._versions.patches_since(newest, download.manifest), download):
             self._out.append(ev.Send(peer, news_of(news.manifest, news.index, INLINE_INDEX)))
-
-    def _patches_since(self, version: int, newest: Manifest) -> list[Download]:
-        """The patches by which a peer that holds ``version`` comes to the newest: it may not
-        have heard of the versions between. One that holds none needs no other than the newest.
-        """
-        return sorted(
-            (
-                d
-                for d in self._downloads.values()
-                if d.stored and d.encoding == d.manifest.handed_out and d.is_patch
-                if NO_POLICY < version < d.manifest.version < newest.version
-                if d.manifest.trainer == newest.trainer
-            ),
-            key=lambda d: d.manifest.version,
-        )
 
     def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
         if self._upload.may_answer(peer, download):
@@ -541,7 +422,7 @@ class ShardcastCore:
                 self._ban(peer, "wants a chunk that does not exist")
                 return
             lanes = self._upload.lanes
-            if not self._origin.give_again(download.name, chunk, peer, self._now, lanes):
+            if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
                 self._upload.serve(peer, download, chunk)
 
     # What comes in: chunks
@@ -655,36 +536,21 @@ class ShardcastCore:
 
     def _patch(self) -> None:
         """Let the driver make what can be made of patches that are here."""
-        for download in self.downloads:
-            manifest = download.manifest
-            if not (download.is_patch and download.stored) or download.name in self._spent:
-                continue
-            made = self._downloads.get(manifest.digest)
-            is_here = made is not None and made.is_whole
-            if is_here or manifest.digest in self._patching.values():
-                continue
-            if any(
-                d.stored and not d.is_patch and d.manifest.version == download.base
-                for d in self._downloads.values()
-                if d.manifest.trainer == manifest.trainer
-            ) and not self._is_old(manifest):
-                self._patching[download.name] = manifest.digest
-                self._out.append(ev.Patch(download.name))
+        self._out += [ev.Patch(patch.name) for patch in self._versions.next_patches()]
 
     def _patched(self, event: ev.Patched) -> None:
         """Take what a patch made; what is wrong in it is pulled as it is."""
-        policy = self._patching.pop(event.patch)
-        self._spent[event.patch] = None
+        policy = self._versions.end_patch(event.patch, made=True)
         patch = self._downloads.get(event.patch)
-        made = self._downloads.get(policy)
-        if made is not None and made.is_whole:
+        made = self._downloads.get(policy) if policy is not None else None
+        if policy is None or (made is not None and made.is_whole):
             return  # its chunks came meanwhile
-        if patch is None or self._is_old(patch.manifest):
+        if patch is None or self._versions.is_old(patch.manifest):
             if made is None:
                 self._out.append(ev.Abandon(policy))
             return
         download = self._hold(patch.manifest, event.index, event.verified, stored=False)
-        for peer in self._pending.take_early(download.name):
+        for peer in self._versions.take_early(download.name):
             self._announcer.subscribe(download.name, peer)
         if download.is_whole:
             self._out.append(ev.Finish(download.name))
@@ -693,16 +559,8 @@ class ShardcastCore:
             self._out += self._repair.inquire(download, self._now)
 
     def _advance_newest(self, manifest: Manifest) -> None:
-        if self.newest is None or manifest.rank > self.newest.rank:
-            self.newest = manifest
-        for download in self.downloads:
-            other = download.manifest
-            if other.rank >= self.newest.rank:
-                continue
-            if not download.is_whole:
-                self._abandon(download)
-            elif other.version == self.newest.version:
-                self._drop(download.name)  # of two trainers' same version one stays
+        for download in self._versions.advance(manifest):
+            self._abandon(download)
 
     def _abandon(self, download: Download) -> None:
         self.stats.count_skipped()
@@ -712,10 +570,10 @@ class ShardcastCore:
     def _close(self, name: bytes) -> None:
         """A version is over: it is not fetched again."""
         self._drop(name)
-        self._pending.close(name)
+        self._versions.close(name)
 
     def _drop(self, name: bytes) -> None:
-        download = self._downloads.pop(name, None)
+        download = self._versions.drop(name)
         if download is not None:
             self._repair.forget(download)
         self._announcer.forget(name)
@@ -732,8 +590,7 @@ class ShardcastCore:
         for index in (event.index, *event.patches):
             self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
         self._advance_newest(event.manifest)
-        if not self._is_outranked(event.manifest):
-            self._hand_out(event.manifest, resumed=False)
+        self._hand_out(event.manifest, resumed=False)
 
     def _hand_out(self, manifest: Manifest, *, resumed: bool) -> None:
         """Bring our own version to those that this node feeds."""
@@ -752,7 +609,7 @@ class ShardcastCore:
         if self.statements.add_roster(roster):
             self._out.append(ev.Gossip(RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
-            newest = self._best_held()
+            newest = self._versions.best
             if newest is not None and newest.manifest.trainer == self._local:
                 self._out += self._upload.foresee(newest)
 
@@ -766,21 +623,16 @@ class ShardcastCore:
             return
         if event.stored:
             self._advance_newest(event.manifest)
-        is_chosen = download.name in self._downloads and not self._is_outranked(event.manifest)
-        if event.manifest.trainer == self._local and event.stored and is_chosen:
+        if event.manifest.trainer == self._local and event.stored:
             self._hand_out(event.manifest, resumed=True)
 
     def _hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, *, stored: bool
     ) -> Download:
-        stall = self._config.stall
-        download = Download.held(manifest, index, verified, self._now, stall, stored=stored)
-        self._restrict(download)
-        before = self._downloads.get(download.name)
+        before = self._versions.drop(manifest.name_of(manifest.encoding_of(index)))
         if before is not None:
             self._repair.forget(before)
-        self._downloads[download.name] = download
-        return download
+        return self._versions.hold(manifest, index, verified, self._now, stored=stored)
 
     # Peers
 
@@ -793,12 +645,10 @@ class ShardcastCore:
                 download.inquire_now(self._now)
             if self._origin.is_resumed(download.name):
                 self._out.append(ev.Send(peer, Ask(download.name, False)))
-        best = self._best_held()
-        newest, name = NO_POLICY, b""
-        if best is not None:
-            newest, name = best.manifest.version, best.manifest.digest
+        best = self._versions.best
+        newest = best.manifest.version if best is not None else NO_POLICY
         convicted = tuple(self.statements.halted)[:MAX_CONVICTED]
-        self._out.append(ev.Send(peer, Hello(newest, name, convicted)))
+        self._out.append(ev.Send(peer, Hello(newest, convicted)))
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
@@ -824,8 +674,6 @@ class ShardcastCore:
         if not self._origin.is_idle:
             self._out += self._origin.start(self._now)
             for peer, header in self._origin.give(self._upload.has_room, self._now):
-                self._upload.hand_out(peer, header, self._now)
-            for peer, header in self._origin.spread(self._upload.lanes, self._now):
                 self._upload.push(peer, header)
         self._out += self._upload.start(self._now)
         self._out += self._upload.confirm()
@@ -840,7 +688,7 @@ class ShardcastCore:
                 continue  # `_go_round` has given it up
             download.mark_late(self._now)
             self._out += self._repair.expire(download, self._now)
-            if download.is_in_vain and self._is_dispensable(download):
+            if download.is_in_vain and self._versions.is_dispensable(download):
                 self._go_round(download.name)
                 continue
             if download.inquire_at <= self._now:
@@ -848,23 +696,8 @@ class ShardcastCore:
             self._pull(download)
 
     def _pull(self, download: Download) -> None:
-        """Ask for what is late of a download. Of patches the first two on the way: more would
-        share the line, and be taken for late, and be asked for again."""
-        if download.is_patch:
-            waiting = [d for d in self._downloads.values() if d.is_patch and not d.is_whole]
-            first = sorted(waiting, key=lambda d: d.manifest.version)[:MAX_FETCHES]
-            if download not in first:
-                return
-        self._out += self._repair.pull(download, self._now)
-
-    def _is_dispensable(self, download: Download) -> bool:
-        """Whether there may be another way than to wait for it."""
-        newest = self._newest_known(download.manifest)
-        return download.is_patch or download.manifest.version < newest.version
-
-    def _newest_known(self, manifest: Manifest) -> Manifest:
-        known = self.statements.manifests(manifest.trainer)
-        return max([manifest, *known], key=lambda one: one.version)
+        if self._versions.may_pull(download):
+            self._out += self._repair.pull(download, self._now)
 
     def _go_round(self, name: bytes) -> None:
         """A patch is of no use, or no peer has it, or the rest of a version, any more: fetch
@@ -872,7 +705,7 @@ class ShardcastCore:
         lost = self._downloads.get(name)
         if lost is None:
             return
-        self._gone[name] = None
+        self._versions.give_up(name)
         self._abandon(lost)
-        for download in self._adopt(self._newest_known(lost.manifest)):
+        for download in self._adopt(self._versions.newest_known(lost.manifest)):
             self._out += self._repair.inquire(download, self._now)

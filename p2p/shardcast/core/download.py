@@ -8,7 +8,7 @@ this node serves others.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,20 +17,13 @@ from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core.availability import Availability
 from p2p.shardcast.core.chunks import ChunkEvent, ChunkState, ChunkStates
 from p2p.shardcast.core.lateness import LateChunks
-from p2p.shardcast.core.pace import SLOW_LINK, ChunkPace
+from p2p.shardcast.core.pace import ChunkPace
 from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import Encoding, Manifest, PolicyVersion
 
-MAX_FETCHES: Final = 2
-"""Versions fetched at a time. With one, a node that is slower than the run publishes would give
-up every version for the next and never have any; a third would share the line for nothing."""
 _MOST_INQUIRIES: Final = 5
-"""Inquiries in vain, all but the first of the origin too, after which a patch, or a version
-that is not the newest, counts as gone: those that had it have newer ones. Example: after 7.5 s
-at the usual ``stall``."""
-_MAX_BACKOFF: Final = 5
-"""Doublings of the time between inquiries. Example: 0.5, 1, 2, 4, 8 s, then 16 s each at the
-usual ``stall``, so that during an hour without its origin a node asks some 225 times."""
+"""Inquiries in vain after which a patch, or an old version, counts as gone. Each waits twice as
+long as the one before, so during an hour without its origin a node asks some 225 times."""
 
 
 @dataclass(slots=True)
@@ -79,8 +72,6 @@ class Download:
         """No peer will push it to this node: it pulls what any holder has."""
         self.failed = EMPTY
         """Chunks that a peer was asked for and did not bring."""
-        self._left_origin = EMPTY
-        """Chunks that the origin was asked for, and others when they had it."""
         self.may_ask_origin = False
         """Whether to ask the origin for what no other peer is known to have."""
         self._wanted: ChunkSet | None = None
@@ -88,7 +79,7 @@ class Download:
         self._states = ChunkStates(self.count)
         self._availability = Availability()
         self._lateness = LateChunks(now, stall)
-        self._pace = ChunkPace(self.wire_per_chunk / SLOW_LINK, now, stall)
+        self._pace = ChunkPace(self.wire_per_chunk, now, stall)
         self._requests: dict[int, Request] = {}
         self._inquiries = 0
         """How often other peers were asked what they have since the last chunk came."""
@@ -239,7 +230,7 @@ class Download:
         help.
         """
         self._inquiries += 1
-        self.inquire_at = now + self._silence * 2 ** min(self._inquiries - 1, _MAX_BACKOFF)
+        self.inquire_at = now + self._silence * 2 ** min(self._inquiries - 1, _MOST_INQUIRIES)
         is_stuck = not found or self._inquiries > 1
         self.may_ask_origin = self.may_ask_origin or is_stuck
         return is_stuck
@@ -265,8 +256,7 @@ class Download:
 
     def mark_late(self, now: float) -> None:
         """What others have had for longer than `patience` becomes urgent."""
-        for chunk, parent in self._lateness.mark_late(now, self.patience):
-            self.note_held(parent, ChunkSet(1 << chunk), now)
+        self._lateness.mark_late(now, self.patience)
 
     def late(self, now: float) -> ChunkSet:
         """The missing chunks to pull now."""
@@ -305,10 +295,8 @@ class Download:
         """``peer`` holds these chunks, all of which exist."""
         news = self._availability.note_held(peer, chunks)
         if peer == self.manifest.trainer:
-            # It has all of them from the start, which says nothing of the forest. A hundred
-            # that asked it for the index heard so, took each chunk for late as soon as a
-            # neighbour had it, and pulled half of all: 16 MB took 10.6 s instead of 7.1, and
-            # 17 % came twice.
+            # It has all of them from the start, which says nothing of the forest: a crowd that
+            # asked it for the index would take each chunk for late when a neighbour has it.
             return
         for chunk in news - self.verified - self._lateness.urgent:
             self._lateness.note_seen(chunk, peer, now)
@@ -321,10 +309,10 @@ class Download:
         """``peer`` asks this node for a chunk."""
         self._availability.note_wanted(peer, chunk)
 
-    def note_withheld(self, chunk: int, parent: PeerId, now: float) -> None:
-        """``parent`` holds a chunk and will not push it."""
-        self._lateness.note_withheld(chunk, parent, now)
-        self._availability.note_withheld(parent, chunk)
+    def note_withheld(self, chunk: int, parent: PeerId) -> None:
+        """``parent`` holds a chunk and will not push it: it is asked for it like any holder."""
+        self._availability.note_held(parent, ChunkSet(1 << chunk))
+        self._lateness.note_withheld(chunk)
 
     def is_needed_by(self, peer: PeerId, chunk: int) -> bool:
         """Whether ``peer`` may still need a chunk pushed to it, as far as this node knows."""
@@ -374,24 +362,6 @@ class Download:
             self._availability.note_undelivered(request.peer, chunk)
         return overdue
 
-    def asked_of_origin(self, before: float) -> ChunkSet:
-        """What the origin was asked for ``before`` that time, unless it has been left once."""
-        trainer = self.manifest.trainer
-        return (
-            ChunkSet.of(
-                chunk
-                for chunk, request in self._requests.items()
-                if request.peer == trainer and request.asked <= before
-            )
-            - self._left_origin
-        )
-
-    def leave_origin(self, chunks: ChunkSet) -> None:
-        """These, which the origin was asked for, are to be asked of others."""
-        self._left_origin |= chunks
-        for chunk in chunks:
-            self._give_up(chunk, ChunkEvent.STALLED)
-
     def _give_up(self, chunk: int, event: ChunkEvent) -> None:
         self._advance(chunk, event)
         self._lateness.note_urgent(chunk)
@@ -404,8 +374,6 @@ class Download:
         if pushed:
             self._lateness.note_pushed(arrival.chunk, self.missing, now)
             self._pace.note_lag(now - seen.when if seen is not None else 0.0)
-        if arrival.is_answer and arrival.request is not None:
-            self._pace.note_pull(now - arrival.request.asked)
         self._pace.note_arrival(now, pushed=pushed)
         self._inquiries = 0
         self.inquire_at = now + self._silence
@@ -418,16 +386,3 @@ class Download:
     def _advance(self, chunk: int, event: ChunkEvent) -> None:
         if self._states.advance(chunk, event) is not ChunkState.REQUESTED:
             self._requests.pop(chunk, None)
-
-
-def superfluous(fetches: Iterable[Download]) -> list[Download]:
-    """Which of these to give up, so that `MAX_FETCHES` remain.
-
-    The newest stays, and of the others the one that will be whole first: a node slower than the
-    run publishes would otherwise give up every version for the next, and never have any.
-    """
-    ordered = sorted(fetches, key=lambda download: download.manifest.rank)
-    if len(ordered) <= MAX_FETCHES:
-        return []
-    best = max(ordered[:-1], key=lambda download: download.share)
-    return [download for download in ordered[:-1] if download is not best]

@@ -201,6 +201,13 @@ class Regroup:
 
 
 @dataclass(frozen=True, slots=True)
+class RefuseRoster:
+    """A roster is for another version of Shoal: tell the operator, as ``reason`` says."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Begin:
     """A policy will be fetched: make room for it on disk."""
 
@@ -278,6 +285,7 @@ Effect = (
     | Push
     | Gossip
     | Regroup
+    | RefuseRoster
     | Begin
     | Keep
     | Finish

@@ -19,26 +19,18 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast.core.patience import SMOOTHING
+from p2p.shardcast.core.peers import MAX_REMEMBERED
 
 CREDIT: Final = 2
 """Chunks that a root may owe beyond what its line holds. With one it idles for a round trip per
-chunk: 1.5 to 1.6 times the bound in measurements, against 1.2 with two (20 ms round trip). With
-more, slow roots hoard what fast ones could carry: with 16 for all, eight lines of 10 to 80
-Mbit/s take 1.58 times the bound instead of 1.25, with 64 it is 2.2."""
+chunk; with more, slow roots hoard what fast ones could carry."""
 MAX_CREDIT: Final = 64
-"""Chunks that a root may owe whatever it says of its line: 2 MiB of the smallest, a third of a
-second of 50 Mbit/s. A root that grants itself all of it and passes nothing on costs as many
-chunks once, until they are late."""
+"""Chunks that a root may owe whatever it says of its line: a third of a second of 50 Mbit/s.
+One that grants itself all of it and relays nothing costs as many chunks once."""
 UNKNOWN_ROUND_TRIP: Final = 0.1
-"""Seconds that a round trip is taken for before there is a measurement: within a continent, or
-across one ocean. It matters where many chunks fit: 40 receivers with 200 Mbit/s and chunks of
-32 KiB, whose roots pass on 76 chunks a second, are given nine each to begin with; homes with 20
-Mbit/s and ten children two."""
-_RISE: Final = 0.125
-"""Share of the way that a round trip goes towards a longer sample. After eight of them that are
-all longer, two thirds of the difference are believed."""
-_MAX_LINES: Final = 4096
-"""Peers whose lines are remembered: a roster's worth. The oldest is forgotten first."""
+"""Seconds that a round trip is taken for before it is measured: within a continent, or across
+one ocean. It decides how many chunks the first roots get ahead."""
 
 
 class Line:
@@ -60,7 +52,7 @@ class Line:
         if before is None or sample < before:
             self._round_trip = sample
         else:
-            self._round_trip = before + _RISE * (sample - before)
+            self._round_trip = before + SMOOTHING / 2 * (sample - before)
 
     def credit(self, rate: float) -> int:
         """Chunks that a root at the other end may owe if its children take ``rate`` of them a
@@ -72,7 +64,7 @@ class Lines:
     """The line to each peer."""
 
     def __init__(self) -> None:
-        self._lines: BoundedDict[PeerId, Line] = BoundedDict(_MAX_LINES)
+        self._lines: BoundedDict[PeerId, Line] = BoundedDict(MAX_REMEMBERED)
 
     def to(self, peer: PeerId) -> Line:
         """What is known of the way to ``peer``; kept when the peer goes, since it may be

@@ -24,18 +24,9 @@ from p2p.shardcast.messages import (
     news_of,
 )
 
-_OVERTIME: Final = 4
-"""Shortest waits without a chunk given away after which a hand-out no longer delays the next (2
-s at the usual ``stall``): its roots are all dead or stuck, and a newer version is worth more to
-the peers that still listen."""
 _SETTLE: Final = 0.5
-"""Shortest waits after a newcomer's first word until a new roster is signed (0.25 s at the
-usual ``stall``): others often come with it, as when a machine room starts."""
-_REPORTED: Final = 2
-"""Shortest waits after the last receipt of a hand-out until what it says is made a roster (1 s
-at the usual ``stall``). The next version would sign it, too, but then every relay would dial
-its children while it has chunks for them: 60 peers four hops deep took 2.0 s instead of 1.4
-after each change of the roster."""
+"""Shortest waits after a newcomer's first word, or a peer's receipt, until a new roster is
+signed: others often come with it, as when a machine room starts."""
 
 
 class Origin:
@@ -56,7 +47,6 @@ class Origin:
         *,
         stall: float,
         roster_interval: float,
-        most_copies: float = math.inf,
     ) -> None:
         self._local = local
         self._statements = statements
@@ -64,7 +54,6 @@ class Origin:
         self._is_gone = is_gone
         self._stall = stall
         self._roster_interval = roster_interval
-        self._most_copies = most_copies
         self._capacities = Capacities()
         self._handouts: dict[bytes, HandOut] = {}
         self._next: Download | None = None
@@ -90,9 +79,7 @@ class Origin:
     def start(self, now: float) -> list[ev.Effect]:
         """Announce and hand out what is next, if it is its turn."""
         download = self._next
-        if download is None or any(
-            self._delays(handout, now) for handout in self._handouts.values()
-        ):
+        if download is None or now < self._turn_at:
             return []
         self._next = None
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
@@ -111,9 +98,8 @@ class Origin:
             download.encoding,
             forest,
             now,
-            download.patience,
+            self._stall,
             lines=self._lines,
-            shortest=self._stall,
             told=download.availability if self._resumed else None,
         )
         for peer in forest.roots:
@@ -121,13 +107,15 @@ class Origin:
                 handout.lose(peer)
         self._handouts[download.name] = handout
 
+    @property
+    def _turn_at(self) -> float:
+        """When what is next starts at the latest: none of the others delays it any more."""
+        return max((h.delays_until for h in self._handouts.values()), default=-math.inf)
+
     def is_resumed(self, policy: bytes) -> bool:
         """Whether an earlier life of this node began to hand out ``policy``."""
         handout = self._handouts.get(policy)
         return handout is not None and handout.is_resumed
-
-    def _delays(self, handout: HandOut, now: float) -> bool:
-        return not handout.exhausted and now < handout.progress + _OVERTIME * self._stall
 
     # Rosters
 
@@ -187,39 +175,26 @@ class Origin:
                 peer, stripe, chunk = given
                 yield peer, ChunkHeader(name, chunk, handout.epoch, stripe)
 
-    def spread(self, lanes: int, now: float) -> Iterator[tuple[PeerId, ChunkHeader]]:
-        """What to send to every peer directly: no root has credit, and something is under way
-        to ``lanes`` peers."""
-        for name, handout in self._handouts.items():
-            chunk = (
-                handout.spread(lanes, now, self._most_copies) if not handout.exhausted else None
-            )
-            if chunk is not None:
-                for peer in handout.forest.roster.peers:
-                    if not self._is_gone(peer):
-                        yield peer, ChunkHeader(name, chunk)
-                return
-
     def note_left(self, peer: PeerId, header: ChunkHeader, now: float) -> None:
         """A chunk has left this node for ``peer``."""
         handout = self._handouts.get(header.policy)
         if handout is not None and header.stripe != NO_STRIPE:
             handout.note_left(peer, now)
 
-    def give_again(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
+    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
         """Whether a chunk that ``by`` asks for is given along the forest, not to it alone.
         Something is under way to ``lanes`` peers."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
-        root = handout.accused(chunk, by, now)
+        root = handout.suspect(chunk, by, now)
         if root is not None:
-            self._complain(handout, root, by, now)
-        return handout.give_again(chunk, by, now, lanes)
+            self._report(handout, root, by, now)
+        return handout.ask(chunk, by, now, lanes)
 
-    def _complain(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
-        if handout.complain(root, by):
-            self._capacities.note_fallen(root)
+    def _report(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
+        if handout.report(root, by):
+            self._capacities.note_demoted(root)
             self._regroup_at = now
 
     def hear(self, peer: PeerId, message: Credit | Blame | Receipt, now: float) -> bool:
@@ -231,9 +206,9 @@ class Origin:
             return handout.confirm(peer, message.received, message.granted, now)
         if isinstance(message, Receipt):
             if handout.note_receipt(peer, message) and handout.exhausted:
-                self._reported_at = now + _REPORTED * self._stall
+                self._reported_at = now + _SETTLE * self._stall
         else:
-            self._complain(handout, message.peer, peer, now)
+            self._report(handout, message.peer, peer, now)
         return True
 
     def lose(self, peer: PeerId) -> None:
@@ -262,6 +237,5 @@ class Origin:
         handouts = self._handouts.values()
         due = [self._roster_at, *(handout.next_deadline for handout in handouts)]
         if self._next is not None:
-            turns = [h.progress + _OVERTIME * self._stall for h in handouts if not h.exhausted]
-            due.append(max(turns, default=math.inf))  # `start` waits for every one of them
+            due.append(self._turn_at if self._turn_at > -math.inf else math.inf)
         return min(due, default=math.inf)

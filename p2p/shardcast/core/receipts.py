@@ -29,6 +29,7 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
+from p2p.shardcast.core.demotion import QUORUM
 from p2p.shardcast.forest import Forest, Roster
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import MAX_ROSTER
@@ -41,11 +42,6 @@ has been reported on by several children."""
 _FEWEST_CHUNKS: Final = 8
 """Chunks given to a stripe below which it says nothing about who is overloaded: of two chunks,
 one may be late for any reason."""
-_FEWEST_CHILDREN: Final = 2
-"""Children that must report before a peer counts as overloaded: one could slander its
-parent."""
-_SHARE: Final = 0.5
-"""Of what a peer was given, the share that its children must have got from it."""
 
 
 class StripeCounts:
@@ -158,8 +154,8 @@ class ReceiptBook:
             ]
             believed = forest.roster.upload(peers[place])
             carried = median(rates)
-            is_braggart = believed > typical and carried < _SHARE * believed
-            is_late = median_chunks < _SHARE * supply
-            is_overloaded = len(children) >= _FEWEST_CHILDREN and (is_braggart or is_late)
+            is_overrated = believed > typical and carried < 0.5 * believed
+            is_late = median_chunks < 0.5 * supply
+            is_overloaded = len(children) >= QUORUM and (is_overrated or is_late)
             limit = carried if is_overloaded else None
             yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)

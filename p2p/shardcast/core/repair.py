@@ -71,7 +71,6 @@ class Repair:
         if download.is_whole:
             return
         rate = partial(self._rate, download)
-        self._sources.leave_origin(download, now, rate)  # which may still answer along a stripe
         plan = self._sources.plan(download, now, rate)
         wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
         yield from (

@@ -103,20 +103,6 @@ class Statements:
                 return evidence
         return None
 
-    def best(self, version: int | None = None) -> Manifest | None:
-        """Of the remembered manifests of trusted trainers the one that ranks highest, of
-        ``version`` or of all."""
-        known = (
-            manifest
-            for trainer, manifests in self._by_version.items()
-            if self.is_trusted(trainer)
-            for manifest in (
-                manifests.values() if version is None else (manifests.get(version),)
-            )
-            if manifest is not None
-        )
-        return max(known, key=lambda manifest: manifest.rank, default=None)
-
     def was_signed(self, version: int, weights_digest: bytes) -> bool:
         """Whether a trusted trainer signed these weights as ``version``."""
         return any(
@@ -144,7 +130,8 @@ class Statements:
         return evidence
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
-        """A roster that is trusted and new, remembered; else None. Raise `BadMessage`."""
+        """A roster that is trusted and new, remembered; else None. Raise `BadMessage`, and of
+        its kind `OtherForestRule`, which is no fault."""
         name = digest_of(data)
         if name in self._seen:
             return None  # every bulk stream brings it once: it is judged the first time

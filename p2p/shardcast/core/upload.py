@@ -6,10 +6,10 @@ Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as
 that comes along a stripe is queued for the children in that stripe at once, before it is on
 disk. If a child is gone, its children are served in its place.
 
-A child whose line is slower than its siblings' does not hold them up: what is more than its
-share of the waiting chunks is *withheld*, that is, not queued. The child hears of it
-(`Skipped`), fetches the chunk from any holder as fast as its own line goes, and passes it on to
-its own children: the stripe brings the duty to pass on, even where it does not bring the bytes.
+A child whose line is slow does not hold its siblings up: what is more than `CHILD_BACKLOG`
+waiting chunks is *withheld*, that is, not queued. The child hears of it (`Skipped`), fetches
+the chunk from any holder as fast as its own line goes, and passes it on to its own children:
+the stripe brings the duty to pass on, even where it does not bring the bytes.
 
 As a root, this node confirms every chunk to the origin and asks for more only while its
 children keep up (`RootCredit`): what a relay cannot pass on, another root should get.
@@ -17,7 +17,6 @@ children keep up (`RootCredit`): what a relay cannot pass on, another root shoul
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -36,6 +35,7 @@ from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
+    MAX_WANT,
     NO_STRIPE,
     ChunkHeader,
     Credit,
@@ -45,27 +45,12 @@ from p2p.shardcast.messages import (
     news_of,
 )
 
-MAX_OWED: Final = 16
-"""Chunks that one peer may have asked for and not got. A node asks one holder for four at a
-time (`sources.WINDOW`): this is four times as much."""
+_ANSWER_TIME: Final = 2.0
+"""Seconds for which one peer's answer keeps those of others waiting while stripes wait: as long
+as any peer is waited for."""
 CHILD_BACKLOG: Final = 4
 """Chunks that may wait for one child before further ones are withheld: twice what a child that
-keeps up has waiting. A slower child gets its share of it, at least one. Example: a stripe's
-children take 10 chunks a second in the mean and one takes 3. Its share of four places is 1.2,
-so while two chunks wait for it a third is withheld, and the child pulls that from a
-neighbour."""
-ROOT_BACKLOG: Final = 2
-"""Chunks of a hand-out that may wait for one root at the origin: one under way, one behind it.
-More would be given away before it is known which root is fast."""
-
-LATECOMERS_SHARE: Final = 8
-"""Chunks sent along stripes for each that a latecomer is sent meanwhile: it waits, and does not
-starve. Example: twelve nodes join 24 in the middle of a hand-out, and each pulls what it
-missed. Served like children they take half of every uplink, and the 24 are done after 5.6 s
-instead of 3.7."""
-LEISURE: Final = 0.5
-"""Seconds after the last chunk along a stripe for which a hand-out counts as going on: as long
-as a chunk may be late (`ShardcastConfig.stall`)."""
+keeps up has waiting. The child pulls the rest from a neighbour."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +118,6 @@ class Upload:
         self._deferred: dict[bytes, dict[int, _Deferred]] = {}
         self._credits: dict[bytes, _RootCredit] = {}
         self._allowances: dict[bytes, Allowance] = {}
-        self._first_epochs: dict[bytes, int] = {}
-        """The roster epoch of each version's first chunk along a stripe."""
-        self._latecomers: dict[PeerId, None] = {}
-        """Peers whose next chunk waits until the stripes leave room for it."""
-        self._latecomer: PeerId | None = None
-        """The one that is being sent a chunk."""
-        self._since_latecomer = 0
-        """Chunks that have left along stripes since a latecomer was sent one."""
-        self._busy_until = -math.inf
         self._uplink = Uplink()
 
     def _forest(self, download: Download, epoch: int) -> Forest | None:
@@ -177,7 +153,7 @@ class Upload:
                 self.forward(download, header, parent, now)
             else:
                 deferred[chunk] = _Deferred(parent, header)
-                download.note_withheld(chunk, parent, now)
+                download.note_withheld(chunk, parent)
 
     def forward(
         self, download: Download, header: ChunkHeader, sender: PeerId, now: float
@@ -186,54 +162,32 @@ class Upload:
         forest = self._forest(download, header.epoch) if header.stripe != NO_STRIPE else None
         if forest is None or not forest.is_above(header.stripe, sender, self._local):
             return
-        self._note_hand_out(header, now)
         children = forest.children(header.stripe, self._local, self._peers.is_gone)
-        usual = self._usual_rate(children)
         for child in children:
             if child != sender:
-                self._offer(child, header, download, now, usual)
+                self._offer(child, header, download, now)
         if sender == forest.roster.origin:
             credit = self._credits.get(download.name)
             if credit is None:
                 credit = self._credits[download.name] = _RootCredit()
             credit.note_received(children)
 
-    def _usual_rate(self, children: tuple[PeerId, ...]) -> float:
-        """Chunks per second that a child's line carries in the mean."""
-        rates = [
-            q.rate
-            for child in children
-            if (q := self._queues.get(child)) is not None and q.rate
-        ]
-        return sum(rates) / len(rates) if rates else 0.0
-
     def _offer(
-        self,
-        child: PeerId,
-        header: ChunkHeader,
-        download: Download,
-        now: float,
-        usual: float = 0.0,
+        self, child: PeerId, header: ChunkHeader, download: Download, now: float
     ) -> None:
         """Queue a chunk for a child that needs it and keeps up; else leave it to fetch and
-        relay it."""
-        needed = download.is_needed_by(child, header.index)
-        queue = self._queue(child)
-        if needed and queue.backlog < self._room(child, queue, usual):
-            self.push(child, header)
-        else:
-            self._withhold(child, header, download, now, needed=needed)
-
-    def _room(self, child: PeerId, queue: SendQueue, usual: float) -> float:
-        """Chunks that may wait for a child, whose siblings take ``usual`` chunks a second.
+        relay it.
 
         What its line carries in a round trip may wait besides: to fetch it elsewhere would take
         longer. A child that has taken none yet is still being dialled, and is not slow.
         """
-        if not queue.rate:
-            return MAX_CREDIT
-        share = min(1.0, queue.rate / usual) if usual else 1.0
-        return max(1.0, CHILD_BACKLOG * share + queue.rate * self._lines.to(child).round_trip)
+        needed = download.is_needed_by(child, header.index)
+        queue = self._queue(child)
+        room = CHILD_BACKLOG + queue.rate * self._lines.to(child).round_trip
+        if needed and queue.backlog < (room if queue.rate else MAX_CREDIT):
+            self.push(child, header)
+        else:
+            self._withhold(child, header, download, now, needed=needed)
 
     def note_word(self, peer: PeerId, policy: bytes, chunks: ChunkSet, now: float) -> None:
         """``peer`` says that it holds these: some may have come from here."""
@@ -286,9 +240,7 @@ class Upload:
         """Whom this node will feed in this version, by the newest roster.
 
         Dialled when the version is announced, before there is anything to send: if each relay
-        waited for its first chunk, the hops of a stripe would dial one after another. Example:
-        60 peers with 40 Mbit/s, four hops deep at 50 ms each, have the first 4 MB of a run
-        after 2.3 s instead of 4.3, in which all four honest roots were taken for liars.
+        waited for its first chunk, the hops of a stripe would dial one after another.
         """
         return self._connect(download, download.manifest.version)
 
@@ -338,7 +290,7 @@ class Upload:
         queue = self._queue(peer)
         if queue.promote(download.name, chunk):
             return
-        if chunk not in download.verified or queue.owed >= MAX_OWED:
+        if chunk not in download.verified or queue.owed >= MAX_WANT:
             return
         if self._allowance(download).take_answer(peer):
             download.note_wanted(peer, chunk)
@@ -363,30 +315,15 @@ class Upload:
         self._queue(peer).push(header)
         self._ready[peer] = None
 
-    def hand_out(self, root: PeerId, header: ChunkHeader, now: float) -> None:
-        """Queue a chunk of our own hand-out for a root."""
-        self._note_hand_out(header, now)
-        self.push(root, header)
-
     @property
     def lanes(self) -> int:
-        """Peers for which a chunk waits or is under way, but for latecomers, who wait for the
-        others."""
-        return sum(
-            queue.backlog > 0 and peer not in self._latecomers
-            for peer, queue in self._queues.items()
-        )
+        """Peers for which a chunk along a stripe waits or is under way."""
+        return sum(queue.backlog > 0 for queue in self._queues.values())
 
     def has_room(self, root: PeerId) -> bool:
-        """Whether a root can be given a further chunk of a hand-out. What a latecomer asked for
-        is no hindrance: it waits."""
+        """Whether a root can be given a further chunk of a hand-out."""
         queue = self._queues.get(root)
-        if self._peers.is_gone(root):
-            return False
-        if queue is None:
-            return True
-        waiting = queue.stripe_backlog if root in self._latecomers else queue.backlog
-        return waiting < ROOT_BACKLOG
+        return not self._peers.is_gone(root) and (queue is None or queue.backlog < CREDIT)
 
     @property
     def uplink_rate(self) -> float:
@@ -400,72 +337,33 @@ class Upload:
         header = queue.finish(now) if queue is not None else None
         if header is not None:
             self._ready[peer] = None
-            self._since_latecomer += header.stripe != NO_STRIPE
-        if peer == self._latecomer:
-            self._latecomer = None
         return header
 
     def start(self, now: float) -> Iterator[ev.Effect]:
-        """Put the next chunk of every free queue under way, behind the news that explain it."""
+        """Put the next chunk of every free queue under way, behind the news that explain it.
+
+        While chunks along stripes wait, one that was asked for is under way at a time: who asks
+        has others to ask, and a stripe has only this node. A peer that does not read what it
+        asked for keeps others waiting for `_ANSWER_TIME` at most.
+        """
         ready, self._ready = self._ready, {}
-        for peer in (*ready, *self._admit_latecomer(now)):
+        queues = self._queues.values()
+        since = now - _ANSWER_TIME
+        is_full = any(q.waits for q in queues) and any(q.is_answering(since) for q in queues)
+        for peer in ready:
             queue = self._queues.get(peer)
-            if (
-                queue is not None
-                and peer != self._latecomer
-                and self._must_wait(peer, queue, now)
-            ):
-                self._latecomers[peer] = None
-                if not queue.put_stripes_first():
-                    continue
-            header = self._next_chunk(peer, queue, now) if queue is not None else None
-            if queue is not None and header is not None:
+            if queue is None:
+                continue
+            if is_full and queue.head is not None and queue.head.stripe == NO_STRIPE:
+                self._ready[peer] = None
+                continue
+            header = self._next_chunk(peer, queue, now)
+            if header is not None:
+                is_full = is_full or (
+                    header.stripe == NO_STRIPE and any(q.waits for q in queues)
+                )
                 yield from self._explain(peer, queue, header)
                 yield ev.Push(peer, header)
-
-    # Latecomers
-
-    def _note_hand_out(self, header: ChunkHeader, now: float) -> None:
-        """A chunk came, or is given, along a stripe."""
-        self._first_epochs.setdefault(header.policy, header.epoch)
-        self._busy_until = now + LEISURE
-
-    @property
-    def next_deadline(self) -> float:
-        """When latecomers that wait are next looked at."""
-        return self._busy_until if self._latecomers else math.inf
-
-    def _must_wait(self, peer: PeerId, queue: SendQueue, now: float) -> bool:
-        """Whether ``peer`` came after the hand-out of what it asked for began, and that goes
-        on."""
-        header = queue.head
-        download = self._downloads.get(header.policy) if header is not None else None
-        if header is None or download is None or header.stripe != NO_STRIPE:
-            return False
-        trainer, epoch = download.manifest.trainer, self._first_epochs.get(header.policy)
-        first = self._statements.roster(trainer, epoch) if epoch is not None else None
-        return first is not None and peer not in first.positions and now < self._busy_until
-
-    def _admit_latecomer(self, now: float) -> tuple[PeerId, ...]:
-        """The latecomers to be sent a chunk now: all when the hand-out has been over for a
-        moment, else one at a time, while none waits to go along a stripe or it is its turn."""
-        if not self._latecomers:
-            return ()
-        if now >= self._busy_until:
-            peers, self._latecomers = tuple(self._latecomers), {}
-            return peers
-        is_turn = self._since_latecomer >= LATECOMERS_SHARE
-        if self._latecomer is not None or not (is_turn or self._is_free):
-            return ()
-        self._latecomer = next(iter(self._latecomers))
-        del self._latecomers[self._latecomer]
-        self._since_latecomer = 0
-        return (self._latecomer,)
-
-    @property
-    def _is_free(self) -> bool:
-        """Whether no chunk waits or is under way along a stripe."""
-        return not any(queue.stripe_backlog for queue in self._queues.values())
 
     def _next_chunk(self, peer: PeerId, queue: SendQueue, now: float) -> ChunkHeader | None:
         """Start the first chunk that ``peer`` still needs; drop those before it."""
@@ -499,9 +397,6 @@ class Upload:
 
         At the origin its chunks are given to other roots instead (`Origin.lose`).
         """
-        self._latecomers.pop(peer, None)
-        if peer == self._latecomer:
-            self._latecomer = None
         for name in [n for n in self._credits if self._is_of(n, peer)]:
             del self._credits[name]  # its next hand-out counts from the start
         self._uplink.lose(peer, now)
@@ -528,7 +423,7 @@ class Upload:
 
     def forget(self, policy: bytes) -> None:
         """A version is no longer held."""
-        for table in (self._deferred, self._credits, self._allowances, self._first_epochs):
+        for table in (self._deferred, self._credits, self._allowances):
             table.pop(policy, None)
         for queue in self._queues.values():
             queue.purge(policy)

@@ -42,10 +42,9 @@ _CONNECT: Final = 10.0
 _SILENCE: Final = 30.0
 """Seconds without a byte after which a download is given up for another server."""
 LEAST_RATE: Final = 16 * KI
-"""Bytes per second in the mean below which a download is given up, once it has taken as long as
-a silence may. A server that sends a byte now and then is never silent: one each 29 s would make
-a listing of 64 KiB last for 22 days, and no other server would be asked meanwhile. 50 MB, a
-shard, take 51 minutes at this rate: slower than any line that can train."""
+"""Bytes per second below which a download is given up, once it has taken as long as a silence
+may. A server that sends a byte now and then is never silent, and would keep others from being
+asked."""
 
 
 class MirrorsFailed(ShoalError):

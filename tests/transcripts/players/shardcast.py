@@ -3,9 +3,7 @@
 Steps:
 
 - ``swarm origin ann bob ...``: an origin, and peers that its roster names;
-- ``trainers origin rival``, before that: who may publish, if not only the first of the swarm;
-- ``publish v1 chunks=3 [by rival]``: the origin, or another trainer, publishes a version; the
-  second one of a number is called v1b;
+- ``publish v1 chunks=3``: the origin publishes a version;
 - ``contradict v1 to ann``: the origin signs another v1, and bob tells ann of it;
 - ``newcomer dan``: dan, whom no roster names, meets all others;
 - ``deliver [COUNT]``: what is under way arrives, the oldest first, until nothing is (or COUNT
@@ -69,17 +67,17 @@ Flight = tuple[str, str, Message | ChunkHeader | None]
 class Machine:
     """One node: its core, and the chunks on its disk."""
 
-    def __init__(self, name: str, trainers: tuple[PeerId, ...]) -> None:
+    def __init__(self, name: str, trainer: PeerId | None = None) -> None:
         self.name = name
         self.key = KeyPair(digest_of(name.encode()))
-        self.trainers = trainers
+        self.trainer = trainer or self.key.peer_id
         self.chunks: dict[tuple[bytes, int], bytes] = {}
         self.is_alive = True
         self.boot()
 
     def boot(self) -> None:
         """A new life, with an empty memory."""
-        self.statements = Statements(RUN, self.trainers.__contains__, verify)
+        self.statements = Statements(RUN, self.trainer.__eq__, verify)
         rng = Random(digest_of(self.name.encode()))
         self.core = ShardcastCore(self.key.peer_id, ShardcastConfig(), self.statements, rng)
 
@@ -91,7 +89,6 @@ class ShardcastPlayer:
     def __init__(self) -> None:
         self.now = 0.0
         self.machines: dict[str, Machine] = {}
-        self.trainers: tuple[PeerId, ...] = ()
         self.names: dict[PeerId, str] = {}
         self.versions: dict[bytes, tuple[Manifest, Index]] = {}
         self.roster: Roster | None = None
@@ -100,21 +97,16 @@ class ShardcastPlayer:
         self.said: dict[str, str] = {}
         self.deaf: set[tuple[str, ...]] = set()
 
-    def play(self, command: str, args: list[str]) -> Iterator[str]:  # noqa: C901 - a case a step
+    def play(self, command: str, args: list[str]) -> Iterator[str]:
         match command, args:
-            case "trainers", names:
-                self.trainers = tuple(KeyPair(digest_of(n.encode())).peer_id for n in names)
             case "swarm", names:
                 yield from self.swarm(names)
             case "publish", [version, count]:
-                origin = next(iter(self.machines))
-                yield from self.publish(version, count, origin)
-            case "publish", [version, count, "by", name]:
-                yield from self.publish(version, count, name)
+                yield from self.publish(version, count)
             case "contradict", [version, "to", name]:
                 yield from self.contradict(int(version[1:]), name)
             case "newcomer", [name]:
-                self.machines[name] = Machine(name, self.trainers)
+                self.machines[name] = Machine(name, self.origin.key.peer_id)
                 self.names[self.peer(name)] = name
                 yield from self.meet(name)
             case "deliver", []:
@@ -139,9 +131,8 @@ class ShardcastPlayer:
 
     def swarm(self, names: list[str]) -> Iterator[str]:
         trainer = KeyPair(digest_of(names[0].encode()))
-        self.trainers = self.trainers or (trainer.peer_id,)
         for name in names:
-            machine = self.machines[name] = Machine(name, self.trainers)
+            machine = self.machines[name] = Machine(name, trainer.peer_id)
             self.names[machine.key.peer_id] = name
         entries = [RosterEntry(self.machines[name].key.peer_id, UPLOAD) for name in names[1:]]
         self.roster = Roster.sign(trainer, RUN, 1, entries)
@@ -151,17 +142,16 @@ class ShardcastPlayer:
             below = " ".join(self.names[child] for child in children)
             yield f"stripe {number} of v1: {names[0]} -> {self.names[root]} -> {below}"
 
-    def publish(self, version: str, count: str, name: str) -> Iterator[str]:
-        origin, chunks = self.machines[name], int(count.removeprefix("chunks="))
+    def publish(self, version: str, count: str) -> Iterator[str]:
+        origin, chunks = self.origin, int(count.removeprefix("chunks="))
         manifest, index, wires = self.sign(origin, int(version[1:]), chunks)
         for chunk, wire in enumerate(wires):
             origin.chunks[manifest.digest, chunk] = wire
-        is_fed = self.roster is not None and self.roster.origin == origin.key.peer_id
-        event = ev.Publish(manifest, index, self.roster if is_fed else None)
+        event = ev.Publish(manifest, index, self.roster)
         yield from self.give(origin, event, f"v{self.version(manifest.digest)} is durable")
 
     def contradict(self, version: int, name: str) -> Iterator[str]:
-        origin = next(iter(self.machines.values()))
+        origin = self.origin
         manifest, index, _ = self.sign(origin, version, 1)
         event = ev.Heard(self.peer("bob"), news_of(manifest, index))
         words = f"bob says policy v{self.version(manifest.digest)} with index"
@@ -277,6 +267,10 @@ class ShardcastPlayer:
 
     # Events and effects
 
+    @property
+    def origin(self) -> Machine:
+        return next(iter(self.machines.values()))
+
     def peer(self, name: str) -> PeerId:
         return self.machines[name].key.peer_id
 
@@ -365,8 +359,8 @@ class ShardcastPlayer:
                 return f"evidence against {self.names[signed.trainer]}"
             case RosterNews():
                 return "roster"
-            case Hello(newest, digest, convicted):
-                known = f"newest is v{self.version(digest)}" if newest >= 0 else "no version"
+            case Hello(newest, convicted):
+                known = f"newest is v{newest}" if newest >= 0 else "no version"
                 halted = "".join(f", {self.names[one]} is convicted" for one in convicted)
                 return f"hello, {known}{halted}"
             case Ask(policy, index):

@@ -1,0 +1,288 @@
+"""Which versions this node fetches and holds, and which it passes over.
+
+A higher version is better, and one trainer leads a run: of two manifests of one version the
+node keeps to the one that it heard of first. At most `MAX_FETCHES` policies are fetched at a
+time: the newest, and of the others the one that will be whole first. A version is fetched along
+the cheapest path (`p2p.shardcast.paths`); what its origin hands out is fetched by every member
+of the roster, who relays it even if its own path is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from p2p.bounded import BoundedDict
+from p2p.identity import PeerId
+from p2p.shardcast.chunkset import ChunkSet
+from p2p.shardcast.core.announcer import MAX_SUBSCRIBERS
+from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
+from p2p.shardcast.index import Index
+from p2p.shardcast.manifest import NO_POLICY, Manifest
+from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
+from p2p.shardcast.paths import Hop, cheapest_path
+from p2p.shardcast.selection import Selection
+
+MAX_FETCHES: Final = 2
+"""Versions fetched at a time. With one, a node slower than the run publishes would give up
+every version for the next and never have any; a third would share the line for nothing."""
+
+
+class Versions:
+    """Every version that is held, being fetched, or over."""
+
+    def __init__(
+        self, local: PeerId, statements: Statements, stall: float, selection: Selection | None
+    ) -> None:
+        self.newest: Manifest | None = None
+        """The newest policy that is whole here."""
+        self.downloads: dict[bytes, Download] = {}
+        self.is_disk_full = False
+        """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
+        self._local = local
+        self._statements = statements
+        self._stall = stall
+        self._selection = selection
+        self._over: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        self._asked_about: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        self._early: BoundedDict[bytes, BoundedDict[PeerId, None]] = BoundedDict(
+            MAX_SUBSCRIBERS
+        )
+        self._useless: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        """Patches that no peer has, and versions that none has whole."""
+        self._postponed: dict[bytes, Manifest] = {}
+        """The newest versions that will be fetched once the disk takes data again."""
+        self._patching: dict[bytes, bytes] = {}
+        """Policies that the driver makes, by the patch that it makes each of."""
+        self._spent: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
+        """Patches of which it has made what it could."""
+
+    # Questions
+
+    def of(self, manifest: Manifest) -> list[Download]:
+        """What is held or being fetched of a version: itself, and patches that lead to it."""
+        return [d for d in self.downloads.values() if d.manifest.digest == manifest.digest]
+
+    def is_old(self, manifest: Manifest) -> bool:
+        """Whether this version, or a newer one, is here."""
+        return self.newest is not None and manifest.version <= self.newest.version
+
+    def is_over(self, manifest: Manifest) -> bool:
+        """Whether this version is not worth fetching (any more)."""
+        return (
+            self.is_old(manifest)
+            or manifest.digest in self._over
+            or any(
+                d.manifest.version == manifest.version and d.manifest.digest != manifest.digest
+                for d in self.downloads.values()
+            )
+        )
+
+    @property
+    def best(self) -> Download | None:
+        """The newest of all that is held or being fetched."""
+        downloads = self.downloads.values()
+        return max(downloads, key=lambda d: d.manifest.version, default=None)
+
+    def newest_known(self, manifest: Manifest) -> Manifest:
+        """The newest version by the trainer of ``manifest`` that this node has heard of."""
+        known = self._statements.manifests(manifest.trainer)
+        return max([manifest, *known], key=lambda one: one.version)
+
+    def is_dispensable(self, download: Download) -> bool:
+        """Whether there may be another way than to wait for it."""
+        newest = self.newest_known(download.manifest)
+        return download.is_patch or download.manifest.version < newest.version
+
+    def patches_since(self, version: int, newest: Manifest) -> list[Download]:
+        """The patches by which a peer that holds ``version`` comes to the newest: it may not
+        have heard of the versions between. One that holds none needs no other than the newest.
+        """
+        return sorted(
+            (
+                d
+                for d in self.downloads.values()
+                if d.stored and d.encoding == d.manifest.handed_out and d.is_patch
+                if NO_POLICY < version < d.manifest.version < newest.version
+                if d.manifest.trainer == newest.trainer
+            ),
+            key=lambda d: d.manifest.version,
+        )
+
+    def may_pull(self, download: Download) -> bool:
+        """Whether it is its turn. Of patches the first two on the way are pulled: more would
+        share the line, be taken for late, and be asked for again."""
+        waiting = [d for d in self.downloads.values() if d.is_patch and not d.is_whole]
+        first = sorted(waiting, key=lambda d: d.manifest.version)[:MAX_FETCHES]
+        return not download.is_patch or download in first
+
+    # What is fetched
+
+    def is_fed(self, manifest: Manifest) -> bool:
+        """Whether the origin of a version feeds this node."""
+        roster = self._statements.roster(manifest.trainer)
+        return roster is not None and self._local in roster.positions
+
+    def fetch(self, manifest: Manifest, now: float) -> tuple[list[Download], list[Download]]:
+        """Start to fetch a version, if it is worth it and there is a disk to keep it. Returns
+        the downloads that this begins, and those that are to be given up for it."""
+        if self.is_over(manifest):
+            return [], []
+        if self.is_disk_full:
+            self.postpone(manifest)
+            return [], []
+        handed_out = Hop(manifest, manifest.handed_out)
+        is_fed = self.is_fed(manifest)
+        hops = self._way_to(manifest)
+        if is_fed:
+            hops.setdefault(handed_out.name, handed_out)
+        begun = []
+        for name, hop in hops.items():
+            if name not in self.downloads:
+                download = Download(hop.manifest, now, self._stall, hop.encoding)
+                if not is_fed or hop != handed_out:
+                    download.pull_everything()
+                self.downloads[name] = download
+                begun.append(download)
+        fetched = [d for d in self.downloads.values() if not d.is_whole]
+        given_up = superfluous(d for d in fetched if not d.is_patch)
+        given_up += [d for d in fetched if d.is_patch and d.name not in hops]
+        return [d for d in begun if d not in given_up], given_up
+
+    def _way_to(self, manifest: Manifest) -> dict[bytes, Hop]:
+        """The objects to fetch for a version, given what is here and under way. Patches make
+        whole versions of whole ones."""
+        if self._selection is not None:
+            return {manifest.digest: Hop(manifest, manifest.anchor)}
+        held = {
+            d.manifest.version: 0 if d.stored else d.left_bytes
+            for d in self.downloads.values()
+            if not d.is_patch and d.manifest.trainer == manifest.trainer
+        }
+        known = self._statements.manifests(manifest.trainer)
+        path = cheapest_path(manifest, known, held, self._useless)
+        return {hop.name: hop for hop in path.hops}
+
+    def hold(
+        self, manifest: Manifest, index: Index, verified: ChunkSet, now: float, *, stored: bool
+    ) -> Download:
+        """Take what is on the disk."""
+        download = Download.held(manifest, index, verified, now, self._stall, stored=stored)
+        self.restrict(download)
+        self.downloads[download.name] = download
+        return download
+
+    def restrict(self, download: Download) -> None:
+        """Fetch no other chunks of it than what this node selects."""
+        if self._selection is not None and download.index is not None:
+            download.restrict(self._selection.spans(download.index))
+
+    def drop(self, name: bytes) -> Download | None:
+        """It is no longer held or fetched."""
+        return self.downloads.pop(name, None)
+
+    def close(self, name: bytes) -> None:
+        """It is over: it is not fetched again."""
+        self._over[name] = None
+
+    def give_up(self, name: bytes) -> None:
+        """No peer has it any more, or it is of no use: no path leads over it."""
+        self._useless[name] = None
+
+    def advance(self, manifest: Manifest) -> list[Download]:
+        """A version is whole; returns the older ones that are not, and need not be."""
+        if not self.is_old(manifest):
+            self.newest = manifest
+        return [
+            d for d in self.downloads.values() if not d.is_whole and self.is_old(d.manifest)
+        ]
+
+    # Versions of which only the name is known
+
+    def hear_name(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> bool:
+        """``peer`` speaks of a version for which there is no download. True if it has the
+        manifest, and is to be asked for it."""
+        name = message.policy
+        if name in self._over:
+            return False
+        if isinstance(message, Ask):
+            if name not in self._early:
+                self._early[name] = BoundedDict(MAX_SUBSCRIBERS)
+            self._early[name][peer] = None
+        elif isinstance(message, Have) and name not in self._asked_about:
+            self._asked_about[name] = None
+            return True
+        return False
+
+    def take_early(self, name: bytes) -> tuple[PeerId, ...]:
+        """The peers that asked for a version before its manifest came here."""
+        return tuple(self._early.pop(name, ()))
+
+    # A disk that refuses
+
+    def note_disk_full(self) -> None:
+        """The disk takes nothing until `take_postponed`."""
+        self.is_disk_full = True
+
+    def postpone(self, manifest: Manifest) -> None:
+        """Remember a version, and forget older ones beyond `MAX_FETCHES`."""
+        self._postponed[manifest.digest] = manifest
+        if len(self._postponed) > MAX_FETCHES:
+            del self._postponed[
+                min(self._postponed, key=lambda name: self._postponed[name].version)
+            ]
+
+    def is_postponed(self, name: bytes) -> bool:
+        """Whether a version waits for the disk."""
+        return name in self._postponed
+
+    def take_postponed(self) -> Iterable[Manifest]:
+        """The versions that were postponed, the oldest first: the disk takes data again."""
+        postponed, self._postponed = self._postponed, {}
+        self.is_disk_full = False
+        return sorted(postponed.values(), key=lambda manifest: manifest.version)
+
+    # Patches
+
+    def next_patches(self) -> list[Download]:
+        """Patches of which the driver can make a version now. Each is returned once."""
+        ready = []
+        for download in self.downloads.values():
+            manifest = download.manifest
+            if not (download.is_patch and download.stored) or download.name in self._spent:
+                continue
+            made = self.downloads.get(manifest.digest)
+            is_here = made is not None and made.is_whole
+            if is_here or manifest.digest in self._patching.values():
+                continue
+            if self._holds_base(download) and not self.is_old(manifest):
+                self._patching[download.name] = manifest.digest
+                ready.append(download)
+        return ready
+
+    def _holds_base(self, patch: Download) -> bool:
+        return any(
+            d.stored and not d.is_patch and d.manifest.version == patch.base
+            for d in self.downloads.values()
+            if d.manifest.trainer == patch.manifest.trainer
+        )
+
+    def end_patch(self, patch: bytes, *, made: bool) -> bytes | None:
+        """The driver is done with a patch; returns the policy that it leads to."""
+        if made:
+            self._spent[patch] = None
+        return self._patching.pop(patch, None)
+
+
+def superfluous(fetches: Iterable[Download]) -> list[Download]:
+    """Which of these to give up, so that `MAX_FETCHES` remain.
+
+    The newest stays, and of the others the one that will be whole first: a node slower than the
+    run publishes would otherwise give up every version for the next, and never have any.
+    """
+    ordered = sorted(fetches, key=lambda download: download.manifest.version)
+    if len(ordered) <= MAX_FETCHES:
+        return []
+    best = max(ordered[:-1], key=lambda download: download.share)
+    return [download for download in ordered[:-1] if download is not best]
