@@ -20,6 +20,7 @@ from p2p.driver import Driver
 from p2p.errors import BadMessage, NoRoom, StorageError
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
+from p2p.offence import Offence
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
