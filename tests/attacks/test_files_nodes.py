@@ -44,6 +44,7 @@ STORE: Final = "store/[0-9a-f]{16}"
 ROWS: Final = (
     Row("stamp", "stamp", ("relay-1",)),
     Row("run.shoal", "run.shoal", ("inference-1",), ends={"flipped": "--run", "cut": "--run"}),
+    Row("run.id", "run[.]id", ("inference-1", "validator-1")),
     Row("dht/seqno", "dht/seqno", ("relay-1",)),
     Row("membership/seqno", "membership/seqno", ("relay-1",)),
     Row("membership/anchors", "membership/anchors", ("inference-1",)),
