@@ -85,7 +85,7 @@ def _version() -> str:
 def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: str = "") -> str:
     """The page of a sweep: failures by seed, the spread of each metric, what was reached."""
     rows = "".join(
-        f"<tr><td>{html.escape(str(row['changes'] or 'as it is'))}</td>"
+        f"<tr><td>{html.escape(_setting(row['changes']) or 'as it is')}</td>"
         f"<td>{html.escape(metric)}</td>"
         + "".join(
             f"<td class=n>{_number(spread[key])}</td>"
@@ -255,13 +255,16 @@ def sweep_plots(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) 
             for row in settings:
                 if metric in row["metrics"]:
                     others = {k: v for k, v in row["changes"].items() if k != key}
-                    name = ", ".join(f"{k} = {v}" for k, v in others.items())
-                    curves.setdefault(name, []).append(
+                    curves.setdefault(_setting(others), []).append(
                         (float(row["changes"][key]), row["metrics"][metric])
                     )
             if curves:
                 plots.append(_spread_plot(key, metric, curves))
     return plots
+
+
+def _setting(changes: Mapping[str, object]) -> str:
+    return ", ".join(f"{key} = {value}" for key, value in changes.items())
 
 
 def _is_number(value: object) -> bool:
@@ -304,11 +307,17 @@ def _spread_plot(
             f"stroke={colour} stroke-width=4 opacity=.35 />"
             for x, s in curve
         ]
+        if name:
+            drawn.append(
+                f"<text x={_WIDTH - _RIGHT} y={_HEIGHT - _BOTTOM - 20 - 14 * number} "
+                f"text-anchor=end style='fill:{colour}'>{html.escape(name)}</text>"
+            )
     unit = _unit(metric)
     axes = _axis_x((left, right), x_of, key, "") + _axis_y((low, high), y_of, unit)
+    title = f"{metric} by {key}"
     names = "; ".join(name for name in curves if name)
-    title = f"{metric} by {key}" + (f" ({names})" if names else "")
-    return _figure(title, f"{title}: medians with intervals", "".join(drawn) + axes)
+    said = f"{title}: medians with intervals" + (f", a curve for each of {names}" * bool(names))
+    return _figure(title, said, "".join(drawn) + axes)
 
 
 def _shade(start: float, end: float, name: str) -> str:

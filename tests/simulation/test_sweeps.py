@@ -37,7 +37,10 @@ def test_a_sweep_prints_a_row_for_each_setting_and_says_how_far_it_is(
     assert len(re.findall(r"^ hold=0\.(?:05|1), link\.up=\d+ +2 ", out, re.MULTILINE)) == 4
     assert "8 of 8 runs, 0 failed" in err
     text = page.read_text(encoding="utf-8")
-    assert "rounds by hold (link.up = 1; link.up = 10)" in text
+    assert (
+        "rounds by hold: medians with intervals, a curve for each of link.up = 1; link.up = 10"
+        in text
+    )
     assert "slowest_round by link.up" in text
 
 
