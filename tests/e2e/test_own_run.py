@@ -5,6 +5,7 @@ Commands run in this process, but for nodes and for what Ctrl-C ends.
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import signal
@@ -17,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from p2p.machine import load_or_create_key
 from p2p.node.cli import key_main
 from p2p.node.process import locked_folder
 from p2p.node.rundoc import HELD, PATH
+from roles.demo.shows import SORTING
+from roles.demo.status import SwarmStatus
+from roles.demo.view import draw
 from roles.own.drafts import Plan, Source, write_draft
 from roles.own.layout import RunFolder
 from roles.rl.recipes import NETWORK, SMALL_MODEL
@@ -298,6 +303,24 @@ def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
         with locked_folder(folder / name):  # no node is left that uses it
             pass
     assert (folder / "trainer" / "trainer" / "checkpoint").exists()
+
+
+def test_the_view_shows_what_goes_wrong_and_no_cheater_where_there_is_none() -> None:
+    trainer = {
+        "step": 3, "steps": 30, "greedy_start": 0.06, "greedy": 0.06, "reward_start": 0.06,
+        "reward": 0.06, "staleness_max": 2, "curve": [(0, 0.06, 0.06)], "groups_used": 60,
+        "pooled": 0, "warning": "step 3 goes wrong: ratio_max is 227, over 20",
+    }  # fmt: skip
+    shardcast = {
+        "newest": 3, "from_peers": 0, "from_origin": 0, "uploaded_as_origin": 0,
+        "uploaded_as_relay": 0,
+    }  # fmt: skip
+    status = {"peer": "12D3KooW", "members": 3, "shardcast": shardcast}
+    swarm = SwarmStatus({"trainer": {**status, "roles": {"trainer": trainer}}}, 64)
+    out = io.StringIO()
+    Console(file=out, width=80).print(draw(swarm, 60.0, SORTING))
+    assert "step 3 goes wrong: ratio_max is 227, over 20" in out.getvalue()
+    assert "cheater" not in out.getvalue()
 
 
 def test_a_folder_without_a_run_is_not_played(
