@@ -284,7 +284,7 @@ def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
     learnt, buffer = Learnt(), GroupBuffer(100, 2)
     session: Any = SimpleNamespace(
         curve=SimpleNamespace(learnt=learnt),
-        intake=SimpleNamespace(buffer=buffer),
+        intake=SimpleNamespace(buffer=buffer, liars={}),
         is_at_rest=False,
         is_over=False,
     )
