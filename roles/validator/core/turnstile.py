@@ -33,6 +33,9 @@ T = TypeVar("T")
 
 EVEN: Final = 4
 """One turn in so many goes to those who had more turns than others."""
+SOONEST: Final = 1e-3
+"""Seconds to the next turn at least. What is missing of a turn may be less than a clock can
+tell, and a timer would come back at the same instant for ever."""
 TURN_HALF_LIFE: Final = 60.0
 """Seconds in which half of the turns that a network had is forgotten, as of debts."""
 
@@ -155,8 +158,8 @@ class Turnstile(Generic[T]):
         return item
 
     def seconds_left(self, now: float) -> float:
-        """How long until the next turn is due."""
-        return max(0.0, (1.0 - self._turns.available(now)) / self._rate)
+        """How long until the next turn is due, and `SOONEST` at least."""
+        return max(SOONEST, (1.0 - self._turns.available(now)) / self._rate)
 
     def _peers(self, place: str) -> _Peers[T]:
         level = self._level.get(place)
