@@ -186,7 +186,6 @@ class Reception:
         if not self._door.add(peer, network, turn, world.now()):
             return False
         self._let_in()
-        world.sometimes("validator/waits at the door", not turn.is_heard)
         with trio.move_on_after(DOOR_SECONDS):
             try:
                 await turn.is_over.wait()

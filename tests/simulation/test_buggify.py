@@ -22,7 +22,7 @@ from p2p.world import dawdle, lateness
 from sim.faults.plan import Fault
 from sim.run.result import Result
 from sim.run.runner import run_scenario
-from sim.run.scenario import Scenario
+from sim.run.scenario import Scenario, load_scenario
 from tests.simulation.hunt import with_plan
 from tests.simulation.storms import load_storm
 
@@ -80,6 +80,7 @@ def storms() -> Iterator[Scenario]:
         )
     ]
     yield with_plan(replace(spine, draw=replace(spine.draw, end=300.0)), deaths)
+    yield load_scenario("diloco")
 
 
 @cache
