@@ -81,7 +81,7 @@ def node_main(argv: Sequence[str] | None = None) -> int:
 
 
 def key_main(argv: Sequence[str] | None = None) -> int:
-    """Print the id of a folder's node; its key is made if it is not there."""
+    """Print the id of a node by its folder, and make its key if need be."""
     return interruptible(partial(_key, argv))
 
 
