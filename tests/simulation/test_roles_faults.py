@@ -248,11 +248,11 @@ class Prophet(Forger):
         return {"version": PolicyVersion(honest.commitment.version + 1000)}
 
 
-def test_work_under_a_policy_to_come_waits_with_its_worker() -> None:
+def test_work_under_a_policy_that_never_comes_blames_no_worker() -> None:
     health = perform(Lingering({**CAST, "attacker-1": f"{__name__}:Prophet"}))
     assert health["done"] == 1
     judge = validators(health)[0]
-    assert set(judge["refused"]) == {"policy to come"}
+    assert set(judge["refused"]) == {"no such policy"}
     assert judge["rejected"] == 0
     assert health["attacker-1"]["roles"]["prophet"]["inconclusive"] == 0
 

@@ -75,9 +75,10 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
             groups.setdefault(group, []).append(float(value))
     assert set(groups) == {"trainer", "validators", "volunteers", "4x4090", "4x3090"}
     for group, shares in groups.items():
-        assert sum(shares) == pytest.approx(1, abs=0.001), group
+        most = 1.1 if group == "trainer" else 1.001  # it replays while it encodes
+        assert 0.999 <= sum(shares) <= most, group
         assert min(shares) >= 0, group
-        assert len(shares) == 4
+        assert len(shares) == (6 if group == "trainer" else 4), group
 
 
 def test_every_rollout_has_one_fate() -> None:

@@ -172,7 +172,10 @@ def _use_of_time(journal: Journal) -> Figures:
     """Shares of the time that machines ran, by what they did."""
     found: Figures = {}
     groups: dict[str, tuple[list[str], tuple[str, ...]]] = {
-        "trainer": (["trainer"], ("training", "saving", ENCODING, IDLE)),
+        "trainer": (
+            ["trainer"],
+            ("training", "scoring", "loading", "saving", ENCODING, IDLE),
+        ),
         "validators": (
             journal.validators(),
             ("scoring", "loading", WAITING, IDLE),

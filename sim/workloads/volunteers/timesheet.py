@@ -94,10 +94,12 @@ class Timesheet:
         return self._alive + (self._clock() - since if since is not None else 0.0)
 
     def spent(self, activity: str) -> float:
-        """Seconds at ``activity``; `IDLE` is what nothing else accounts for."""
+        """Seconds at ``activity``; `IDLE` is what nothing else accounts for. A trainer repeats
+        replays while it encodes, and may have done more than there was time for one by one."""
         if activity == IDLE:
             known = dict.fromkeys((*self._spent, *self._begun))
-            return self.alive - sum(self.spent(other) for other in known if other not in BESIDE)
+            busy = sum(self.spent(other) for other in known if other not in BESIDE)
+            return max(0.0, self.alive - busy)
         start = self._begun.get(activity)
         return self._spent.get(activity, 0.0) + (
             self._clock() - start if start is not None else 0.0
