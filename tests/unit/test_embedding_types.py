@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
 
-import pytest
-
 import p2p
-from p2p.errors import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -54,14 +50,19 @@ def test_text_is_taken_for_protocols_and_addresses(tmp_path: Path) -> None:
     assert done.stdout == "hello 0\n"
 
 
-async def open_and_close() -> None:
-    async with p2p.open_host():
-        pass
-
-
 def test_under_asyncio_one_sentence_says_trio() -> None:
-    with pytest.raises(ConfigError, match=r"^Shoal runs on trio: start with trio\.run\(main\)"):
-        asyncio.run(open_and_close())
+    """In a process of its own: trio-asyncio, once imported, replaces asyncio's loops."""
+    program = (
+        "import asyncio, p2p\n"
+        "async def main():\n    async with p2p.open_host():\n        pass\n"
+        "asyncio.run(main())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "ConfigError: Shoal runs on trio: start with trio.run(main)" in last
 
 
 def test_the_version_is_the_distributions() -> None:
