@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -30,6 +29,7 @@ from roles.shared.checked_json import DamagedFile
 from roles.shared.standing import RoleStanding
 from roles.validator.judge import ENGINE_FAILED
 from tests.attacks.judged import accepted, play, trainer, validator
+from tests.processes import kill_family
 from tests.unit.content_life import ARGV, CONFIG, LESSON
 
 
@@ -40,7 +40,7 @@ def counting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kill(engine: Any) -> None:
-    os.kill(engine._worker._worker.pid, signal.SIGKILL)
+    kill_family(engine._worker._worker.pid)
 
 
 @pytest.mark.usefixtures("counting")
@@ -76,7 +76,7 @@ async def test_a_process_that_dies_while_it_starts_is_replaced(
         started += 1
         if started <= deaths:
             assert isinstance(self._worker, ProcessWorker)
-            os.kill(self._worker.pid, signal.SIGKILL)
+            kill_family(self._worker.pid)
 
     monkeypatch.setattr(lasting.LastingWorker, "start", start_and_die)
     async with open_world(tmp_path) as world:

@@ -30,13 +30,13 @@ from p2p.sandbox import Confinement, Containment
 from p2p.sandbox.confinement import CHATTER, HEARD, Mechanism
 from p2p.sandbox.launch import launch
 from p2p.sandbox.probe import find_containment, try_containment
-from p2p.worker_process import _children_of
 from p2p.world import Worker
 from roles.engines.client import confinement_of
 from roles.engines.config import EngineConfig
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
+from tests.processes import children
 
 CONTAINMENT = find_containment("/nowhere")
 pytestmark = pytest.mark.skipif(
@@ -362,7 +362,7 @@ async def test_a_killed_worker_leaves_no_process_behind_for_another_to_bury(
     """In a container the node is the first process, and gets what is orphaned."""
     async with spying(house.folder, replace(STRICT, forks=True)) as ask_spy:
         worker = ask_spy.args[0]  # type: ignore[attr-defined]
-        inner = _children_of(worker.pid)
+        inner = children(worker.pid)
         with trio.move_on_after(0.1):
             await ask_spy("spin")
     assert inner

@@ -24,6 +24,7 @@ from roles.demo.processes import DemoNodes, DemoPlan, NodeProcess
 from roles.demo.shows import SORTING
 from roles.demo.status import Status
 from roles.rl.recipe import Recipe, WarmUp
+from tests.processes import descendants
 
 SMALL = replace(
     Recipe(),
@@ -137,18 +138,6 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
             )
             await newcomer.stop()
         assert process.returncode == 0
-
-
-def descendants(ancestor: int) -> list[int]:
-    """Processes below a process, engines below nodes included."""
-    table = subprocess.run(
-        ["ps", "-eo", "pid=,ppid="], capture_output=True, text=True, check=True
-    ).stdout
-    family = [ancestor]
-    for pid, parent in sorted(tuple(map(int, line.split())) for line in table.splitlines()):
-        if parent in family:
-            family.append(pid)
-    return family[1:]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])

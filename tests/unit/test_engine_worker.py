@@ -2,8 +2,6 @@
 node.
 """
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -32,6 +30,7 @@ from roles.engines.config import EngineConfig, config_from_wire, config_to_wire
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
 from roles.rl.recipe import Recipe, WarmUp
+from tests.processes import kill_family
 
 CONFIG = EngineConfig(
     recipe=Recipe(minibatches=2, warm_up=WarmUp(steps=60, batch=32, ramp=10)), nice=5
@@ -121,7 +120,7 @@ async def test_a_killed_worker_is_reported(tmp_path: Path) -> None:
         world.open_worker(["roles.engines.worker"], name="w") as worker,
     ):
         await worker.call(codec.encode_request("configure", config_to_wire(CONFIG)))
-        os.kill(worker.pid, signal.SIGKILL)
+        kill_family(worker.pid)
         with pytest.raises(WorkerDied):
             await worker.call(codec.encode_request("save", "", ""))
 

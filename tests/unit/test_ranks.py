@@ -34,6 +34,7 @@ from roles.engines.torch.rank import rank_device
 from roles.engines.torch.sharding import local, put, whole
 from roles.rl.recipe import Recipe, WarmUp
 from tests.conformance.engine_process import MOST, EngineProcess, open_engine_process
+from tests.processes import children
 
 PATIENCE = 60.0
 """Seconds; reached only by a test that fails."""
@@ -141,7 +142,7 @@ def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path:
 def test_the_processes_of_a_learner_end_with_the_engine(tmp_path: Path) -> None:
     with open_engine_process(sys.executable, TOGETHER) as process:
         process.call("open", str(tmp_path / "none"), "")
-        (other,) = children_of(process.pid)
+        (other,) = children(process.pid)
         watched = os.pidfd_open(other)
         process.kill()
         ended, _, _ = select.select([watched], [], [], PATIENCE)
@@ -153,13 +154,9 @@ def test_the_engine_ends_with_a_process_of_its_learner(tmp_path: Path) -> None:
     """It would wait for ever for what the other has of the weights."""
     with open_engine_process(sys.executable, TOGETHER) as process:
         process.call("open", str(tmp_path / "none"), "")
-        (other,) = children_of(process.pid)
+        (other,) = children(process.pid)
         os.kill(other, 9)
         assert process.wait(PATIENCE) == 1
-
-
-def children_of(pid: int) -> list[int]:
-    return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
 def test_a_gradient_that_is_no_number_changes_nothing() -> None:
