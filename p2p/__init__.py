@@ -24,14 +24,9 @@ Names and bytes, pure: `errors` (each says whose fault it is), `identity` (keys 
 numbered), `bounded` (the dictionary and the token buckets that bound what peers cause),
 `offence` (what misbehaviour costs). And not pure: `concurrency` (what tasks wait for).
 
-The host of production: `swarm`, a `Host` on any network. Its parts: `connector` dials, accepts
-and closes connections; `transport` proves and multiplexes them; `servers` runs the handlers of
-incoming streams; `outbox` queues messages, one lane for each peer and protocol; `identify`
-says who we are, and pings. Three parts do no I/O. `limits` counts what strangers hold, and says
-which of them makes room. `gater` decides whom a host dials, refuses and keeps (the simulated
-host asks it, too). `peers`, below it, remembers where peers can be dialled and how they
-behaved. `machine` is the world of production; `worker_process` starts its processes, which
-`sandbox` confines.
+The host of production, a package with a map of its own: `swarm`, a `Host` on any network, above
+`transport`, which proves and multiplexes connections. `machine` is the world of production;
+`worker_process` starts its processes, which `sandbox` confines.
 
 The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish
 and subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
@@ -81,11 +76,11 @@ from p2p.host import (
     send_frame,
     serve_requests,
 )
-from p2p.identify import ping
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
-from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm.identify import ping
+from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork

@@ -3,8 +3,8 @@
 Two ways to talk, for two needs. A *message* is fire-and-forget on one long-lived stream per
 peer and protocol: in order, never blocking, dropped (and counted) when the peer is gone or too
 slow. A *stream* is an ordered pipe with back-pressure, for requests and bulk. The production
-side is `p2p.swarm.SwarmHost` over any `Network`, the simulated one `sim.node.host.SimHost`; one
-suite, tests/conformance/test_hosts.py, holds them together.
+side is `p2p.swarm.swarm.SwarmHost` over any `Network`, the simulated one
+`sim.node.host.SimHost`; one suite, tests/conformance/test_hosts.py, holds them together.
 """
 
 from __future__ import annotations
@@ -322,7 +322,7 @@ class Host(Protocol):
         """The network that a connected peer is in, for limits; empty where there are none or it
         is unknown.
 
-        Two peers with the same name here are as good as one: see `p2p.limits`.
+        Two peers with the same name here are as good as one: see `p2p.swarm.limits`.
         """
         ...
 

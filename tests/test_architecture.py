@@ -93,14 +93,14 @@ BROAD_EXCEPTS = {
     "roles/models/tokenizer.py": 1,
     # hypercorn is foreign code: what one client triggers in it ends that client's connection
     "p2p/shardcast/http/server.py": 1,
-    "p2p/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
+    "p2p/swarm/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
     "p2p/node/rundoc.py": 1,  # a stranger's bytes in another package's reader
     # past this frame trio would take a failed callback for its own bug
     "sim/kernel/queue.py": 1,
 }
 
 SLEEP_IN_LOOP = {
-    "p2p/connector.py": "a listener without free sockets pauses, as trio's own does",
+    "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "p2p/shardcast/http/follow.py": "shardcast's servers tell of a new version only when asked",
 }
 

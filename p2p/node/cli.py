@@ -16,7 +16,6 @@ from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.host import Host
 from p2p.identity import verify
-from p2p.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
@@ -44,7 +43,8 @@ from p2p.node.usage import (
     seconds,
 )
 from p2p.sandbox import Containment
-from p2p.swarm import open_host
+from p2p.swarm.limits import LOOPBACK, PRIVATE, reach_of
+from p2p.swarm.swarm import open_host
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

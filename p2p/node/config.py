@@ -17,7 +17,7 @@ from p2p.node.rundoc import RunConfig
 from p2p.node.tables import read_table, write_table
 from p2p.node.toml import load_toml
 from p2p.shardcast import ShardcastConfig
-from p2p.swarm import SwarmConfig
+from p2p.swarm.swarm import SwarmConfig
 
 ANY_PORT: Final = Multiaddr.tcp("0.0.0.0", 0)
 """Where a node listens that was told nothing: all interfaces, a port that the system

@@ -22,7 +22,7 @@ How data flows
     out:  MuxedStream -> Mux.send -> Connection.flush; its writer: Mux.data_to_send
                                                      -> NoiseSession.seal_into -> TcpStream
 
-Nothing here is called by services: a newcomer opens a `p2p.swarm.SwarmHost`, which dials and
-accepts through `p2p.connector`. Tests that want one connection call `secure` on each end of a
-`memory_pair`, and `Connection.run`.
+Nothing here is called by services: a newcomer opens a host (`p2p.swarm`), whose `connector`
+dials and accepts. Tests that want one connection call `secure` on each end of a `memory_pair`,
+and `Connection.run`.
 """

@@ -111,7 +111,7 @@ class ConnectionConfig:
 
     close_timeout: float = 2.0
     """Seconds to flush what is queued when we close, as long as the host has for all of them
-    (`p2p.connector.CLOSE_TIMEOUT`)."""
+    (`p2p.swarm.connector.CLOSE_TIMEOUT`)."""
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""

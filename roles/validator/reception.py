@@ -31,11 +31,11 @@ from p2p.errors import BadMessage, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
-from p2p.limits import MAX_SERVED
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.swarm.limits import MAX_SERVED
 from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict

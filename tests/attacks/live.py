@@ -34,10 +34,10 @@ from typing import Final
 
 import trio
 
-from p2p import identify
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
-from p2p.swarm import open_host
+from p2p.swarm import identify
+from p2p.swarm.swarm import open_host
 from tests.attacks.kinds import KINDS
 from tests.attacks.raw import TROUBLE, pause
 

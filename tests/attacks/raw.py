@@ -21,11 +21,11 @@ from typing import Final
 
 import trio
 
-from p2p import identify
 from p2p.dht.stamp import DIFFICULTY, NONCE_BYTES, make_stamp
 from p2p.errors import BadMessage, ShoalError
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
+from p2p.swarm import identify
 from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.upgrade import Secured, secure

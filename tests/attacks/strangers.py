@@ -21,7 +21,7 @@ from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.wire import MIB, frame
 from roles.protocol.core.messages import (
     MAX_REPLY,

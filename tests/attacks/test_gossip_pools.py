@@ -20,7 +20,7 @@ from p2p.machine import open_world
 from p2p.node.policies import judge_announcement
 from p2p.shardcast import open_shardcast
 from p2p.shardcast.messages import Hello, encode_message
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from tests.attacks.gossip_node import TOPIC, Victim, said
 from tests.unit.core_swarm import peer_named
 from tests.unit.test_shardcast_service import RUN, Town, publish

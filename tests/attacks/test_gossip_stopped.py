@@ -16,7 +16,7 @@ from p2p.host import MAX_OUTBOX
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
 from p2p.protobuf import field
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import MIB
 from tests.attacks.gossip_node import TOPIC, Victim, said

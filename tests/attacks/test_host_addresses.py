@@ -11,28 +11,28 @@ import pytest
 import trio
 import trio.testing
 
-from p2p import peers as peers_module
-from p2p.connector import MAX_HEARSAY_DIALS
 from p2p.errors import PeerUnreachable
 from p2p.host import AddrSource
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import (
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from p2p.network import Listener
+from p2p.swarm import peers as peers_module
+from p2p.swarm.connector import MAX_HEARSAY_DIALS
+from p2p.swarm.limits import (
     MAX_DIALS_PER_HOST,
     MAX_FAILED_PER_HOST,
     DialTargets,
     group_of,
 )
-from p2p.machine import open_world
-from p2p.multiaddr import Multiaddr
-from p2p.network import Listener
-from p2p.peers import (
+from p2p.swarm.peers import (
     MAX_HEARSAY_ADDRS,
     MAX_HEARSAY_PER_NETWORK,
     PENALTY_LIMIT,
     AddressBook,
     Scores,
 )
-from p2p.swarm import SwarmConfig, open_host
+from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import DNS_THREADS, TcpNetwork

@@ -6,11 +6,11 @@ import pytest
 import trio
 import trio.testing
 
-from p2p import identify, outbox as outbox_module
 from p2p.errors import LocalProtocolError
 from p2p.host import MAX_OUTBOX, PeerEvent, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.swarm import SwarmConfig, open_host
+from p2p.swarm import identify, outbox as outbox_module
+from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 

@@ -14,14 +14,14 @@ import trio
 import trio.testing
 
 import p2p
-from p2p import connector
-from p2p.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
 from p2p.errors import RemoteProtocolError
 from p2p.host import serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.machine import RealWorld, open_world
-from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm import connector
+from p2p.swarm.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
+from p2p.swarm.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
+from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork

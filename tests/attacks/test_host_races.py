@@ -22,14 +22,14 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.connector import MAX_REPLACED, REPLACED_HALF_LIFE
 from p2p.errors import PeerUnreachable, ShoalError
 from p2p.host import PeerEvent, PeerState, Stream
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import ResourceLimits
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm.connector import MAX_REPLACED, REPLACED_HALF_LIFE
+from p2p.swarm.limits import ResourceLimits
+from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core import budget as budget_module
 from p2p.transport.core.budget import MAX_OUTGOING, HostBudget

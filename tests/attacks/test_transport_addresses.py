@@ -8,11 +8,11 @@ import pytest
 import trio
 
 import p2p
-from p2p import identify
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, ProtocolId
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import field
+from p2p.swarm import identify
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import encode_varint, frame
 

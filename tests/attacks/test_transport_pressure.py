@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.identify import serve_ping
+from p2p.swarm.identify import serve_ping
 from p2p.transport.core.negotiate import line
 from p2p.transport.core.yamux_frames import HEADER, MAX_CONTROL
 from p2p.transport.memory import MemoryStream, _Pipe

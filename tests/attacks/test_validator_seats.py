@@ -12,7 +12,7 @@ from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.node.node import Node
-from p2p.swarm import SwarmHost
+from p2p.swarm.swarm import SwarmHost
 from p2p.wire import frame
 from roles.inference.role import Inference
 from roles.protocol.core.messages import ROLLOUT_PROTOCOL

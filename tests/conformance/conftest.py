@@ -19,7 +19,7 @@ from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Network
-from p2p.swarm import SwarmConfig, open_host
+from p2p.swarm.swarm import SwarmConfig, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.transport.tcp import TcpNetwork

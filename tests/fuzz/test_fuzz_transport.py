@@ -8,10 +8,10 @@ import hashlib
 from hypothesis import given, strategies as st
 
 from p2p.errors import BadMessage, ProtocolNotSupported, RemoteProtocolError
-from p2p.identify import decode_info_untrusted, encode_info
 from p2p.identity import KeyPair, ProtocolId, decode_peer_id_untrusted
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.protobuf import field, fields_untrusted
+from p2p.swarm.identify import decode_info_untrusted, encode_info
 from p2p.transport.core.negotiate import Chooser, Proposer, line
 from p2p.transport.core.noise import (
     Hello,

@@ -12,7 +12,7 @@ from p2p.cast.commands.listening import listen_again
 from p2p.errors import ConfigError
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 
 ANY = Multiaddr.parse("/ip4/127.0.0.1/tcp/0")
 

@@ -18,7 +18,7 @@ from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation

@@ -16,7 +16,7 @@ from p2p.gossip.core.mesh import MAX_TOPICS_OF_PEER
 from p2p.gossip.messages import MAX_DATA
 from p2p.identity import PeerId
 from p2p.machine import open_world
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation

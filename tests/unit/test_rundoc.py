@@ -31,7 +31,7 @@ from p2p.node.rundoc import (
     RunBook,
     RunConfig,
 )
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from roles.run.core.file import Run, open_run, sign_run

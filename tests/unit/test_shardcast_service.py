@@ -25,7 +25,7 @@ from p2p.shardcast import (
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.stored import StoredPolicy
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI
 

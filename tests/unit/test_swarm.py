@@ -14,21 +14,21 @@ import trio
 import trio.testing
 
 import p2p
-from p2p import identify
-from p2p.connector import HANDSHAKE_TIMEOUT
 from p2p.errors import (
     BadMessage,
     ConfigError,
     LocalProtocolError,
     PeerUnreachable,
 )
-from p2p.gater import DIAL_BACKOFF
 from p2p.host import Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import ResourceLimits
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.peers import (
+from p2p.swarm import identify
+from p2p.swarm.connector import HANDSHAKE_TIMEOUT
+from p2p.swarm.gater import DIAL_BACKOFF
+from p2p.swarm.limits import ResourceLimits
+from p2p.swarm.peers import (
     MAX_ADDRS,
     PENALTY_HALF_LIFE,
     PENALTY_LIMIT,
@@ -36,7 +36,7 @@ from p2p.peers import (
     AddressBook,
     Scores,
 )
-from p2p.swarm import SwarmConfig, SwarmHost, open_host
+from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.memory import MemoryNetwork
@@ -159,7 +159,7 @@ async def test_a_crash_is_logged_and_costs_one_stream(caplog) -> None:
     async with two_hosts(strict=False) as (one, other):
         other.set_handler(ECHO, crash)
         with (
-            caplog.at_level(logging.ERROR, "p2p.swarm"),
+            caplog.at_level(logging.ERROR, "p2p.swarm.swarm"),
             pytest.raises((trio.BrokenResourceError, PeerUnreachable)),
         ):
             await request(one, other.peer_id, ECHO, b"x")

@@ -8,7 +8,7 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.multiaddr import Multiaddr
-from p2p.swarm import SwarmHost
+from p2p.swarm.swarm import SwarmHost
 from p2p.world import World
 
 _PORTS: Final = "ports"

@@ -32,7 +32,7 @@ from p2p.node.usage import CommandParser
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
 from p2p.shardcast.selection import Selection
-from p2p.swarm import open_host
+from p2p.swarm.swarm import open_host
 from p2p.world import World
 
 STATE: Final = ".shoal"

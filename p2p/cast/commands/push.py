@@ -23,14 +23,14 @@ from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import MAX_ADDRS, Ticket
 from p2p.cast.view import CastState, Teller
 from p2p.identity import PeerId
-from p2p.limits import LOOPBACK, reach_of
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import locked_folder, until_told_to_end
 from p2p.node.usage import CommandParser, whole_number
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import publish_next
-from p2p.swarm import open_host
+from p2p.swarm.limits import LOOPBACK, reach_of
+from p2p.swarm.swarm import open_host
 
 _MAX_WAITED: Final = 100_000
 """Machines that a push waits for at most: more than a roster names (4,096), and a slip of the

@@ -50,8 +50,8 @@ _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, all of age zero, bytes decide."""
 MAX_OUTGOING: Final = 8 * MIB
 """Bytes queued for peers, over all connections: 32 streams at full depth. With `MAX_HELD`, the
-messages that wait (`p2p.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of 60 MiB
-under 150, whichever of them an attacker fills."""
+messages that wait (`p2p.swarm.outbox.MAX_WAITING`) and 4,096 served streams it keeps a node of
+60 MiB under 150, whichever of them an attacker fills."""
 OUTGOING_SHARE: Final = 16 * KI
 """Bytes that a connection may queue although others have used up `MAX_OUTGOING`: 16 MiB for
 1,024. A quarter of a record each time costs a third of the bulk speed and keeps messages

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from p2p import identify
 from p2p.dht.record import PROTOCOL_ID as KAD
 from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
 from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
@@ -18,6 +17,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import PROTOCOL_ID as RUN
 from p2p.protobuf import field
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
+from p2p.swarm import identify
 from p2p.transport.core import noise
 from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey

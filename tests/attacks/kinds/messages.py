@@ -9,7 +9,6 @@ from collections.abc import Callable
 import msgpack
 import trio
 
-from p2p import identify
 from p2p.dht.record import PROTOCOL_ID as KAD
 from p2p.gossip.messages import (
     PROTOCOL_ID as MESHSUB,
@@ -26,6 +25,7 @@ from p2p.node.rundoc import PROTOCOL_ID as RUN
 from p2p.protobuf import field
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
 from p2p.shardcast.messages import BULK_PROTOCOL_ID as BULK, MAX_BULK
+from p2p.swarm import identify
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.attacks.kinds.registry import kind
 from tests.attacks.raw import Attack, RawPeer, open_peer, pause

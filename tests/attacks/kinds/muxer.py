@@ -6,12 +6,12 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 
-from p2p import identify
 from p2p.dht.record import PROTOCOL_ID as KAD
 from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
 from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
 from p2p.node.rundoc import PROTOCOL_ID as RUN
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
+from p2p.swarm import identify
 from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
 from p2p.wire import MIB, encode_varint
 from tests.attacks.kinds.registry import kind

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable
 from itertools import count
 
-from p2p import identify
 from p2p.dht.messages import Contact, FindNode, FindValue, Ping, Pong, Store, encode
 from p2p.dht.record import PROTOCOL_ID as KAD, Record, encode_addrs, record_key, sign_record
 from p2p.identity import KeyPair, PeerId
@@ -36,6 +35,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import PROTOCOL_ID as RUN
 from p2p.shardcast import messages as shardcast
 from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
+from p2p.swarm import identify
 from p2p.wire import frame, pack
 from sim.workloads.hostile.heartbeats import say_alive
 from tests.attacks.kinds.registry import kind

@@ -17,7 +17,7 @@ import trio
 from p2p.errors import PeerUnreachable, ProtocolNotSupported, RemoteProtocolError
 from p2p.host import PeerEvent, PeerState, Stream, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
-from p2p.swarm import SwarmHost, open_host
+from p2p.swarm.swarm import SwarmHost, open_host
 from p2p.wire import FrameReader, pack, unpack_untrusted
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario

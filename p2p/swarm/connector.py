@@ -4,8 +4,8 @@ Two peers that dial each other at once end up with two connections. Both work; n
 the newest (after a restart the oldest may be a ghost that only a time-out will find), and the
 peer counts as gone when its last connection is.
 
-What strangers may hold is counted by a `p2p.limits.Budget`: it names what must go, and this
-module ends that at once. Whom to dial, to refuse and to keep, a `p2p.gater.ConnectionGater`
+What strangers may hold is counted by a `limits.Budget`: it names what must go, and this
+module ends that at once. Whom to dial, to refuse and to keep, a `gater.ConnectionGater`
 says. Dials that a stranger's word caused (`AddrSource.HEARSAY`) have slots of their own, so
 that contacts at silent addresses never hold up a dial that the owner, or a member, asked for.
 """
@@ -29,10 +29,13 @@ from p2p.errors import (
     RemoteProtocolError,
     WrongPeer,
 )
-from p2p.gater import ConnectionGater
 from p2p.host import PeerEvent, PeerFinders, PeerState, PeerWatchers
 from p2p.identity import PeerId, ProtocolId
-from p2p.limits import (
+from p2p.multiaddr import Multiaddr
+from p2p.network import Listener, Network
+from p2p.offence import Offence
+from p2p.swarm.gater import ConnectionGater
+from p2p.swarm.limits import (
     Budget,
     DialTargets,
     FadingCounts,
@@ -43,9 +46,6 @@ from p2p.limits import (
     Usage,
     group_of,
 )
-from p2p.multiaddr import Multiaddr
-from p2p.network import Listener, Network
-from p2p.offence import Offence
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
@@ -106,7 +106,7 @@ MAX_OFFENCES: Final = 8.0
 accepted: a new identity costs 16 µs and would wash off every penalty. Eight, because a
 laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
-"""Seconds; as long as a peer is refused (`p2p.peers.REFUSAL`)."""
+"""Seconds; as long as a peer is refused (`peers.REFUSAL`)."""
 MAX_REPLACED: Final = 16.0
 """Connections of one identity, halved every minute, that made way for a fifth one of it, after
 which nothing is begun for a newer one: it keeps its place among the handshakes, as one that has

@@ -125,7 +125,7 @@ async def serve_ping(stream: Stream) -> None:
 
 
 class TimedHost(Host, Protocol):
-    """A host that shows the machine it runs on, and so a clock: `p2p.swarm.SwarmHost` is
+    """A host that shows the machine it runs on, and so a clock: `swarm.SwarmHost` is
     one.
     """
 

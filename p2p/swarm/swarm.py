@@ -2,15 +2,15 @@
 
 Theory of operation
 -------------------
-Connections are dialled, accepted and carried by `p2p.connector`. Each incoming stream is served
-in a task that serves nothing else meanwhile (`p2p.servers`), behind the one broad `except` of
-the project. Messages travel on lanes (`p2p.outbox`): one long-lived stream per peer and
+Connections are dialled, accepted and carried by `connector`. Each incoming stream is served
+in a task that serves nothing else meanwhile (`servers`), behind the one broad `except` of
+the project. Messages travel on lanes (`outbox`): one long-lived stream per peer and
 protocol. With every new connection an identify exchange runs in the background, so that each
 side learns what the other speaks (streams of known protocols open without a round trip) and
 where it listens.
 
 A peer that breaks a protocol loses its connections and gets penalty points; one that has too
-many is refused for a while (`p2p.gater`). Every task lives in the host's nursery: when the
+many is refused for a while (`gater`). Every task lives in the host's nursery: when the
 `open_host` block ends, connections are flushed for a moment, and nothing is left.
 """
 
@@ -25,10 +25,8 @@ from typing import Final
 
 import trio
 
-from p2p import identify
 from p2p.bounded import TokenBucket
 from p2p.concurrency import leaves, require_trio
-from p2p.connector import Callbacks, Connector
 from p2p.errors import (
     ConfigError,
     LimitExceeded,
@@ -52,7 +50,12 @@ from p2p.host import (
     check_unserved,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.limits import (
+from p2p.multiaddr import Multiaddr, as_multiaddr
+from p2p.network import Listener, Network
+from p2p.offence import Offence
+from p2p.swarm import identify
+from p2p.swarm.connector import Callbacks, Connector
+from p2p.swarm.limits import (
     LOOPBACK,
     UNKNOWN,
     Budget,
@@ -61,11 +64,8 @@ from p2p.limits import (
     group_of,
     reach_of,
 )
-from p2p.multiaddr import Multiaddr, as_multiaddr
-from p2p.network import Listener, Network
-from p2p.offence import Offence
-from p2p.outbox import Lane, Outbox
-from p2p.servers import Server
+from p2p.swarm.outbox import Lane, Outbox
+from p2p.swarm.servers import Server
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.stream import MuxedStream

@@ -15,7 +15,7 @@ A host asks before it acts, and tells what came of it:
   from then on `is_refused` holds for both directions, whoever dials.
 - *When room must be made*, `is_protected`.
 
-Time comes as ``now``. `p2p.connector` and `sim.node.host` differ in how they dial and what they
+Time comes as ``now``. `connector` and `sim.node.host` differ in how they dial and what they
 count beside it; tests/conformance/test_hosts.py holds what both do with the answers.
 """
 
@@ -26,9 +26,9 @@ from typing import Final
 
 from p2p.errors import PeerUnreachable
 from p2p.identity import PeerId
-from p2p.limits import LOOPBACK, reach_of
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
+from p2p.swarm.limits import LOOPBACK, reach_of
+from p2p.swarm.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
 
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped at once instead of
@@ -68,7 +68,7 @@ class ConnectionGater:
     ) -> None:
         """Remember where ``peer`` may be dialled; news makes an unreachable peer worth a try.
 
-        Of hearsay, only what can be reached from ``reach`` (`p2p.limits.reach_of`) or further
+        Of hearsay, only what can be reached from ``reach`` (`limits.reach_of`) or further
         away.
         """
         if peer == self._own:

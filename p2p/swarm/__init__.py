@@ -1,0 +1,28 @@
+"""The host of production: authenticated peers, messages and streams on any `Network`.
+
+The files, in the order in which to read them
+---------------------------------------------
+`swarm` is the `Host` itself. It hands streams and messages between its parts, and ends what a
+bad peer or a broken handler began.
+
+Ordinary trio code: `connector` dials, accepts and closes connections, `servers` runs the
+handlers of incoming streams, `outbox` queues messages, one lane for each peer and protocol, and
+`identify` says who we are, and pings.
+
+No I/O: `limits` counts what strangers hold and says which of them makes room. `gater` decides
+whom a host dials, refuses and keeps (the simulated host asks it, too). `peers` remembers where
+peers can be dialled and how they behaved.
+
+How data flows
+--------------
+::
+
+    in:   transport -> connector -> swarm -> a stream's handler, in a task of servers
+                                          -> a message's handler, at once
+    out:  Host.send -> a lane of outbox ─┐
+          Host.open_stream ──────────────┴-> connector -> transport
+
+What a newcomer calls
+---------------------
+`p2p.open_host`, which is `swarm.open_host`.
+"""
