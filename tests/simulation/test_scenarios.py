@@ -16,6 +16,7 @@ from sim.run.report import report, sweep_report
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
 from sim.run.sweep import changed, grid, run_one, summarise
+from tests.sweeps import swept
 
 
 @pytest.mark.parametrize("name", scenario_names())
@@ -61,7 +62,7 @@ def test_churn_keeps_its_promises_at_twenty_nodes() -> None:
     assert result.metrics["deaths"] > 5
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", swept(range(3), 1))
 def test_a_swarm_is_whole_again_after_a_storm(seed: int) -> None:
     result = run_scenario(small("storm", nodes=14), seed)
     assert result.ok, result.expectations

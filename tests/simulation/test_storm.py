@@ -14,12 +14,13 @@ from sim.run.scenario import load_scenario
 from tests.simulation.hunt import play, smallest, with_plan
 from tests.simulation.mutants import MUTANTS
 from tests.simulation.storms import load_storm
+from tests.sweeps import swept
 
 ROOT = Path(__file__).parent.parent.parent
 REGRESSIONS = sorted((Path(__file__).parent / "regressions").glob("*.json"))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", swept([1, 2], 1))
 @pytest.mark.parametrize(
     "storm", ["dht", "gossip", "ledger", "membership", "policies", "spine", "transport"]
 )
