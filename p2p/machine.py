@@ -43,22 +43,16 @@ MAX_DESCRIPTORS: Final = 65536
 """Files and sockets that a node asks for. Thirty times what it needs; some kernels allow
 billions, and some libraries walk over all of them."""
 TRIM_EVERY: Final = 1.0
-"""Seconds between two looks at freed memory (`trim_memory`), 45 µs each: while a flood lasts,
-too, since what it freed and what it took anew add up otherwise. 500 connections that take none
-of their answers made 152 MiB with a look every 5 s and 134 with one a second, of which 101 were
-alive."""
+"""Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
+what was freed and what was taken anew add up."""
 TRIM_ABOVE: Final = 8 * MIB
 """Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB, and
 four more for what is taken again."""
 TRIM_SPARE: Final = 4 * MIB
 """Bytes that a trim leaves at the end of the heap, for what comes next."""
 COLLECT_EVERY: Final = 10.0
-"""Seconds between two looks for garbage in cycles by a process that is a node and nothing else.
-Python looks through all objects whenever they have become a quarter more: under 700 peers with
-4,096 streams that took 0.3 s each time, four times in as many seconds, and a newcomer, who
-waits for ten passes of the scheduler, was served after 1.2 s instead of 0.5. Once in ten
-seconds is often enough: what is given up soon after it was made is found by the collections of
-the young generations, which take milliseconds, and connections are in no cycle."""
+"""Seconds between full collections of a process that is only a node. Python collects whenever
+its objects have grown by a quarter, which under a crowd stops the loop again and again."""
 COLLECT_SHARE: Final = 0.01
 """Part of the time that may go to full collections: 0.3 s of the node above every 30."""
 COLLECT_AFTER: Final = 10

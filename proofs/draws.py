@@ -40,10 +40,9 @@ Logits: TypeAlias = NDArray[np.floating]
 """One row of scores per token position: (rows, vocabulary)."""
 
 SURPRISE_FLOOR: Final = 4.0
-"""Added to the variance of the summed surprise, in nats squared. A policy that is sure of
+"""Nats squared that are added to the variance of the summed surprise: a policy that is sure of
 nearly every token has next to no variance, and one unlikely token would condemn an honest
-worker. With the floor a standard deviation is 2 nats at least, so a z of 20, the limit
-(`proofs.checks.Limits.surprise`), needs a token of probability e^-40."""
+worker."""
 
 LOWEST: Final = -80.0
 """A token whose scaled logit is this far below the best is never drawn: its probability is
@@ -82,10 +81,9 @@ class Replay:
     mismatch: NDArray[np.bool_]
     """The draw gives another token."""
     distance: NDArray[np.float64]
-    """Rule CDF: from the uniform to the interval of the claimed token, in [0, 1]; 0 for an
-    honest draw from equal logits. Greedy: how much less probable the token is than the most
-    probable one. Infinite for a token outside the vocabulary and for logits that are not
-    numbers. Rule Gumbel: 0, or infinite for the same."""
+    """CDF: from the uniform to the claimed token's interval, 0 to 1. Greedy: how much less
+    probable than the most probable token. Infinite, Gumbel's too, where token or logits are
+    void; else 0."""
     gap: NDArray[np.float64]
     """Rule Gumbel: the best score less the claimed token's; greedy: of logits. Infinite as the
     distance is. Rule CDF: 0."""

@@ -34,18 +34,13 @@ class ShardcastConfig:
     a core does 0.9 GB/s from the version before, and from older ones a fifth of that."""
 
     stall: float = 0.5
-    """Least seconds after which a chunk that others hold is pulled instead of awaited.
-
-    The prototype had 1 s at first. When a relay of eight was killed at 3 s, its 32 MiB took 9.3
-    to 10.9 s; with 0.5 s they took 9.4. Shorter waits pull what a short queue is about to
-    bring.
-    """
+    """Least seconds after which a chunk that others hold is pulled instead of awaited. A
+    shorter wait pulls what a short queue is about to bring."""
 
     roster_interval: float = 3.0
-    """Least seconds between two rosters of one origin, unless the last one was empty or a root
-    has to be replaced. A peer that joins during a hand-out waits as long until chunks are
-    pushed to it. A roster of 200 peers has 8 KB, and crosses each link once: 21 kbit/s at
-    most."""
+    """Least seconds between two rosters of one origin, unless the last was empty or a root must
+    be replaced. A peer that joins during a hand-out waits as long until chunks are pushed to
+    it."""
 
     def __post_init__(self) -> None:
         if self.keep_versions < 1:

@@ -31,13 +31,8 @@ from p2p.swarm.limits import LOOPBACK, reach_of
 from p2p.swarm.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
 
 DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once instead of
-dialling again.
-
-Membership, gossip and the DHT each have something to say to a peer every second or so, and
-each would dial anew: a peer that is gone, known at 8 addresses, would cost 8 handshakes a
-second. With 5 s it costs 1.6, and a peer that restarts is missed for 5 s at most, or until it
-dials us."""
+"""Seconds after a failed dial in which messages to the peer are dropped instead of dialling
+again: every service has something to say each second. It ends when the peer dials us."""
 
 
 class ConnectionGater:

@@ -67,11 +67,8 @@ class ResourceLimits:
     trainers, validators). Fewer where the operating system allows fewer descriptors."""
 
     handshakes: int = 1024
-    """Incoming handshakes at a time. 20 KiB each while it is computed, less while it waits; at
-    700 a second a full house is done in 1.5 s. Those that come again as soon as they are given
-    up are best kept waiting: with 256 places, 400 dialers of one identity made the node accept
-    and give up 1,200 sockets a second and finish 190 handshakes, and every third newcomer was
-    given up among them; with 512, so did 1,000 dialers."""
+    """Incoming handshakes at a time, at most 20 KiB each; a full house is done in 1.5 s. More
+    places than a crowd of one identity, for whoever is given up dials again at once."""
 
     def __post_init__(self) -> None:
         if self.connections < 1 or self.handshakes < 1:

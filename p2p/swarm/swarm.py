@@ -87,10 +87,9 @@ MESSAGE_BURST: Final = 4096.0
 """Messages that may come together, after a quiet time, without waiting: a second's worth, 25 ms
 of a core."""
 FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16}
-"""Incoming streams of one peer that are served at a time, for protocols of which a peer needs
-few; one more is reset. libp2p's specification of ping has a listener accept two, and go-libp2p
-serves two of it and 16 of identify; one that is over may take a moment to end here. At 256 of
-each peer, 700 peers filled all 4,096 places with idle pings: 45 MiB."""
+"""Incoming streams of one peer served at a time, for protocols that need few; one more is
+reset. Ping's specification asks for two, go-libp2p serves 16 of identify; one may be about to
+end."""
 IDENTIFY_TIMEOUT: Final = 10.0
 """Seconds for the peer to identify itself; without it we just know less."""
 

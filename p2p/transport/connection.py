@@ -88,11 +88,8 @@ pauses. One costs 2 to 4 µs whatever it carries, so that is a tenth of a core."
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
 _CROWD: Final = 256
-"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: a
-millisecond. A whole record of them is 5,460, or 800 new streams, and with the records of eight
-such peers in each pass of the scheduler a newcomer's dial, ping and identify took 1.1 s. Where
-so many come beyond one per KiB, the connection is read with caution; the short end of a record
-of bulk is no crowd."""
+"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: about
+a millisecond of work. The short end of a record of bulk is no crowd."""
 _MESSAGE: Final = KI
 """Bytes of a record that is taken for a message: its frames, 85 at most, are charged with
 others, once in `_CROWD`; to ask the clock and to do sums for each costs as much as half of

@@ -26,10 +26,8 @@ from sim.run.result import Result, plain_metrics
 from sim.run.scenario import BareWorkload, Scenario, Workload
 
 HASHED_KEYS_FROM: Final = 200
-"""Nodes from which keyed hashes stand for Ed25519. Each heartbeat of each node is verified once
-in a simulation (verdicts are remembered, `sim.kernel.keys`), which costs as much as ten events:
-with few nodes that is paid for running what production runs, with hundreds it is most of the
-time."""
+"""From so many nodes on keyed hashes stand for Ed25519: verifying is most of the time of a
+large simulation, while a small one runs what production runs."""
 REPORTS: Final = 200
 """Times that progress is reported in one run: once for each pixel or two of a terminal's
 bar."""

@@ -31,10 +31,9 @@ that are smaller than theirs."""
 FIRST_DELIVERIES_CAP: Final = 100.0
 """The most that a peer can have to its credit, one for each message delivered first."""
 FIRST_DELIVERIES_DECAY: Final = 0.998
-"""What is left after a heartbeat: half after 346. A run that publishes once in some minutes
-still tells the peers that bring policies from those that bring nothing; with the penalty's
-decay of 0.97 a delivery would have faded to a thousandth before the next policy, four minutes
-later."""
+"""What remains of a first delivery after each heartbeat: half after 346. The memory must
+outlast the minutes between two policies, or those that bring them look like those that bring
+nothing."""
 
 
 class PeerScores:

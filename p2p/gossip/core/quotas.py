@@ -51,16 +51,9 @@ a message."""
 VERIFY_COST: Final = 2 * KI
 """Units of a signature: 60 to 120 µs."""
 IGNORED_COST: Final = 16 * KI
-"""Units of a message that the validator ignores: 16 a second for long, 64 at once by a
-newcomer.
-
-An ignored message is no offence: an honest node forwards what it accepted, and may know an
-author that we do not know yet (a later epoch of the run file), or be a version behind. If it
-were rejected instead, honest nodes would penalise each other. But a stranger can sign messages
-by the million that we ignore. So the peer that brings one pays: more than an honest peer needs
-(a policy or two a minute by authors that we do not know), and too few to fill a table. A
-trainer whose run file we lack, with two policies and two rosters a minute, spends 1 Ki units a
-second of its 256 Ki."""
+"""Units that an ignored message costs the peer that brings it: 16 a second for long, 64 at
+once. Ignoring is no offence, since an honest forwarder may know a later run file; but a
+stranger can sign such messages by the million."""
 NEWCOMER: Final = MIB
 """Units that a peer has when it connects: names cost nothing, so a new one is not worth a
 burst."""

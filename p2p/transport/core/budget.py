@@ -38,11 +38,8 @@ from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 MAX_HELD: Final = 16 * MIB
-"""Bytes held for applications that have not read them, over all connections. What is held costs
-at most 5/4 of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 20 MiB beside a
-node's 60; with the other limits full as well it stays under 150 (163 MiB were reached at 32,
-and 159 at 24, where 500 connections took none of their answers: 132 at 16). Four streams with
-the widest window, or 64 with the narrowest, can be unread as a whole."""
+"""Bytes held for applications that have not read them, over all connections; in memory at most
+5/4 of that. Four of the widest windows, or 64 of the narrowest, can be unread as a whole."""
 _SPARE: Final = 8
 """Which part of the limit is freed beyond need, so that a flood of small pieces sorts the
 holders once per 2 MiB."""
