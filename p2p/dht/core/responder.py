@@ -63,7 +63,7 @@ strangers as it has left it."""
 
 @dataclass(frozen=True, slots=True)
 class _PeerBuckets:
-    """What one peer has left."""
+    """The quotas of one peer."""
 
     requests: TokenBucket
     answer_bytes: TokenBucket

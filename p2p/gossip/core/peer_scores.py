@@ -20,7 +20,7 @@ MESH_THRESHOLD: Final = -10.0
 GOSSIP_THRESHOLD: Final = -40.0
 """Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold)."""
 PENALTY_DECAY: Final = 0.97
-"""What is left of a penalty after a heartbeat: half of it after 23."""
+"""What remains of a penalty after each heartbeat: half after 23."""
 FORGIVEN: Final = 0.1
 """Penalties below this count as none, and leave the table: 10 points are forgotten after 152
 s."""

@@ -64,12 +64,11 @@ PATIENCE: Final = 15
 """Intervals in a row over quota from which it is no accident. A burst of 4 MiB and 15 s of the
 rate of 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
 CROWD: Final = 16
-"""Peers that may be over quota at a time before all share: more than a mesh has, and 21 % of a
-core (16 times 1.3 %)."""
+"""When more peers than this are over quota together, they share: more than a mesh has, and 21 %
+of a core (16 times 1.3 %)."""
 AUTHOR_SHARE: Final = 0.5
-"""What one author may publish, as a part of what a peer may send. Honest peers forward all that
-they accept of an author: without a limit on the author they would be over quota for its
-sake."""
+"""An author's quota, as a fraction of a peer's. Honest peers forward everything that they
+accept of an author, and would be over quota because of it."""
 MAX_AUTHORS: Final = 1024
 """Authors with a bucket, those whose messages were accepted: as many as a run admits to a
 topic."""
