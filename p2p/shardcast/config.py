@@ -53,7 +53,7 @@ class ShardcastConfig:
 
 @dataclass(slots=True)
 class ShardcastStats:
-    """What one node moved and dropped since it started. Bytes are wire bytes of chunks."""
+    """Counts of one node since it started; bytes are wire bytes of chunks."""
 
     uploaded_as_origin: int = 0
     uploaded_as_relay: int = 0
@@ -96,7 +96,7 @@ class ShardcastStats:
         self.disk_failures += refuses
 
     def note_too_large(self) -> None:
-        """There is no room for a version, on a disk that otherwise works."""
+        """Note a version that does not fit on a disk that otherwise works."""
         self.versions_too_large += 1
 
     def count_came(self, size: int, *, asked: bool, origin: bool) -> None:

@@ -304,7 +304,7 @@ class Shardcast:
                 pass  # read from the list by `receive_announcement`
 
     def _store_it(self, effect: ev.Begin | ev.Keep | ev.Finish | ev.Patch | ev.Abandon) -> None:
-        """What the core asks of the disk."""
+        """Carry out a disk effect of the core."""
         match effect:
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)

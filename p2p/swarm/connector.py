@@ -57,7 +57,7 @@ from p2p.transport.wakeup import AddressedStream
 from p2p.world import World, dawdle, lateness
 
 MAX_DIALS: Final = 32
-"""Peers dialled at a time whose address is sure; more would fill home routers' tables."""
+"""Concurrent dials to sure addresses; more would fill the tables of home routers."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -345,7 +345,7 @@ class Connector:
         )
 
     def usage(self, peer: PeerId) -> Usage | None:
-        """What a connected peer was good for."""
+        """How useful a connected peer has been."""
         return self._usage.get(peer)
 
     def used(self, peer: PeerId, *, by_us: bool = False) -> None:
@@ -446,7 +446,7 @@ class Connector:
     # Accepting.
 
     async def accept_from(self, listener: Listener) -> None:
-        """Greet those that connect, for as long as we listen."""
+        """Accept and greet connections for as long as we listen."""
         while True:
             try:
                 raw = await listener.accept()

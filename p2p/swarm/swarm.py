@@ -98,7 +98,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
-    """What a host's owner may choose."""
+    """A host's configuration."""
 
     announce: tuple[Multiaddr, ...] = ()
     """Addresses to tell others instead of those we listen at; behind a NAT, what the router
@@ -115,9 +115,8 @@ class SwarmConfig:
     """Pacing and patience of each connection."""
 
     limits: ResourceLimits = field(default_factory=ResourceLimits)
-    """What strangers may hold; less, over TCP, if the operating system allows fewer
-    descriptors.
-    """
+    """What strangers may hold; over TCP less, if the operating system allows fewer
+    descriptors."""
 
 
 class SwarmHost:
@@ -182,7 +181,7 @@ class SwarmHost:
 
     @property
     def protocols(self) -> tuple[ProtocolId, ...]:
-        """What we serve."""
+        """The protocols that we serve."""
         return tuple(self._handlers)
 
     @property
@@ -192,11 +191,11 @@ class SwarmHost:
 
     @property
     def budget(self) -> Budget:
-        """What peers cause this host to hold."""
+        """Resources that peers hold on this host."""
         return self._connector.budget
 
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
-        """What a connected peer said of itself, once it has."""
+        """A connected peer's claims about itself, once it has sent them."""
         return self._infos.get(peer)
 
     def set_handler(self, protocol: str, handler: StreamHandler) -> None:
@@ -220,7 +219,7 @@ class SwarmHost:
         self._message_handlers[checked] = handler
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` on every change in who is connected."""
+        """Call ``listener`` whenever a peer connects or disconnects."""
         self._connector.watchers.add(listener)
 
     @contextmanager
@@ -243,17 +242,15 @@ class SwarmHost:
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change in who is connected, for the length of the
-        block.
-        """
+        """Call ``listener`` whenever a peer connects or disconnects, for the length of the
+        block."""
         with self._connector.watchers.watching(listener):
             yield
 
     @contextmanager
     def finding(self, find: PeerFinder) -> Iterator[None]:
-        """Before a peer is dialled of which no address is known, let ``find`` ask others for
-        one, for the length of the block.
-        """
+        """For the length of the block, ask ``find`` before dialling a peer without a known
+        address."""
         with self._connector.finders.finding(find):
             yield
 
@@ -278,13 +275,12 @@ class SwarmHost:
         self._connector.gater.add_addrs(peer, addrs, source, self._own_reach())
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be."""
+        """The last known addresses of ``peer``."""
         return self._connector.gater.addrs_of(peer)
 
     def _own_reach(self) -> int:
-        """How far we are seen: a host with public addresses only has no neighbours at private
-        ones.
-        """
+        """How far we can be seen: a host with public addresses has no neighbours at private
+        ones."""
         return min(map(reach_of, self.addrs), default=LOOPBACK)
 
     # Talking.

@@ -43,9 +43,8 @@ that open streams at once take their ids in one order and send in another."""
 MAX_ID: Final = 2**32 - 1
 """The last stream id: a connection that has used them up opens no more streams."""
 MAX_LATE: Final = 4 * KI
-"""Bytes dropped in silence on a stream that we no longer read: an answer to a negotiation has
-70.
-"""
+"""Bytes silently dropped on a stream that we no longer read: an answer to a negotiation has
+70."""
 SMALL: Final = 4 * KI
 """Bytes. A stream with no more than this queued goes ahead of bulk, and shares a record with
 others.
