@@ -75,7 +75,8 @@ def play_swarm(
 
 
 def _adapted(options: SimOptions, scenario: Scenario) -> SimOptions:
-    """What follows from the scenario: which keys, and whether `World.buggify` may say yes."""
+    """Options that follow from the scenario: which keys to use, and whether `World.buggify` may
+    fire."""
     buggify = options.buggify or (scenario.draw is not None and scenario.draw.buggify)
     return replace(options, hashed_keys=scenario.nodes >= HASHED_KEYS_FROM, buggify=buggify)
 
