@@ -775,18 +775,6 @@ def test_minted_identities_do_not_push_out_the_neighbours() -> None:
 # Determinism, numbers.
 
 
-def test_same_seed_same_trace() -> None:
-    def trace(seed: int) -> str:
-        swarm = MembershipSwarm(20, seed=seed, loss=0.02)
-        swarm.run(4 * INTERVAL)
-        swarm.kill(peer_named(3))
-        swarm.run(4 * INTERVAL)
-        return swarm.trace.hexdigest()
-
-    assert trace(1) == trace(1)
-    assert trace(1) != trace(2)
-
-
 def make_core(seqno: int, wall: Callable[[], float] = lambda: WALL) -> MembershipCore:
     return MembershipCore(
         FakeSigner(peer_named(1)),
