@@ -74,30 +74,10 @@ class ShardcastStats:
     versions_too_large: int = 0
     """Versions given up because this disk is too small for them."""
 
-    def count_duplicate(self, size: int) -> None:
-        """A chunk came a second time."""
-        self.duplicates += size
-
-    def count_bad(self) -> None:
-        """A chunk had a wrong digest."""
-        self.chunks_bad += 1
-
-    def count_completed(self) -> None:
-        """A version is whole and durable."""
-        self.versions_completed += 1
-
-    def count_skipped(self) -> None:
-        """A version was given up."""
-        self.versions_skipped += 1
-
     def note_disk(self, *, refuses: bool) -> None:
         """The disk refused a write, or takes data again."""
         self.disk_refuses = refuses
         self.disk_failures += refuses
-
-    def note_too_large(self) -> None:
-        """Note a version that does not fit on a disk that otherwise works."""
-        self.versions_too_large += 1
 
     def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
         """A chunk came for the first time: because it was asked for, from the origin itself."""

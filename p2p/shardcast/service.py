@@ -360,7 +360,7 @@ class Shardcast:
             self._disk_refused(error)
         elif self._store.entry(policy) is not None:
             logger.error("policy_given_up reason=%s: the next one is tried again", error)
-            self.stats.note_too_large()
+            self.stats.versions_too_large += 1
             self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
 
