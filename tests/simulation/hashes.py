@@ -32,7 +32,6 @@ BARE: Final = {
 BARE_NODES: Final = 40
 SMALL: Final = {
     "diloco": load_scenario("diloco"),
-    "liar": load_scenario("liar"),
     "nodes": replace(nodes, duration=20.0),
     "volunteers": replace(volunteers(arrival=60), duration=420.0),
 }
