@@ -99,11 +99,11 @@ _SERVICES = {
     "p2p.machine": ("open_world",),
     "p2p.membership": ("Member", "Membership", "MembershipConfig", "open_membership"),
 }
-"""What `__getattr__` imports when it is asked for."""
+"""The services that `__getattr__` imports on first use, by module."""
 
 
 def __getattr__(name: str) -> object:
-    """A name of a service, from its module; ``__version__``, of the installed distribution."""
+    """Import a service when it is first asked for; ``__version__`` is the installed version."""
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("shoal")
     for module, names in _SERVICES.items():

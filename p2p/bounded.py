@@ -95,7 +95,7 @@ class TokenBucket:
 
 
 class RateLimit(TokenBucket):
-    """A bucket of one rate that refuses what is not there: so many at once, so many a second.
+    """A token bucket that refuses: a burst at once, then a steady rate.
 
     With a rate of 20 and a burst of 200, the 201st of a moment is refused, and the next allowed
     50 ms later. What is refused is not charged, so that asking costs nothing.
@@ -108,12 +108,12 @@ class RateLimit(TokenBucket):
         self._rate = rate
 
     def available(self, now: float) -> float:
-        """What is there at ``now``."""
+        """The tokens available at ``now``."""
         self.refill(now, self._rate)
         return self.level
 
     def allows(self, amount: float, now: float) -> bool:
-        """Take ``amount`` if it is there."""
+        """Take ``amount`` if the bucket holds it; otherwise leave the bucket alone."""
         self.refill(now, self._rate)
         if self.level < amount:
             return False

@@ -209,7 +209,7 @@ def on_host(
     protocol: ProtocolId,
     carry_out: Callable[[Effect], None],
 ) -> Callable[[Effect | HostEffect], None]:
-    """What carries out `p2p.effects` on ``host``, and hands all others to ``carry_out``."""
+    """Carry out `p2p.effects` on ``host`` and hand all other effects to ``carry_out``."""
     send = host.send
 
     def carry_out_any(effect: Effect | HostEffect) -> None:

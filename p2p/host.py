@@ -30,13 +30,12 @@ MAX_OUTBOX: Final = 4 * MIB
 """Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped.
 Four largest messages, or 16 s of a heartbeat a millisecond."""
 FRAME_PATIENCE: Final = 10.0
-"""Seconds within which a frame whose first byte came must be whole, however short it is."""
+"""Seconds within which a frame must be whole after its first byte, even a short one."""
 FRAME_RATE: Final = 16 * KI
-"""Bytes per second that a longer frame is allowed to take beyond that: two ISDN channels. 1 MiB
-has 74 s.
-"""
+"""Bytes per second granted to a longer frame beyond that, as much as two ISDN channels: 1 MiB
+has 74 s."""
 _SHARED: Final = 4 * KI
-"""Bytes from which a payload is not copied behind its length: thousands of streams that wait to
+"""From this size on a payload is not copied behind its length prefix: thousands of streams that
 send one document share its bytes."""
 _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
@@ -48,9 +47,8 @@ class Stream(trio.abc.HalfCloseableStream):
     peer: PeerId
     protocol: ProtocolId
     on_unfinished: Callable[[int], None] | None = None
-    """Told how many bytes of an unfinished frame a `FrameReceiver` holds; set by hosts that
-    count them.
-    """
+    """Called with the bytes of an unfinished frame that a `FrameReceiver` holds; hosts that
+    count them set it."""
 
     def reset(self) -> None:
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
@@ -80,7 +78,7 @@ connection.
 
 
 class PeerState(Enum):
-    """What a `PeerEvent` reports."""
+    """The kinds of `PeerEvent`."""
 
     CONNECTED = "connected"
     DISCONNECTED = "disconnected"
@@ -143,7 +141,7 @@ PeerFinder = Callable[[PeerId], Awaitable[object]]
 
 
 class PeerFinders:
-    """Who is asked, one after another, where a peer is of which no address is known.
+    """Functions that are asked, one after another, for the address of a peer.
 
     What go-libp2p calls a routed host.
     """
@@ -158,7 +156,7 @@ class PeerFinders:
 
     @contextmanager
     def finding(self, find: PeerFinder) -> Iterator[None]:
-        """Ask ``find``, too, for the length of the block."""
+        """Add ``find`` for the length of the block."""
         self._finders = (*self._finders, find)
         try:
             yield
@@ -167,7 +165,7 @@ class PeerFinders:
             self._finders = self._finders[:place] + self._finders[place + 1 :]
 
     async def find(self, peer: PeerId, is_known: Callable[[], bool]) -> None:
-        """Ask one after another until an address ``is_known``."""
+        """Ask one after another until an address is known."""
         for find in self._finders:
             if is_known():
                 return
@@ -240,35 +238,30 @@ class Host(Protocol):
         ...
 
     def watching(self, listener: Callable[[PeerEvent], None]) -> AbstractContextManager[None]:
-        """Call ``listener`` (which must not block) on every change in who is connected, for the
-        block.
-        """
+        """Call ``listener`` (which must not block) whenever a peer connects or disconnects, for
+        the length of the block."""
         ...
 
     def finding(self, find: PeerFinder) -> AbstractContextManager[None]:
-        """Before a peer is dialled of which no address is known, let ``find`` ask others for
-        one, for the length of the block.
-        """
+        """For the length of the block, ask ``find`` before dialling a peer without a known
+        address."""
         ...
 
     def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol`` for as long as the host is open, instead of
-        any before.
-        """
+        """Serve incoming streams of ``protocol`` while the host is open; replaces an earlier
+        handler."""
         ...
 
     def set_message_handler(
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> None:
-        """Take incoming messages of ``protocol`` for as long as the host is open, instead of
-        any before.
-        """
+        """Take incoming messages of ``protocol`` while the host is open; replaces an earlier
+        handler."""
         ...
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` (which must not block) on every change in who is connected, until
-        the end.
-        """
+        """Call ``listener`` (which must not block) whenever a peer connects or disconnects,
+        while the host is open."""
         ...
 
     def add_addrs(
@@ -278,7 +271,7 @@ class Host(Protocol):
         ...
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be, newest first, each ending in ``/p2p/`` and its
+        """The last known addresses of ``peer``, newest first, each ending in ``/p2p/`` and its
         id.
 
         They can be handed to `connect_addr` of any host as they are. Empty for an unknown peer.
@@ -290,9 +283,8 @@ class Host(Protocol):
         ...
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
-        """Dial an address (or its text) that ends in ``/p2p/``; returns who answered, which is
-        whom it names.
-        """
+        """Dial an address (or its text) that ends in ``/p2p/``; returns the peer, which is the
+        one it names."""
         ...
 
     async def disconnect(self, peer: PeerId) -> None:
@@ -319,8 +311,8 @@ class Host(Protocol):
         ...
 
     def network_of(self, peer: PeerId) -> str:
-        """The network that a connected peer is in, for limits; empty where there are none or it
-        is unknown.
+        """The network of a connected peer, for limits; empty if it is unknown or there are no
+        networks.
 
         Two peers with the same name here are as good as one: see `p2p.swarm.core.limits`.
         """

@@ -22,7 +22,7 @@ ProtocolId = NewType("ProtocolId", str)
 SIGNATURE_BYTES: Final = 64
 """Bytes of an Ed25519 signature."""
 SEED_BYTES: Final = 32
-"""Bytes of an Ed25519 secret key, from which all else follows."""
+"""Bytes of an Ed25519 secret key; both keys derive from it."""
 # Multihash identity (0x00), 36 bytes; protobuf: field 1 varint 1 (Ed25519), field 2 of 32
 # bytes.
 _PEER_ID_PREFIX: Final = bytes.fromhex("002408011220")
@@ -33,9 +33,8 @@ _SIGNATURE_PREFIX: Final = b"shoal-signature:"
 _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_DIGIT: Final = {character: digit for digit, character in enumerate(_BASE58)}
 _MEMO: Final = 4096
-"""Names remembered in both forms: text is asked for again and again for the same peers; 1 MiB
-at most.
-"""
+"""Peer ids remembered in both forms, since the same few are converted again and again: 1 MiB at
+most."""
 MAX_BASE58: Final = 128
 """Characters. A PeerId has 52; the decoder is quadratic, so foreign text is cut off long before
 it hurts.
@@ -107,7 +106,7 @@ class PeerId(bytes):
 
     @property
     def short(self) -> str:
-        """The last six characters: what people tell peers apart by."""
+        """The last six characters, by which people tell peers apart."""
         return str(self)[-6:]
 
     def __str__(self) -> str:
@@ -143,7 +142,7 @@ class Signer(Protocol):
 
     @property
     def peer_id(self) -> PeerId:
-        """In whose name it signs."""
+        """The peer whose signatures it makes."""
         ...
 
     def sign(self, domain: str, payload: bytes) -> bytes:
@@ -170,7 +169,8 @@ FOREIGN: Final = ""
 
 
 def signed_bytes(domain: str, payload: bytes) -> bytes:
-    """What is really signed: a fixed prefix, the domain with its length, the payload.
+    """The bytes that are actually signed: a fixed prefix, the domain with its length, the
+    payload.
 
     Under `FOREIGN`, the payload as it is: `Signer.sign_raw` makes such signatures.
     """

@@ -38,36 +38,30 @@ from p2p.world import Disk, DiskEntry, Worker
 T = TypeVar("T")
 
 DISK_THREADS: Final = 40
-"""Calls to the disk at a time: as many as trio gives to everything together."""
+"""Concurrent calls to the disk: as many as trio allows for everything."""
 MAX_DESCRIPTORS: Final = 65536
 """Files and sockets that a node asks for. Thirty times what it needs; some kernels allow
 billions, and some libraries walk over all of them."""
 TRIM_EVERY: Final = 1.0
-"""Seconds between two looks at freed memory (`trim_memory`), 45 µs each: while a flood lasts,
-too, since what it freed and what it took anew add up otherwise. 500 connections that take none
-of their answers made 152 MiB with a look every 5 s and 134 with one a second, of which 101 were
-alive."""
+"""Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
+what was freed and what was taken anew add up."""
 TRIM_ABOVE: Final = 8 * MIB
 """Bytes of freed memory that are worth a trim, which takes about a millisecond for ten MiB, and
 four more for what is taken again."""
 TRIM_SPARE: Final = 4 * MIB
 """Bytes that a trim leaves at the end of the heap, for what comes next."""
 COLLECT_EVERY: Final = 10.0
-"""Seconds between two looks for garbage in cycles by a process that is a node and nothing else.
-Python looks through all objects whenever they have become a quarter more: under 700 peers with
-4,096 streams that took 0.3 s each time, four times in as many seconds, and a newcomer, who
-waits for ten passes of the scheduler, was served after 1.2 s instead of 0.5. Once in ten
-seconds is often enough: what is given up soon after it was made is found by the collections of
-the young generations, which take milliseconds, and connections are in no cycle."""
+"""Seconds between full collections of a process that is only a node. Python collects whenever
+its objects have grown by a quarter, which under a crowd stops the loop again and again."""
 COLLECT_SHARE: Final = 0.01
 """Part of the time that may go to full collections: 0.3 s of the node above every 30."""
 COLLECT_AFTER: Final = 10
-"""Collections of the middle generation after which a full one is worth its time: Python's own
+"""A full collection is worth its time after so many of the middle generation: Python's own
 threshold, 70,000 new objects. An idle node makes them in hours."""
 NEVER: Final = 2**31 - 1
-"""Such collections after which Python would begin a full one by itself."""
+"""A threshold so high that Python never begins a full collection by itself."""
 KEY: Final = "key"
-"""The file of a node's key, in its folder."""
+"""Name of the key file in a node's folder."""
 KEY_CHECKSUM: Final = 8
 """Bytes behind the seed in a key file. Any 32 bytes are a key: with one bit flipped a node
 would be another peer, and hear of it only from those who do not know it. Files of 32 bytes,
@@ -91,7 +85,7 @@ def trim_memory() -> None:
 
 @contextlib.contextmanager
 def full_collections_by_hand() -> Iterator[None]:
-    """For the length of the block, full collections of garbage are `collect_garbage`'s alone.
+    """Within the block only `collect_garbage` runs full garbage collections.
 
     What is there at the beginning, mostly modules, will not be looked at again.
     """
@@ -219,7 +213,7 @@ class RealWorld:
         return self._workers.open(argv, name, confined)
 
     async def containment(self) -> Containment:
-        """How workers are contained here; tried once. Raises `WorkerNotStarted`."""
+        """How workers are contained on this machine; probed once. Raises `WorkerNotStarted`."""
         return await self._workers.containment()
 
     def trace(self, name: str, **fields: object) -> None:
@@ -459,7 +453,7 @@ def available_cores() -> int:
 
 
 def _open_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None on a disk that cannot keep one, or on Windows."""
+    """A descriptor that holds the lock; None on Windows, or on a disk without locks."""
     try:
         import fcntl  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
@@ -483,9 +477,8 @@ def _size(path: Path) -> int | None:
 
 
 def raise_descriptor_limit() -> int:
-    """Raise the soft limit on files and sockets as far as we may and need; returns what it is
-    now.
-    """
+    """Raise the soft limit on files and sockets as far as allowed and needed; returns the limit
+    in force."""
     import resource  # not at the top: Windows has none, and is told so by `p2p.node.process`
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -23,7 +23,8 @@ class Offence(Enum):
     """An honest peer checks before it passes on. Four are an enemy."""
 
     MALFORMED = (25.0, "sent a message that cannot be decoded")
-    """In a frame that is whole, so the connection stays. No honest program writes one."""
+    """The message is malformed, but its frame is whole, so the connection stays. No honest
+    program writes one."""
 
     FLOOD = (25.0, "sent so much over its quota that no pause explains it")
     """A process that was stopped for a while sends all at once, and stays below this."""
@@ -38,7 +39,7 @@ class Offence(Enum):
     """An honest worker has four at a time."""
 
     ASKED = (5.0, "asked for a seat more often than its quota")
-    """Who asks every second is cut off within half a minute."""
+    """A peer that asks every second is cut off within half a minute."""
 
     GRAFT = (2.0, "asked for a place in a mesh that it was told to wait for")
     """Two clocks may differ now and then."""

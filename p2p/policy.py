@@ -12,7 +12,7 @@ PolicyVersion = NewType("PolicyVersion", int)
 """The optimiser step that produced a set of weights. Never decreases."""
 
 NO_POLICY: Final = PolicyVersion(-1)
-"""What a node holds before its first policy."""
+"""The version of a node that has no policy yet."""
 
 MAX_POLICY: Final = 2**31 - 1
 """The highest version, which a heartbeat's digest carries as a signed 32-bit number. At a

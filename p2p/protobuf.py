@@ -20,7 +20,7 @@ _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
 _FIXED_BYTES: Final = {_FIXED64: 8, _FIXED32: 4}
-"""How many bytes to read over."""
+"""Bytes to skip, by wire type."""
 
 
 def field(number: int, value: int | bytes | str | bool) -> bytes:

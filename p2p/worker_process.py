@@ -51,12 +51,12 @@ WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
 every node: in another order five of the 106 families of reasoning-gym make another task of a
 seed."""
 KILL_AFTER: Final = 1.0
-"""Seconds a child has to end after its input has ended. Ours end at once, whatever they do
-(`roles.engines.worker`); what does not by then hangs."""
+"""Seconds that a child has to end after its input has ended. Ours end at once
+(`roles.engines.worker`); one that does not hangs."""
 READY_WITHIN: Final = 120.0
 """Seconds that a confined worker has to say that it is ready: it takes a tenth of one."""
 BLOCK: Final = 64 * KI
-"""Bytes of what a worker prints that are read at a time: what a pipe holds."""
+"""Bytes of a worker's output read at a time: the capacity of a pipe."""
 
 
 class WorkerStarter:
@@ -314,7 +314,7 @@ class ProcessWorker:
             await self._stderr.aclose()
 
     async def _hear_out(self) -> None:
-        """What an ending child has said, to its last word."""
+        """Read the last output of an ending child."""
         if self._stderr is not None:
             with trio.move_on_after(KILL_AFTER):
                 await self._listen(self._stderr)
@@ -359,7 +359,7 @@ def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:
 
 
 class Words:
-    """What one worker prints, for the log: the first `HEARD` bytes, fit for any terminal."""
+    """A worker's output for the log: the first `HEARD` bytes, safe for any terminal."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -43,7 +43,7 @@ class DiskEntry:
     """Relative to where the walk began; empty if that is the file."""
     size: int
     stamp: int
-    """Another number whenever the file has been written to, as far as the machine can tell."""
+    """A number that changes whenever the file is written, as far as the machine can tell."""
     is_plain: bool = True
     """False for a symbolic link, a device, a socket: what lies behind it is not looked at."""
 
@@ -111,9 +111,8 @@ class Disk(Protocol):
         ...
 
     def locate(self, path: str) -> str:
-        """What another process of this machine would open (engine workers get weights this
-        way).
-        """
+        """The path that another process of this machine would open; engine workers get weights
+        this way."""
         ...
 
 
@@ -136,7 +135,7 @@ class World(Protocol):
     """Judges signatures. The simulator remembers verdicts; production does not."""
     disk: Disk
     cores: int
-    """How many calls of `run_blocking` are of use at a time."""
+    """How many calls of `run_blocking` can run in parallel."""
 
     def now(self) -> float:
         """Monotonic seconds, from an arbitrary start: for every deadline and age."""

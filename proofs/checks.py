@@ -59,8 +59,9 @@ class Reason(Enum):
 
 
 MEAN_POWER: Final = 0.75
-"""How the limit of a mean falls with the number of chunks: `Limits.mantissa_limit`. Between
-1/2, as of normal errors, and 1, as of a single outlier (docs/tuning.md)."""
+"""The power by which the limit of a mean falls with the number of chunks
+(`Limits.mantissa_limit`): between 1/2, for normal errors, and 1, for a single outlier
+(docs/tuning.md)."""
 
 MAX_LIMIT: Final = 1e9
 """The largest value of any of `Limits`: beyond it a limit lets everything pass, or is a
@@ -71,16 +72,16 @@ LADDER: Final = (1e-5, 0.05, 0.1, 0.2, 0.4)
 probability). The first says that a token differs by more than rounding."""
 
 LARGEST: Final = 64
-"""So many of a group's largest offsets are kept as evidence: a calibration fits its tail to the
-largest 256 of some hundred groups."""
+"""How many of a group's largest offsets are kept as evidence: a calibration fits its tail to
+the largest 256 of some hundred groups."""
 
 FALSE_REJECTIONS: Final = 1e-4
 """Chance that an honest submission is rejected, by all tests of all its groups together. One
 in 10,000: a node that works for a month hands in fewer."""
 
 TESTS: Final = 16
-"""At least as many as a group has, as a pool has, and as a worker's history has. A third of
-`FALSE_REJECTIONS` is for each of the three, in equal parts for each test."""
+"""At least as many tests as a group, a pool or a worker's history has. Each of the three gets a
+third of `FALSE_REJECTIONS`, in equal parts for each test."""
 
 GROUPS: Final = 256
 """Groups that a submission may have, each of which is tested. A promise for the largest costs
@@ -149,7 +150,8 @@ class Limits:
     """
 
     exponent_mismatches: int
-    """Of up to `roles.rl.recipe.Recipe.proof_values` values a chunk."""
+    """Mismatches allowed among the values of a chunk
+    (`roles.rl.recipe.Recipe.proof_values`)."""
 
     mantissa_mean: float
     """Of one chunk. This does the work: a constant polynomial agrees in 121 of 128 exponents. A
@@ -180,12 +182,12 @@ class Limits:
     tokens fall below this with a chance of at most n times as much."""
 
     surprise: float = 20.0
-    """In standard deviations, either sign: a cross-check of the seeds that only gross lies
-    fail. The surprise of a policy that is nearly sure has a heavy tail; the largest honest one
-    of 11,000 submissions was 12."""
+    """Standard deviations, either sign: a cross-check of the seeds that only gross lies fail. A
+    policy that is nearly sure has a surprise with a heavy tail."""
 
     pooled_mantissa_mean: float
-    """Of many chunks: 1.2 times the honest mean. Between one and many see `mantissa_limit`."""
+    """Mean error allowed over many chunks: 1.2 times the honest mean. Between one and many see
+    `mantissa_limit`."""
 
     def __post_init__(self) -> None:
         numbers = [(name, getattr(self, name)) for name in self.__slots__ if name != "off"]
@@ -201,8 +203,9 @@ class Limits:
             )
 
     def mantissa_limit(self, chunks: float) -> float:
-        """Of the mean error of so many independent chunks: `pooled_mantissa_mean`, and what
-        `mantissa_mean` is above it divided by their number to the power `MEAN_POWER`."""
+        """The mean error allowed over so many independent chunks: `pooled_mantissa_mean`, plus
+        the excess of `mantissa_mean` over it divided by their number to the power
+        `MEAN_POWER`."""
         share = 1.0 if chunks <= 1 else chunks**-MEAN_POWER
         above = self.mantissa_mean - self.pooled_mantissa_mean
         return self.pooled_mantissa_mean + above * share
@@ -228,9 +231,7 @@ class Limits:
 
     @classmethod
     def fp32(cls) -> Limits:
-        """For runs whose generators and validators compute in float32: any violation is a
-        lie.
-        """
+        """Limits for runs that compute in float32: any violation is a lie."""
         return cls(
             exponent_mismatches=2,
             mantissa_mean=0.05,
@@ -245,7 +246,8 @@ class Limits:
 
     @classmethod
     def bf16(cls) -> Limits:
-        """For runs in bfloat16 with Gumbel draws: single groups are noisy, pools are not."""
+        """Limits for runs in bfloat16 with Gumbel draws: single groups are noisy, pools are
+        not."""
         return cls(
             exponent_mismatches=22,
             mantissa_mean=5.0,
@@ -285,7 +287,7 @@ ACCEPTED = Judgement(Verdict.ACCEPTED, Reason.WITHIN_LIMITS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a group must look like before a validator runs a model for it."""
+    """The form that a group must have before a validator runs a model for it."""
 
     group_size: int
     """Completions per group."""

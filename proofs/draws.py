@@ -37,13 +37,12 @@ from proofs.checks import LADDER, LARGEST
 from proofs.sampling import DrawRule, Words, gumbel, noise_bits, uniforms
 
 Logits: TypeAlias = NDArray[np.floating]
-"""One row of scores per token position: (rows, vocabulary)."""
+"""Scores, one row per token position: (rows, vocabulary)."""
 
 SURPRISE_FLOOR: Final = 4.0
-"""Added to the variance of the summed surprise, in nats squared. A policy that is sure of
+"""Nats squared that are added to the variance of the summed surprise: a policy that is sure of
 nearly every token has next to no variance, and one unlikely token would condemn an honest
-worker. With the floor a standard deviation is 2 nats at least, so a z of 20, the limit
-(`proofs.checks.Limits.surprise`), needs a token of probability e^-40."""
+worker."""
 
 LOWEST: Final = -80.0
 """A token whose scaled logit is this far below the best is never drawn: its probability is
@@ -77,24 +76,23 @@ class DrawnTokens:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a verifier sees when it draws again; one element per claimed token."""
+    """The result of drawing again; one element per claimed token."""
 
     mismatch: NDArray[np.bool_]
     """The draw gives another token."""
     distance: NDArray[np.float64]
-    """Rule CDF: from the uniform to the interval of the claimed token, in [0, 1]; 0 for an
-    honest draw from equal logits. Greedy: how much less probable the token is than the most
-    probable one. Infinite for a token outside the vocabulary and for logits that are not
-    numbers. Rule Gumbel: 0, or infinite for the same."""
+    """CDF: from the uniform to the claimed token's interval, 0 to 1. Greedy: how much less
+    probable than the most probable token. Infinite, Gumbel's too, where token or logits are
+    void; else 0."""
     gap: NDArray[np.float64]
     """Rule Gumbel: the best score less the claimed token's; greedy: of logits. Infinite as the
     distance is. Rule CDF: 0."""
     logprob: NDArray[np.float64]
-    """Of the claimed token, at the temperature (greedy: at 1)."""
+    """The claimed token's log-probability, at the temperature (greedy: at 1)."""
     entropy: NDArray[np.float64]
-    """Of the row, in nats: the mean of what -logprob is for honest draws."""
+    """The row's entropy in nats: the expected -logprob of an honest draw."""
     variance: NDArray[np.float64]
-    """Of -logprob of honest draws from the row."""
+    """The variance of -logprob over honest draws from the row."""
 
 
 # Infinity minus infinity is NaN, and a logarithm of it NaN again: that is how rows without a
@@ -131,9 +129,8 @@ def replay(
     temperature: float,
     rule: DrawRule = DrawRule.CDF,
 ) -> Replay:
-    """Draw again and compare with the claimed tokens, of which nothing is assumed. Never raises
-    for them.
-    """
+    """Draw again and compare with the claimed tokens, whatever they are. Never raises because
+    of them."""
     _check(logits, words, temperature)
     count, vocabulary = logits.shape
     known, claimed = _indices(tokens, vocabulary)
@@ -160,8 +157,7 @@ def replay(
 
 
 class DrawStatistics:
-    """What the draws of one group say together, fed with blocks of rows of any size in any
-    order.
+    """Statistics over all draws of one group, fed with blocks of rows of any size in any order.
 
     Every number is that of `replay` over all rows at once; only sums are rounded in another
     order.
@@ -209,7 +205,7 @@ class DrawStatistics:
 
     @property
     def off(self) -> tuple[int, ...]:
-        """How many tokens are further off than each step of `proofs.checks.LADDER`."""
+        """How many tokens are off by more than each step of `proofs.checks.LADDER`."""
         return tuple(self._off.tolist())
 
     @property
@@ -253,7 +249,7 @@ def _check(logits: Logits, words: Words, temperature: float) -> None:
 def _indices(
     tokens: Sequence[int] | NDArray[np.integer], vocabulary: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-    """Which tokens are in the vocabulary, and all as indices, 0 for those that are not."""
+    """Which tokens are in the vocabulary, and an index for each: 0 for those that are not."""
     if not isinstance(tokens, np.ndarray):
         # Numbers of any size are foreign here: what is no index must not reach an array.
         inside = [0 <= token < vocabulary for token in tokens]
@@ -264,8 +260,7 @@ def _indices(
 
 
 def _blocks(logits: Logits, temperature: float) -> Iterator[tuple[slice, _Block]]:
-    """The rows, as many at a time as fit the cache; the arrays of one block are those of the
-    next."""
+    """Yield the rows in blocks that fit the cache; all blocks share their arrays."""
     count, vocabulary = logits.shape
     rows = max(1, min(count, _BLOCK_VALUES // vocabulary))
     padded = -(-vocabulary // _SUM_BLOCK) * _SUM_BLOCK
@@ -284,18 +279,19 @@ def _blocks(logits: Logits, temperature: float) -> Iterator[tuple[slice, _Block]
 
 @dataclass(frozen=True, slots=True)
 class _Arrays:
-    """What the rows of a block are worked on in."""
+    """Working memory for the rows of a block."""
 
     scaled: NDArray[np.float32]
     weights: NDArray[np.float32]
-    """With zeros behind the vocabulary, up to whole blocks of the cumulative sum."""
+    """Weights, padded with zeros behind the vocabulary to whole blocks of the cumulative
+    sum."""
     bits: NDArray[np.uint32]
     bounds: NDArray[np.float32]
     tokens: NDArray[np.uint32]
     """The vocabulary."""
 
     def of(self, rows: int) -> _Arrays:
-        """Those of so many rows."""
+        """Views of the arrays for so many rows."""
         return _Arrays(
             self.scaled[:rows],
             self.weights[:rows],
@@ -349,7 +345,7 @@ class _Block:
         """Of the weights of each row; NaN where a row has no distribution."""
 
     def logprob(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Of one token in each row."""
+        """The log-probability of one token in each row."""
         values = self.exact(self.rows, tokens) - np.log(self.total)
         # a certain token's may be a rounding above 0
         certain: NDArray[np.float64] = np.minimum(values, 0.0)
@@ -385,7 +381,7 @@ class _Greedy:
         self.best = block.logits.argmax(axis=1)
 
     def how_far(self, tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """In probability (CDF), or in logits (Gumbel)."""
+        """The distance in probability (CDF) or in logits (Gumbel)."""
         block = self._block
         if self._rule is DrawRule.GUMBEL:
             return -block.exact(block.rows, tokens)
@@ -461,7 +457,7 @@ class _Race:
             self._highest[rows[chosen]] = scores[chosen]
 
     def _scores(self, rows: NDArray[np.intp], tokens: NDArray[np.intp]) -> NDArray[np.float64]:
-        """Of single tokens, exactly."""
+        """The exact scores of single tokens."""
         bits = noise_bits(self._words[rows], tokens[:, None])[:, 0]
         scores: NDArray[np.float64] = self._block.exact(rows, tokens) + gumbel(bits)
         return scores

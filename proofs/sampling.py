@@ -49,12 +49,12 @@ SECOND_FACTOR: Final = np.uint32(0x735A2D97)
 
 
 class DrawRule(Enum):
-    """How a seed decides which token comes next; a run names one."""
+    """The rule by which a seed decides the next token; a run names one."""
 
     CDF = "cdf"
     """The inverse CDF of the distribution, at one uniform."""
     GUMBEL = "gumbel"
-    """The largest of all scores, each with noise of its own."""
+    """The token with the largest score plus noise of its own."""
 
 
 def draw_seed(run: bytes, policy: bytes, node: bytes, step: int, slot: int) -> bytes:

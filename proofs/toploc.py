@@ -110,14 +110,14 @@ _BATCH_CHUNKS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Malformed:
-    """These bytes are no proof for so many tokens, whatever the activations."""
+    """The bytes cannot be a proof for so many tokens, whatever the activations."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkStats:
-    """How far the activations of one chunk are from the committed ones."""
+    """The distance of one chunk's activations from the committed ones."""
 
     exponent_mismatches: int
     mantissa_mean: float
@@ -148,7 +148,7 @@ class _Chunk:
     """The largest values of one chunk, the largest first: where they are and what they are."""
 
     size: int
-    """Of the chunk."""
+    """The number of values in the flattened chunk."""
     indices: NDArray[np.integer]
     """(k,), within the flattened chunk."""
     patterns: NDArray[np.uint16]
@@ -156,7 +156,7 @@ class _Chunk:
 
 
 class TopValues:
-    """What a proof needs of one completion, kept while it is fed block by block.
+    """The largest values of one completion, collected block by block for a proof.
 
     At most 31 rows wait for their chunk to be full.
     """
@@ -209,7 +209,7 @@ class TopValues:
         self._chunks += other.chunks
 
     def close(self) -> None:
-        """Nothing follows; for one that is fed elsewhere than here."""
+        """Nothing follows; call it when the rows are fed elsewhere."""
 
     def _wait(self, rows: Rows) -> None:
         if len(rows):
@@ -222,7 +222,7 @@ class TopValues:
 
     @property
     def chunks(self) -> list[_Chunk]:
-        """Those that are full."""
+        """The full chunks."""
         return list(self._chunks)
 
     @property
@@ -266,7 +266,8 @@ def largest(block: NDArray[np.float32], k: int) -> tuple[NDArray[np.intp], NDArr
 
 
 def injective_moduli(indices: NDArray[np.integer]) -> NDArray[np.intp]:
-    """For each row the largest modulus up to `MAX_MODULUS` that keeps the row's indices apart.
+    """For each row the largest modulus up to `MAX_MODULUS` that keeps the row's indices
+    distinct.
 
     Raises `ValueError` when a row has none from `MIN_MODULUS` up.
     """
@@ -348,8 +349,8 @@ def verify(
 
 
 def worst(stats: Sequence[ToplocStats | Malformed]) -> ToplocStats | Malformed:
-    """What several sequences, the completions of a group, show together: the worst chunk of
-    all, statistic by statistic; `Malformed` if one is."""
+    """The worst of several sequences, such as the completions of a group, statistic by
+    statistic; `Malformed` if one is."""
     measured = list[ToplocStats]()
     for number, one in enumerate(stats):
         if isinstance(one, Malformed):

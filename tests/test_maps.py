@@ -7,8 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("p2p", "roles", "proofs", "sim")
 SOURCES = sorted(path for name in PACKAGES for path in (ROOT / name).rglob("*.py"))
@@ -66,12 +64,15 @@ def is_explained(body: list[ast.stmt], place: int) -> bool:
     )
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=relative)
-def test_a_number_that_was_chosen_says_why(path: Path) -> None:
+def test_a_number_that_was_chosen_says_why() -> None:
     """What it does and why, in the docstring behind it or the comment before it."""
+    assert [f"{relative(path)}:{name}" for path in SOURCES for name in silent_in(path)] == []
+
+
+def silent_in(path: Path) -> list[str]:
     lines = path.read_text(encoding="utf-8").splitlines()
     body = TREES[path].body
-    silent = [
+    return [
         name
         for name, place in chosen_numbers(body)
         if place < 0
@@ -81,29 +82,31 @@ def test_a_number_that_was_chosen_says_why(path: Path) -> None:
             or "#" in lines[body[place].lineno - 1]
         )
     ]
-    assert silent == []
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
-def test_a_folder_opens_with_a_map_that_names_its_files(folder: Path) -> None:
+def test_a_folder_opens_with_a_map_that_names_its_files() -> None:
     """A file by its stem or its full name; what `errors` holds is plain without a map."""
+    assert {relative(one): gone for one in FOLDERS if (gone := missing_in(one))} == {}
+
+
+def missing_in(folder: Path) -> list[str]:
     text = ast.get_docstring(TREES[folder / "__init__.py"]) or ""
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "__main__", "errors"}
     folders = {path.parent.name for path in folder.glob("*/__init__.py")}
     package = ".".join(folder.relative_to(ROOT).parts)
-    missing = [
+    return [
         name
         for name in sorted(files | folders)
         if f"`{name}`" not in text and f"`{package}.{name}`" not in text
     ]
-    assert missing == []
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=relative)
-def test_a_map_names_nothing_that_is_gone(folder: Path) -> None:
+def test_a_map_names_nothing_that_is_gone() -> None:
     """A dotted name of ours in a map leads to a module, or to something that a module has."""
-    text = ast.get_docstring(TREES[folder / "__init__.py"]) or ""
-    named = re.findall(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`", text)
+    maps = [ast.get_docstring(TREES[folder / "__init__.py"]) or "" for folder in FOLDERS]
+    dotted = re.compile(rf"`((?:{'|'.join(PACKAGES)})(?:\.\w+)+)`")
+    named = [name for text in maps for name in dotted.findall(text)]
+    assert named
     assert [name for name in named if not leads_somewhere(name)] == []
 
 

@@ -20,14 +20,15 @@ from p2p.shardcast.selection import Selection
 
 _TEMPORARY: Final = ".shoal-part"
 _CANNOT_LINK: Final = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
-"""What a disk answers that knows no hard links, or has as many of one file as it can."""
+"""Errors of a disk that knows no hard links, or that has reached its limit of links to a
+file."""
 
 
 def deliver(
     weights: Path, index: Index, out: Path, name: str, selection: Selection | None = None
 ) -> list[Path]:
-    """Put the files of a version that lies at ``weights`` below ``out``, all or those selected;
-    those that are there already stay. Returns where they are. Raises `StorageError`.
+    """Link the files of a version at ``weights`` into ``out``, all or those selected; files
+    that exist already stay. Returns their paths. Raises `StorageError`.
 
     A policy that is one file is called ``name``.
     """

@@ -33,11 +33,11 @@ from p2p.shardcast.selection import Selection
 from p2p.world import World
 
 _FIRST_DIAL: Final = 1.0
-"""Seconds after which a puller that has lost the pusher dials it again, then twice as many each
-time, until a connection has lasted longer than the wait before it."""
+"""Seconds before a puller dials a lost pusher again. Each further wait is twice as long, until
+a connection outlasts the wait before it."""
 _LONGEST_DIAL: Final = 16.0
-"""The longest of those waits: a thousand pullers dial a pusher that is gone, or has no room for
-them, 60 times a second, and one that comes back has them all again within 16 s."""
+"""The longest such wait in seconds: a thousand pullers dial a missing pusher 60 times a second,
+and one that returns has them all back within 16 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class CastNode:
         return sum(member.run == self.run for member in self.membership.members())
 
     def whole(self, version: PolicyVersion) -> set[PeerId]:
-        """Those of them that say that they hold ``version``, or a newer one, whole."""
+        """How many of them say that they hold ``version`` or a newer one whole."""
         return {
             member.peer
             for member in self.membership.members()
@@ -74,8 +74,8 @@ async def open_cast(
     bootstrap: Sequence[Multiaddr] = (),
     selection: Selection | None = None,
 ) -> AsyncIterator[CastNode]:
-    """Take part in a push for the length of the block. Who fetches only a ``selection`` is no
-    member whom others feed: it does not say of which run it is."""
+    """Take part in a push for the length of the block. A node that fetches only a ``selection``
+    does not announce its run, so nobody counts on it as a relay."""
     run = run_of(pusher, secret)
     topic = policy_topic(run)
     async with (

@@ -28,27 +28,26 @@ PREFIX: Final = "shoal1"
 SECRET_BYTES: Final = 16
 """Bytes of the join secret: 128 bits cannot be guessed."""
 ADMISSION_BYTES: Final = 8
-"""Bytes of what a puller shows instead of the secret (a heartbeat has room for eight): for each
-name another, so that one that is overheard lets no other peer in. A stranger's guess is right
-once in 2^64."""
+"""Bytes that a puller shows in place of the secret; a heartbeat has room for eight. They differ
+for each name, so an overheard one admits nobody else."""
 MAX_ADDRS: Final = 8
 """Addresses in a ticket: IPv4 and IPv6, of a few interfaces."""
 MAX_TICKET: Final = 2048
-"""Characters of a ticket; usual ones have 250. A terminal wraps them over four lines."""
+"""Characters of a ticket; a usual one has 250. A terminal wraps it over four lines."""
 _CHECK_BYTES: Final = 4
 _DOMAIN: Final = b"shoal cast run v1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Whose content it is, where to begin, and what lets a puller in."""
+    """The content, its pusher, where to start, and the secret that admits a puller."""
 
     pusher: PeerId
     addrs: tuple[Multiaddr, ...]
     """Where the pusher listens, without its name."""
     secret: bytes = field(repr=False)
     name: str
-    """What the content is called: a file's or folder's name, no path."""
+    """The name of the file or folder, without a path."""
     is_folder: bool
     version: PolicyVersion
     manifest: bytes
@@ -62,12 +61,12 @@ class Ticket:
 
     @property
     def run(self) -> bytes:
-        """What SHARDCAST calls this push. It depends on the secret: who has no ticket cannot
-        name it."""
+        """SHARDCAST's name for this push. It depends on the secret, so nobody without the
+        ticket can name it."""
         return run_of(self.pusher, self.secret)
 
     def admission(self, peer: PeerId) -> bytes:
-        """What ``peer`` shows to be let in."""
+        """The proof by which ``peer`` is let in."""
         return admission_of(self.secret, peer)
 
     def __str__(self) -> str:
@@ -101,7 +100,7 @@ def run_of(pusher: PeerId, secret: bytes) -> bytes:
 
 
 def admission_of(secret: bytes, peer: PeerId) -> bytes:
-    """What ``peer`` shows to be let in: a MAC of its name."""
+    """The proof by which ``peer`` is let in: a MAC of its name."""
     return blake3(peer.digest, key=secret + secret).digest()[:ADMISSION_BYTES]
 
 

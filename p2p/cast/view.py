@@ -20,31 +20,31 @@ if TYPE_CHECKING:  # rich takes 30 ms to import: only where a person reads bars
 PIPED: Final = 5.0
 """Seconds between two lines where no terminal draws bars: enough for a log."""
 DRAWN: Final = 0.25
-"""Seconds between two looks for a bar: what a person takes for at once."""
+"""Seconds between two updates of the bar: people perceive this as immediate."""
 
 
 @dataclass(frozen=True, slots=True)
 class CastState:
-    """How far a push or pull is."""
+    """Progress of a push or pull."""
 
     total: int
     """Bytes of the version; 0 while nothing is known of it."""
     here: int
     """Bytes of it that are here."""
     rate: float
-    """Bytes per second lately: those that came, or those that were given by a pusher."""
+    """Bytes per second lately: received, or, at a pusher, given to others."""
     given: int
     """Bytes given to others since the start."""
     members: int
     """Other nodes in the swarm."""
     whole: int
-    """Those of them that have it whole."""
+    """How many of them have it whole."""
     asked: int = 0
-    """How many the pusher waits for; 0 if it waits for no number."""
+    """How many machines the pusher waits for; 0 if it waits for no number."""
 
 
 class Teller:
-    """Says what happens; one of three ways, chosen by where it goes."""
+    """Reports progress, in one of three ways that depend on where the output goes."""
 
     def __init__(self, title: str, *, as_json: bool) -> None:
         self._title = title
@@ -59,7 +59,7 @@ class Teller:
         return Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
     def event(self, kind: str, text: str, **fields: object) -> None:
-        """One thing that happened: ``text`` for people, ``fields`` for programs."""
+        """Report one event: ``text`` for people, ``fields`` for programs."""
         with contextlib.suppress(BrokenPipeError):  # who listened has gone
             if self._json:
                 sys.stdout.write(json.dumps({"event": kind, **fields}) + "\n")
@@ -92,7 +92,7 @@ class Teller:
         self._progress = None
 
     def state(self, state: CastState) -> None:
-        """How far it is now."""
+        """Report the current progress."""
         if self._progress is not None:
             [task] = self._progress.task_ids
             total, done = _drawn(state)
@@ -105,8 +105,8 @@ class Teller:
 
 
 def _drawn(state: CastState) -> tuple[int | None, int]:
-    """How long the bar is, and how much of it is full. A pusher has all bytes: its bar tells
-    which share of the machines has them, and moves without an end while there is none."""
+    """Length of the bar and how much of it is full. A pusher has all bytes, so its bar shows
+    the share of machines that are done, and has no end while there is none."""
     machines = state.asked or max(state.members, state.whole)
     if state.here < state.total or not state.total:
         return state.total or None, state.here

@@ -44,8 +44,8 @@ MAX_ADDRS: Final = 4
 ADDR_NAMESPACE: Final = "addr"
 """Where a peer can be dialled. Name and publisher are the peer itself."""
 MAX_ADDR_LIFETIME: Final = 2 * 3600.0
-"""Seconds for which such a record is good at most: twice what a node asks for by default. A
-machine that has moved is not dialled where it was for longer."""
+"""The longest lifetime of an address record in seconds: twice a node's default. After that
+nobody dials a machine where it no longer is."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -213,8 +213,8 @@ class Dht:
         return list(outcome.records) if isinstance(outcome, Found) else []
 
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` says it can be dialled, also told to the host; empty if no node
-        knows."""
+        """Where ``peer`` says it can be dialled, which the host learns as well; empty if no
+        node knows."""
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [
             addr
@@ -351,7 +351,7 @@ class Dht:
 
 
 async def _load_stamp(world: World, difficulty: int) -> bytes:
-    """The stamp beside our key; made now if there is none, or it is worth too little."""
+    """The stamp beside our key; made now if it is missing or too weak."""
     peer = world.signer.peer_id
     try:
         nonce = await world.disk.read(STAMP_PATH)

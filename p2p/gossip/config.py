@@ -33,8 +33,8 @@ class GossipConfig:
     """Heartbeats for which a message can be asked for (mcache_len): two more than it is
     advertised for, so that an IWANT that was under way finds it."""
     history_gossip: int = 3
-    """Of these, how many newest are advertised by IHAVE (mcache_gossip): each peer that has a
-    message tells six others of it in each of three heartbeats."""
+    """How many of these heartbeats IHAVE advertises (mcache_gossip): each peer that has a
+    message tells six others of it in each of three."""
     fanout: float = 60.0
     """Seconds for which the fanout of a topic is kept after the last publication
     (fanout_ttl)."""

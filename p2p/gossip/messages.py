@@ -55,10 +55,8 @@ heartbeat."""
 MAX_IDS: Final = 5000
 """Message ids in all of one RPC; go-libp2p's limit for a heartbeat."""
 MAX_FIELDS: Final = 8 * KI
-"""Protobuf fields in all of one RPC, also of kinds that we do not know: 10 ms. All of 5,000
-ids, 256 messages with six fields each, and 256 subscriptions make 7,560. Each count is taken
-while decoding: half a million entries of a MiB would take half a second to decode before they
-could be counted."""
+"""Protobuf fields of one RPC, those of unknown kinds included. 5,000 ids, 256 messages and 256
+subscriptions make 7,560; fields are counted while decoding, before they cost time."""
 MAX_BACKOFF: Final = 3600
 """Seconds of backoff that a PRUNE may ask for; a longer one is cut to this."""
 

@@ -103,9 +103,8 @@ class Ledger:
             return entries
 
     async def _mark(self, size: int, head: Head) -> None:
-        """Note that the newest segment is on the disk as far as ``size``: from now on that is
-        owed.
-        """
+        """Record that the newest segment is on the disk up to ``size``; from now on recovery
+        expects that much."""
         synced = Synced(self._synced.turn + 1, self._segment, size, head)
         await self._world.disk.write(self._mark_path, synced.encode(), synced.offset)
         await self._world.disk.fsync(self._mark_path)

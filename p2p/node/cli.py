@@ -67,7 +67,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the command line stands for, read and checked: nothing was begun yet."""
+    """A checked command line, before anything has begun."""
 
     options: Options
     config: NodeConfig
@@ -204,9 +204,8 @@ def _addr(text: str) -> Multiaddr:
 
 
 def _prepare(options: Options) -> Start:
-    """Read every file that the command line names. Raises `ConfigError` for whatever is wrong
-    with it.
-    """
+    """Read every file that the command line names. Raises `ConfigError` for anything wrong with
+    it."""
     check_platform()
     config = _configure(options)
     document = None if options.run is None else _read_document(options.run)
@@ -313,7 +312,7 @@ REACH: Final = {
         " docs/running.md"
     ),
 }
-"""What to say of an address that not everyone can dial."""
+"""What people are told about an address that not everyone can dial."""
 
 
 def _report_run(options: Options, run: SignedRun) -> None:

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _commands_help() -> str:
-    """What ``shoal --help`` prints: a line for each command that is installed."""
+    """The output of ``shoal --help``: one line for each installed command."""
     lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
     head = (
         "usage: shoal COMMAND ... | --version\n\nStrangers train one model together, peer to"

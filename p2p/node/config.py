@@ -20,8 +20,7 @@ from p2p.shardcast import ShardcastConfig
 from p2p.swarm.swarm import SwarmConfig
 
 ANY_PORT: Final = Multiaddr.tcp("0.0.0.0", 0)
-"""Where a node listens that was told nothing: all interfaces, a port that the system
-chooses."""
+"""Default listening address of a node: all interfaces, at a port that the system chooses."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

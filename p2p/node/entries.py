@@ -9,14 +9,13 @@ from p2p.errors import ConfigError
 
 
 def installed(group: str) -> dict[str, EntryPoint]:
-    """What installed packages name in a group of entry points."""
+    """The entry points of one group, of all installed packages."""
     return {point.name: point for point in entry_points(group=group)}
 
 
 def load(target: str, name: str, what: str) -> object:
-    """What ``target``, ``module:attribute``, names. Raises `ConfigError`, which calls it the
-    ``what`` called ``name``.
-    """
+    """Import ``target``, given as ``module:attribute``. Raises `ConfigError`, which calls it
+    the ``what`` called ``name``."""
     module, _, attribute = target.partition(":")
     try:
         found: object = importlib.import_module(module)

@@ -58,7 +58,7 @@ def _policy(node: Node, newest: int) -> str:
 
 
 def progress_of(roles: Sequence[Role]) -> list[Progress]:
-    """What those roles say that say something."""
+    """The progress of all roles that report any."""
     return [role.progress() for role in roles if isinstance(role, Reporter)]
 
 
@@ -101,9 +101,8 @@ class LiveLine:
         return True
 
     def _fitting(self, text: str) -> str:
-        """As one line of the terminal: what is too long would wrap, and could not be
-        redrawn.
-        """
+        """Shorten the text to one terminal line: a longer one would wrap and could not be
+        redrawn."""
         width = shutil.get_terminal_size().columns - 1
         return f"{CLEAR_LINE}{text if len(text) <= width else text[: width - 1] + '…'}"
 

@@ -29,7 +29,8 @@ def policy_topic(run_id: bytes) -> str:
 
 
 def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
-    """Who could relay policies: the living members of the run, with what they can carry."""
+    """The peers that could relay policies: the living members of the run, with their
+    capacity."""
     return [
         RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
         for member in membership.members()

@@ -36,14 +36,13 @@ except ImportError:
 GRACE: Final = 2.5
 """Seconds between the request to end and leaving at any price: a person waits 3."""
 LOG_BYTES: Final = 16 * MIB
-"""Of the log file; one older file of the same size is kept. A day of ``info`` of a busy
-node.
-"""
+"""Size at which the log file is rotated; one older file is kept. A busy node writes as much in
+a day of ``info``."""
 LEVELS: Final = ("debug", "info", "warning", "error")
 CLEAR_LINE: Final = "\r\x1b[K"
 """Takes a terminal's cursor to the start of its line and empties it (ECMA-48, EL)."""
 GIT_SECONDS: Final = 10.0
-"""How long git may take to say whether it ignores a path: it reads a few small files."""
+"""Seconds that git may take to say whether it ignores a path: it reads a few small files."""
 
 
 def check_platform() -> None:

@@ -34,7 +34,7 @@ from p2p.world import World
 
 RIVAL_PROTOCOL: Final = ProtocolId("/shoal/run-rival/1.0.0")
 RIVAL_PATH: Final = "run.rival"
-"""Where the other edition of the pinned one's epoch is kept, in the node's folder."""
+"""File in the node's folder that holds the other edition of the pinned epoch."""
 MAX_RIVAL_REQUEST: Final = 96
 """Bytes of ``[run id, epoch, digest]``: 32, 9, 32 and framing."""
 
@@ -115,8 +115,8 @@ class Rivalry:
             logger.warning("run.rival_not_kept reason=%s", error)
 
     def answer(self, own: SignedRun, digest: bytes) -> bytes:
-        """What a peer that holds the edition with ``digest``, of the epoch of ``own``, is
-        told."""
+        """The reply to a peer that holds the edition with ``digest`` of the epoch of
+        ``own``."""
         if digest != own.digest:
             return own.document
         return b"" if self.rival is None else self.rival.document

@@ -18,7 +18,7 @@ class Role(Protocol):
     """
 
     name: ClassVar[str]
-    """How heartbeats, tables and logs call it."""
+    """The role's name in heartbeats, tables and logs."""
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
@@ -38,7 +38,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a role has come, in words for the line that a node shows to people."""
+    """A role's progress, in words for people."""
 
     text: str
     """What was done and what came of it, such as ``1,024 rollouts made, 896 accepted``."""

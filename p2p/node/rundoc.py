@@ -68,10 +68,10 @@ from p2p.world import World, decode_off_loop
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/run/1.0.0")
 PATH: Final = "run.shoal"
-"""Where the document is pinned, in the node's folder."""
+"""File in the node's folder where the document is pinned."""
 HELD: Final = "run.id"
-"""Says of which run the rest of the folder is, also when `PATH` was removed: what a role keeps
-(a checkpoint, unpaid work) is of use in that run only."""
+"""Names the run that the folder belongs to, even after `PATH` was removed: what roles keep (a
+checkpoint, unpaid work) is of use in that run only."""
 MAX_DOCUMENT: Final = 256 * KI
 """Bytes; what `roles.run.core.file` allows."""
 RUN_ID: Final = 32
@@ -94,8 +94,8 @@ MAX_JUDGED: Final = 1_024
 """Documents remembered as judged, by digest: what a peer of every member of a large run could
 send in a round of asking. 200 KiB."""
 HINT_PAUSE: Final = 10.0
-"""Seconds between peers asked because they seem to have another edition: six a minute at most,
-whatever strangers do to be asked."""
+"""Seconds between questions to peers that seem to have another edition: six a minute at most,
+however often strangers claim one."""
 HINT_AGAIN: Final = 60.0
 """Seconds until the same peer is asked again for that reason: as often as a random member
 is.
@@ -156,8 +156,8 @@ class Answers:
         self._stranger = (addr, error)
 
     def check(self) -> None:
-        """Raise `ConfigError` at the end of a round in which nobody was of this node's run, and
-        somebody was of another."""
+        """Raise `ConfigError` at the end of a round in which some peer was of another run and
+        none of ours."""
         if self._stranger is not None:
             addr, error = self._stranger
             raise ConfigError(f"the run file of {addr} cannot be used: {error}") from error
@@ -235,7 +235,7 @@ class RunBook:
         return self._rivalry.rival
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
-        """As the newest edition says; before there is one, no peer may do anything.
+        """The newest edition's permission; before there is one, no peer may do anything.
 
         Of one that has expired only this is left, that its members stay together: they will be
         handed the next edition by each other.
@@ -245,7 +245,7 @@ class RunBook:
         return capability is Capability.GOSSIP or not self._has_expired(self._run)
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """As the newest edition says."""
+        """Whether the newest edition asks for a stamp."""
         return self._run is not None and self._run.needs_stamp(peer)
 
     async def wait_edition(self, after: int) -> SignedRun:

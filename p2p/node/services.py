@@ -24,7 +24,7 @@ class HasHealth(Protocol):
 
     @property
     def name(self) -> str:
-        """How heartbeats, tables and logs call it."""
+        """The role's name in heartbeats, tables and logs."""
         ...
 
     def health(self) -> dict[str, object]:
@@ -87,7 +87,7 @@ class Node:
         return bool(await self.dht.find_peer(peer))
 
     def health(self, roles: Sequence[HasHealth] = ()) -> dict[str, object]:
-        """How the node is, as plain values: what ``--status`` prints and dashboards show."""
+        """The node's state as plain values, for ``--status`` and dashboards."""
         return {
             "peer": str(self.peer_id),
             "run": self.run.id.hex(),

@@ -24,11 +24,11 @@ PEER_TROUBLE: Final = (
     trio.ClosedResourceError,
     trio.TooSlowError,
 )
-"""What asking one peer may raise without anything being wrong here."""
+"""Exceptions that asking one peer may raise although nothing is wrong here."""
 
 
 def likely_cause(error: Exception) -> str:
-    """What a person can look into, of one of `PEER_TROUBLE`."""
+    """What a person can check after one of `PEER_TROUBLE`."""
     match error:
         case WrongPeer():
             return "another node answers there: is the id in the address out of date?"

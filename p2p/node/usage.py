@@ -25,15 +25,15 @@ from p2p.errors import ConfigError
 FAILED: Final = 1
 """Exit code: something went wrong, and the command line was right."""
 WRONG_USAGE: Final = 2
-"""Exit code: the command line, or a file that it names, is wrong; nothing was begun.
-argparse's, too."""
+"""Exit code for a wrong command line, or a wrong file named on it, before anything has begun;
+argparse uses it too."""
 INTERRUPTED: Final = 130
 """Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
 CLOSENESS: Final = 0.5
-"""Of two words, by difflib's ratio, from which on one may be meant by the other: ``traner`` and
-``trainer`` have 0.92, ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
+"""Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have 0.92,
+``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
 STANDARD_OUTPUT: Final = Path("-")
-"""What stands for standard output where a file may be named, as in most commands."""
+"""Stands for standard output where a file may be named, as in most commands."""
 MAX_NAMED: Final = 40
 """Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of
 a swarm."""
@@ -176,7 +176,7 @@ def ignore_interrupts() -> None:
 
 
 def complain(error: object) -> None:
-    """One sentence for people, on standard error."""
+    """Print one sentence on standard error."""
     print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people
 
 

@@ -34,10 +34,10 @@ from p2p.wire import pack, unpack_untrusted
 RUN_ID_BYTES: Final = 32
 """A run's id is a SHA-256 digest."""
 RUN_LIFETIME: Final = 1800.0
-"""Seconds for which such a record is good; the DHT renews it while we live."""
+"""Lifetime of such a record in seconds; the DHT renews it while we live."""
 MAX_RUN_LIFETIME: Final = 3600.0
-"""Seconds for which such a record may be good at all, so that who takes places under a run's
-key has to come back every hour to keep them."""
+"""The longest lifetime that is believed, in seconds: whoever takes places under a run's key
+must come back every hour to keep them."""
 MAX_ADDRS: Final = 4
 """Addresses in a record: IPv4 and IPv6, inside and outside."""
 MAX_SEEDS: Final = 16
@@ -59,9 +59,8 @@ async def find_peer(membership: Membership, host: Host, book: RunBook, peer: Pee
 
 
 def places_untrusted(record: Record) -> tuple[Multiaddr, ...]:
-    """Where the publisher of a run record says it can be dialled. Raise `BadMessage`, and
-    nothing else.
-    """
+    """The addresses that the publisher of a run record claims. Raise `BadMessage`, and nothing
+    else."""
     items = unpack_untrusted(record.value)
     if not isinstance(items, list) or len(items) > MAX_ADDRS:
         raise BadMessage(f"a run record is a list of at most {MAX_ADDRS} addresses")

@@ -24,14 +24,14 @@ KERNEL_FILES: Final = (
     "/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus", "/proc/acpi", "/proc/scsi",
     "/proc/fs", "/proc/mtrr",
 )  # fmt: skip
-"""Of ``/proc``, what is not about processes and can be written."""
+"""The writable parts of ``/proc`` that are not about processes."""
 FIRST_PROCESS: Final = "/proc/1"
 """``bwrap``'s own, which may be the same user's as the worker. No filter and no limit holds for
 it: what could write to its memory would be rid of both."""
 DRIVERS: Final = ("/run/opengl-driver", "/run/nvidia-persistenced")
 """Below them, and needed by drivers."""
 SWITCHING: Final = ("CAP_SETUID", "CAP_SETGID")
-"""What `p2p.sandbox.entry` needs to become another user, and loses by it."""
+"""Capabilities that `p2p.sandbox.entry` needs to become another user, and loses by it."""
 
 
 def bwrap_command(
@@ -96,7 +96,7 @@ def _nothing(
 
 
 def _shown(installation: Installation) -> list[str]:
-    """What every worker sees."""
+    """The paths that every worker sees."""
     return [*installation.system, *installation.readable]
 
 

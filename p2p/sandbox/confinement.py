@@ -26,7 +26,7 @@ HEARD: Final = 64 * KI
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Confinement:
-    """What a worker may reach beside Python and its libraries, and how much it may use.
+    """What a worker may reach besides Python and its libraries, and how much it may use.
 
     The defaults are for a stranger's code or text. Paths are those of the operating system, and
     are the same in there. None is no limit.
@@ -62,7 +62,7 @@ class Confinement:
     """Bytes of one file."""
 
     open_files: int | None = OPEN_FILES
-    """Of each process."""
+    """Open files of each process."""
 
     scratch: int = SCRATCH
     """Bytes of ``/tmp``, all files together."""
@@ -89,22 +89,22 @@ class Confinement:
 
 
 class Mechanism(Enum):
-    """What contains workers on a machine."""
+    """The ways to contain workers on a machine."""
 
     BUBBLEWRAP = "bubblewrap"
-    """Linux: namespaces of its own, by ``bwrap``."""
+    """Linux: own namespaces, made by ``bwrap``."""
     SEATBELT = "seatbelt"
     """macOS: ``sandbox-exec``."""
     NONE = "none"
-    """Nothing: limits of a process at best."""
+    """No containment: only resource limits of the process, at best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Containment:
-    """How one machine contains workers, as it was found by trying."""
+    """How one machine contains workers, found by trying."""
 
     mechanism: Mechanism = Mechanism.NONE
-    """What does it."""
+    """The mechanism that works here."""
 
     program: str = ""
     """The path of ``bwrap`` or ``sandbox-exec``."""
@@ -114,7 +114,7 @@ class Containment:
     user namespace. The kernel counts no process of root's."""
 
     reason: str = ""
-    """Where nothing contains them: why, for a person."""
+    """Why nothing contains them, for a person; empty if something does."""
 
     @property
     def holds(self) -> bool:

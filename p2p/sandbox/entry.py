@@ -19,7 +19,7 @@ from typing import Final
 from p2p.sandbox.seccomp import Instruction, assemble, filter_program
 
 READY: Final = b"+"
-"""What a worker says before anything else."""
+"""A worker's first words."""
 NO_NEW_PRIVS: Final = 38
 """``PR_SET_NO_NEW_PRIVS`` of ``linux/prctl.h``, as the next, and of ``linux/seccomp.h``."""
 SECCOMP: Final = 22
@@ -30,16 +30,16 @@ FILTER: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryLimits:
-    """What is taken, as it crosses the command line."""
+    """The limits of a worker, as they cross the command line."""
 
     amounts: dict[str, int]
-    """By the names of Python's ``resource``, without ``RLIMIT_``."""
+    """Resource limits by Python's names, without ``RLIMIT_``."""
 
     user: int = 0
-    """Whom to become; 0 stays who it is."""
+    """User id to switch to; 0 keeps the current one."""
 
     machine: str = ""
-    """Whose system calls are filtered; empty where there are none to filter."""
+    """Architecture whose system calls are filtered; empty for no filter."""
 
     network: bool = False
     forks: bool = False
@@ -47,7 +47,7 @@ class EntryLimits:
     """See `p2p.sandbox.seccomp.filter_program`."""
 
     def to_argument(self) -> str:
-        """For the command line."""
+        """The limits as a command line argument."""
         return json.dumps(asdict(self))
 
 

@@ -31,13 +31,13 @@ SYSTEM_FILES: Final = (
     "/etc/ld.so.conf.d",
     "/etc/alternatives",
 )
-"""Where the loader looks for libraries, and what links to them go through."""
+"""Where the loader looks for libraries, and the folders that links to them pass through."""
 SOCKETS: Final = ("/run", "/var/run", "/tmp", "/var/tmp")
-"""Where other programs listen, and leave things."""
+"""Folders in which other programs listen and leave files."""
 STORES: Final = ("/nix/store", "/gnu/store")
 """Where Nix and Guix keep everything, read-only and for all users."""
 PARTS: Final = ("bin", "lib", "lib32", "lib64", "Frameworks", "Resources", "pyvenv.cfg")
-"""What of a prefix is an installation."""
+"""The folders of a prefix that make up an installation."""
 PACKAGES: Final = ("site-packages", "dist-packages")
 """Folders that hold nothing but packages."""
 MOST_LINKS: Final = 40
@@ -52,7 +52,7 @@ ACCELERATORS: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """Where this machine keeps what a worker needs. All paths are absolute."""
+    """The paths of this machine that a worker needs, all absolute."""
 
     python: str
     """The interpreter."""
@@ -61,7 +61,7 @@ class Installation:
     """The system's folders and files."""
 
     links: tuple[tuple[str, str], ...]
-    """Those that are links, and where they point, as written."""
+    """Those that are symbolic links, with their targets as written."""
 
     readable: tuple[str, ...]
     """Python's own, and packages."""
@@ -77,7 +77,7 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """Of the Python that runs."""
+    """The installation of the running Python."""
     prefixes = _both({sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix})
     python = sys.executable
     found = [os.path.join(prefix, part) for prefix in prefixes for part in PARTS]
@@ -123,8 +123,8 @@ def _chain(path: str) -> Iterator[str]:
 
 
 def _searched() -> list[str]:
-    """What ``PYTHONPATH`` names, and the folder of ``p2p`` itself: Python finds the
-    others by itself."""
+    """The entries of ``PYTHONPATH`` and the folder of ``p2p``; Python finds the others by
+    itself."""
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     own = _package_root()
     folders = [os.path.abspath(path) for path in named if path]
@@ -194,8 +194,8 @@ def _library_folders(known: list[str]) -> list[str]:
 
 
 def _homes() -> tuple[str, ...]:
-    """Of this user, by both names, and where others' lie. The root is none: containers give it
-    to users without a name."""
+    """This user's home by both names, and the parent folders of other homes. The root is no
+    home, though containers give it to users without a name."""
     home = os.path.expanduser("~")
     own = [path for path in _both([home]) if path != "/"]
     return tuple(dict.fromkeys([*own, "/home", "/root"]))

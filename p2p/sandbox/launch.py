@@ -24,8 +24,7 @@ VARIABLES: Final = {
     "LANG": "C.UTF-8",
     "PYTHONDONTWRITEBYTECODE": "1",
 }
-"""What a worker's environment has unless it keeps the node's. There is nowhere to keep compiled
-code."""
+"""A worker's environment, unless it keeps the node's. Compiled code has nowhere to be kept."""
 SERIAL: Final = dict.fromkeys(
     ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS"), "1"
 )
@@ -41,7 +40,7 @@ ENTRY: Final = "p2p.sandbox.entry"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How a worker is started."""
+    """The command line and environment that start a worker."""
 
     command: tuple[str, ...]
     variables: Mapping[str, str]

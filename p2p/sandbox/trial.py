@@ -16,21 +16,21 @@ from collections.abc import Collection
 from typing import Final
 
 MOST: Final = 16
-"""Threads that a trial may have; it tries to start twice as many. And the largest number of a
-process: it is among the first of its own machine."""
+"""Threads allowed to a trial, which tries to start twice as many. Also the largest process id
+expected in its own namespace."""
 
 
 MACHINE: Final = "machine"
 """The argument with which the trial is that of a worker that sees the machine. The others are
 the node's namespaces, as `namespaces` names them."""
 NAMESPACES: Final = ("mnt", "pid", "net", "ipc", "uts")
-"""Those that a worker must have of its own."""
+"""Namespaces that a worker must have for itself."""
 ACCOUNTS: Final = "/etc/passwd"
-"""Which every machine has, and every user may read."""
+"""A file that every machine has and every user may read."""
 
 
 def namespaces() -> list[str]:
-    """Those that this process is in, by the kernel's names: none but on Linux."""
+    """This process's namespaces, by the kernel's names; empty except on Linux."""
     with contextlib.suppress(FileNotFoundError):
         return [os.readlink(f"/proc/self/ns/{kind}") for kind in NAMESPACES]
     return []
@@ -92,7 +92,7 @@ def _processes() -> list[str]:
 
 
 def _threads_started() -> int:
-    """How many, up to an end if there is one."""
+    """How many threads could be started, up to a maximum if there is one."""
     until, started = threading.Event(), 0
     try:
         for _ in range(2 * MOST):

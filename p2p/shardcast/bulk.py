@@ -37,7 +37,7 @@ class _Unfinished:
     held: int = 0
 
     def hold(self, count: int) -> None:
-        """So many more bytes of it are here."""
+        """``count`` more bytes of it are here."""
         self.held += count
 
 

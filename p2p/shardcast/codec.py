@@ -33,8 +33,8 @@ from p2p.shardcast.index import MAX_SPAN, Span, digest_of
 ANCHOR: Final = "planes-zstd1"
 """Every span by itself, in byte planes."""
 PATCH: Final = "gap-ulp-zstd1"
-"""What turns another version into this one (`p2p.shardcast.patch`), cut in spans of its own,
-each of them packed as those of a policy."""
+"""The encoding that turns another version into this one (`p2p.shardcast.patch`): cut into spans
+of its own, each packed like a policy's."""
 _LEVEL: Final = 1
 _MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW: Final = MAX_SPAN

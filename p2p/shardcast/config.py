@@ -34,18 +34,13 @@ class ShardcastConfig:
     a core does 0.9 GB/s from the version before, and from older ones a fifth of that."""
 
     stall: float = 0.5
-    """Least seconds after which a chunk that others hold is pulled instead of awaited.
-
-    The prototype had 1 s at first. When a relay of eight was killed at 3 s, its 32 MiB took 9.3
-    to 10.9 s; with 0.5 s they took 9.4. Shorter waits pull what a short queue is about to
-    bring.
-    """
+    """Least seconds after which a chunk that others hold is pulled instead of awaited. A
+    shorter wait pulls what a short queue is about to bring."""
 
     roster_interval: float = 3.0
-    """Least seconds between two rosters of one origin, unless the last one was empty or a root
-    has to be replaced. A peer that joins during a hand-out waits as long until chunks are
-    pushed to it. A roster of 200 peers has 8 KB, and crosses each link once: 21 kbit/s at
-    most."""
+    """Least seconds between two rosters of one origin, unless the last was empty or a root must
+    be replaced. A peer that joins during a hand-out waits as long until chunks are pushed to
+    it."""
 
     def __post_init__(self) -> None:
         if self.keep_versions < 1:
@@ -58,7 +53,7 @@ class ShardcastConfig:
 
 @dataclass(slots=True)
 class ShardcastStats:
-    """What one node moved and dropped since it started. Bytes are wire bytes of chunks."""
+    """Counts of one node since it started; bytes are wire bytes of chunks."""
 
     uploaded_as_origin: int = 0
     uploaded_as_relay: int = 0
@@ -79,30 +74,10 @@ class ShardcastStats:
     versions_too_large: int = 0
     """Versions given up because this disk is too small for them."""
 
-    def count_duplicate(self, size: int) -> None:
-        """A chunk came a second time."""
-        self.duplicates += size
-
-    def count_bad(self) -> None:
-        """A chunk had a wrong digest."""
-        self.chunks_bad += 1
-
-    def count_completed(self) -> None:
-        """A version is whole and durable."""
-        self.versions_completed += 1
-
-    def count_skipped(self) -> None:
-        """A version was given up."""
-        self.versions_skipped += 1
-
     def note_disk(self, *, refuses: bool) -> None:
         """The disk refused a write, or takes data again."""
         self.disk_refuses = refuses
         self.disk_failures += refuses
-
-    def note_too_large(self) -> None:
-        """There is no room for a version, on a disk that otherwise works."""
-        self.versions_too_large += 1
 
     def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
         """A chunk came for the first time: because it was asked for, from the origin itself."""

@@ -65,7 +65,7 @@ from p2p.errors import BadMessage
 from p2p.wire import KI, MIB
 
 OPAQUE: Final = 0
-"""The kind of bytes of which nothing is known; other kinds are the bytes of one value."""
+"""Kind of bytes without known structure; other kinds give the bytes of one value."""
 WIDTHS: Final = {OPAQUE: 1, 2: 2, 4: 4}
 """Bytes of one value, by kind."""
 
@@ -91,8 +91,8 @@ _MEAN_GAP_IN_CLASS: Final = 8
 Huffman's code fits two classes that are too small for one each. At lr 1e-6: 8 % fewer bytes
 than with 128, 4 % fewer than with 32."""
 _BLOCK: Final = 2 * KI
-"""Bytes of a class in a stream from which on it is a zstd block, with a table, of its own. A
-table takes some 40 bytes."""
+"""A class with at least this many bytes in a stream gets a zstd block, and so a table, of its
+own; a table takes some 40 bytes."""
 _SPARSE_ONLY: Final = 1 / 8
 """Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense), and
 the others are not tried."""
@@ -100,14 +100,12 @@ _MOST_SPARSE: Final = 1 / 2
 """Above this share dense wins (the two are level at 59 %), sparse is not tried, and a reader
 refuses it: its integers of eight bytes would take a multiple of what the values do."""
 _SAMPLE: Final = 16
-"""One value in this many is looked at to choose the classes. Both numbers of a class, how many
-values it has and how many changed, only have to be about right."""
+"""One value in this many is examined to choose the classes, for which rough counts suffice."""
 _CLASS_BITS: Final = 60
-"""What a class costs by itself: 6 bytes, and the last byte of each row of bits half empty."""
+"""Cost of one more class in bits: 6 bytes, and the last byte of each row of bits half empty."""
 
 _PIECE: Final = 256 * KI
-"""Values whose magnitudes are compared with all borders in turn, while a core's cache holds
-them."""
+"""Values compared with all borders in one go, so that they stay in a core's cache."""
 
 _WORD: Final = struct.Struct(">I")
 _CLASS: Final = struct.Struct(">IB")
@@ -123,7 +121,7 @@ _Values = NDArray[np.unsignedinteger[Any]]
 
 
 class DeltaMode(Enum):
-    """How much time to spend on fewer bytes."""
+    """How much time to spend for fewer bytes."""
 
     FAST = 0
     """One class."""
@@ -132,7 +130,7 @@ class DeltaMode(Enum):
 
 
 class Coding(IntEnum):
-    """How one segment is written."""
+    """The coding of one segment."""
 
     SAME = 0
     SPARSE = 1
@@ -349,7 +347,7 @@ def _magnitudes(values: _Values) -> _U8:
 
 
 def _members(old: _Values, places: _I64, borders: Sequence[int]) -> list[_I64]:
-    """For each class, which of ``places`` are in it."""
+    """For each class, the ``places`` in it."""
     if not borders:
         return [np.arange(len(places))]
     classes = np.searchsorted(np.array(borders, np.uint8), _magnitudes(old[places]), "right")
@@ -373,7 +371,7 @@ def _masks(old: _Values, borders: Sequence[int]) -> list[_U64 | None]:
 
 
 def _ranks(mask: _U64, places: _I64) -> _I64:
-    """How many bits of ``mask`` are set below each of ``places``."""
+    """The number of set bits of ``mask`` below each of ``places``."""
     totals = np.cumsum(np.bitwise_count(mask), dtype=np.int64)
     words = places >> 6
     below = (np.uint64(1) << (places & 63).astype(np.uint64)) - np.uint64(1)
@@ -382,7 +380,7 @@ def _ranks(mask: _U64, places: _I64) -> _I64:
 
 
 def _places(mask: _U64, ranks: _I64) -> _I64:
-    """Where ``mask`` has its set bit number ``ranks``, which ascend."""
+    """The positions of the set bits of ``mask`` with these ``ranks``, which ascend."""
     totals = np.cumsum(np.bitwise_count(mask), dtype=np.int64)
     _inside(ranks, int(totals[-1]))
     words = np.searchsorted(totals, ranks, side="right")
@@ -491,7 +489,7 @@ class _Reader:
         self._decompressor = zstandard.ZstdDecompressor(max_window_size=_MAX_WINDOW)
 
     def finish(self) -> None:
-        """Nothing may be left."""
+        """Raise unless everything was read."""
         if self._at != len(self._wire):
             raise BadMessage(f"{len(self._wire) - self._at} bytes follow a delta")
 
@@ -518,7 +516,8 @@ class _Reader:
         return borders
 
     def head(self, values: int) -> tuple[int, int]:
-        """How many values of a class changed, and how many bits of a gap are sent apart."""
+        """How many values of a class changed, and how many low bits of each gap are sent
+        apart."""
         count, shift = _CLASS.unpack(self.take(_CLASS.size))
         if count > values or shift > _MAX_SHIFT:
             raise BadMessage(f"{count} changes among {values} values, gaps shifted by {shift}")
@@ -535,7 +534,7 @@ class _Reader:
         return numbers
 
     def gaps(self, count: int, values: int) -> _I64:
-        """What is above those bits."""
+        """The gaps without those low bits."""
         (size,) = _WORD.unpack(self.take(_WORD.size))
         if size > count + values // _MORE:
             raise BadMessage(f"{size} bytes for {count} gaps among {values} values")

@@ -16,8 +16,7 @@ LONGEST_RETRY: Final = 300.0
 """Seconds: what a disk that was mended is left idle for at most. 12 trials, 12 MiB, an hour
 meanwhile."""
 TRIAL_BYTES: Final = MIB
-"""What is written to see whether there is room: a file system that is full still takes a few
-bytes."""
+"""Bytes written to find out whether there is room: a full file system still takes a few."""
 
 logger = logging.getLogger(__name__)
 

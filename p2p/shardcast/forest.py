@@ -90,7 +90,7 @@ class RosterEntry:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Roster:
-    """Whom an origin feeds, signed by it. Peers are in the order of their names."""
+    """The peers that an origin feeds, signed by it, in the order of their names."""
 
     origin: PeerId
     run: bytes
@@ -146,7 +146,8 @@ class Roster:
         return float(CLASS_UNIT * 2 ** (rank - 1)) if rank else 0.0
 
     def neighbours(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """With whom ``peer`` exchanges have-lists: all peers up to `MESH`, else about eight.
+        """The peers with which ``peer`` exchanges have-lists: all up to `MESH`, else about
+        eight.
 
         Symmetric, connected, of small diameter: a ring with chords of n^(1/4), n^(1/2),
         n^(3/4).
@@ -213,15 +214,15 @@ def decode_roster_untrusted(data: bytes, run: bytes, verify: Verify) -> Roster:
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """One tree over all peers, by their places in the roster."""
+    """One tree over all peers, which are named by their places in the roster."""
 
     root: int
     parent: tuple[int, ...]
-    """Of each place; the root's is -1, which is the origin."""
+    """The parent of each place; -1, the origin, for the root."""
     children: dict[int, tuple[int, ...]]
-    """Of each interior place."""
+    """The children of each interior place."""
     slots: dict[int, int]
-    """How many children each interior place may have."""
+    """The most children of each interior place."""
 
     def depth(self, place: int) -> int:
         """Hops from the origin."""
@@ -244,14 +245,14 @@ class Forest:
 
     @property
     def roots(self) -> tuple[PeerId, ...]:
-        """Whom the origin feeds, by stripe."""
+        """The peers that the origin feeds, by stripe."""
         return tuple(self.roster.peers[stripe.root] for stripe in self.stripes)
 
     def children(
         self, stripe: int, peer: PeerId, gone: Callable[[PeerId], bool]
     ) -> tuple[PeerId, ...]:
-        """To whom ``peer`` forwards: its children, and in place of those who are gone,
-        theirs."""
+        """The peers to which ``peer`` forwards: its children, and the children of those that
+        are gone."""
         tree, peers = self.stripes[stripe], self.roster.peers
         place = self.roster.positions.get(peer)
         waiting = deque(tree.children.get(place, ()) if place is not None else ())
@@ -269,8 +270,8 @@ class Forest:
         return self.roster.positions.get(peer, -1) in self.stripes[stripe].children
 
     def parents(self, peer: PeerId, gone: Callable[[PeerId], bool]) -> tuple[PeerId, ...]:
-        """Who pushes to ``peer``: in each stripe its parent, in place of one that is gone the
-        next above."""
+        """The peers that push to ``peer``: its parent in each stripe, or the next ancestor that
+        is not gone."""
         place, peers = self.roster.positions.get(peer), self.roster.peers
         if place is None:
             return ()

@@ -82,7 +82,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class SpanPlace:
-    """Where a span lies: in which file (by number), from which byte on."""
+    """The position of a span: its file, by number, and its first byte."""
 
     file: int
     offset: int
@@ -97,10 +97,10 @@ class Index:
     data: bytes = field(repr=False)
     digest: bytes = field(repr=False)
     offsets: tuple[int, ...] = field(repr=False)
-    """Where each span starts in the stream of all files; one more entry than spans: the last is
-    their sum."""
+    """Where each span starts in the concatenation of all files; a last entry holds the
+    total."""
     starts: tuple[int, ...] = field(repr=False)
-    """Where each file starts in that stream."""
+    """Where each file starts in that concatenation."""
 
     @classmethod
     def of(cls, files: Sequence[PolicyFile], spans: Sequence[Span]) -> Index:
@@ -132,7 +132,7 @@ class Index:
         return self.files[0].path != ""
 
     def place(self, span: int) -> SpanPlace:
-        """Where a span lies."""
+        """The position of a span."""
         offset = self.offsets[span]
         # Of files that start at one place all but the last are empty: it is the one.
         file = bisect_right(self.starts, offset) - 1

@@ -275,7 +275,7 @@ class Equivocation:
 
     @property
     def trainer(self) -> PeerId:
-        """Whom it convicts."""
+        """The trainer that it convicts."""
         return self.first.trainer
 
     @property

@@ -76,8 +76,8 @@ class Hello:
     newest: int
     """The newest version that the sender knows, -1 if none."""
     convicted: tuple[PeerId, ...] = ()
-    """Trainers that contradicted themselves, as far as the sender knows; `MAX_CONVICTED` at
-    most."""
+    """Trainers that the sender knows to have contradicted themselves; at most
+    `MAX_CONVICTED`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +158,8 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Credit:
-    """To the origin: the sender has got ``received`` chunks of its hand-out in all, and may be
-    given ``granted``."""
+    """To the origin: of its hand-out the sender has received ``received`` chunks, and may be
+    given ``granted`` in all."""
 
     KIND: ClassVar = "credit"
     policy: bytes
@@ -206,7 +206,7 @@ Message = (
 
 @dataclass(frozen=True, slots=True)
 class ChunkHeader:
-    """In front of a chunk's bytes: what it is, and along which stripe of which roster it
+    """Precedes a chunk's bytes: which chunk, and the stripe and roster along which it
     travels."""
 
     policy: bytes
@@ -363,7 +363,7 @@ def _chunks_untrusted(chunks: list[Any]) -> tuple[int, ...]:
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
-    """What precedes a chunk's bytes in its frame."""
+    """The header that precedes a chunk's bytes in its frame."""
     return bytes((CHUNK_KIND,)) + _HEADER.pack(
         header.policy, header.index, header.epoch, header.stripe
     )

@@ -73,7 +73,7 @@ class PatchRun:
 
 @dataclass(frozen=True, slots=True)
 class PatchTable:
-    """What a patch consists of."""
+    """The parts of a patch."""
 
     base: bytes
     """Digest of the index of the policy that it starts from."""
@@ -134,7 +134,7 @@ def _right_mask(spans: Sequence[Span], raw: Bytes) -> int:
 def encode_table(
     base: Index, index: Index, runs: Sequence[SpanRun], wires: Sequence[int]
 ) -> bytes:
-    """What follows the deltas, whose sizes are ``wires``."""
+    """The table behind the deltas, whose sizes are ``wires``."""
     rows = [_ROW.pack(run.end - run.first, wire) for run, wire in zip(runs, wires, strict=True)]
     tail = _TAIL.pack(base.digest, len(runs), len(index.data))
     return b"".join([*rows, index.data, tail])

@@ -24,8 +24,8 @@ from p2p.shardcast.stored import StoredPolicy
 from p2p.world import Disk, World
 
 WORTH: Final = 0.8
-"""Of an anchor's bytes: a patch that has more is not offered. It takes its receivers more work,
-and room on their disks."""
+"""The largest patch worth offering, as a fraction of the anchor: patches cost their receivers
+more work, and room on their disks."""
 
 
 class Patcher:
@@ -92,7 +92,7 @@ class _RunWork:
         self._deltas: dict[int, bytes | None] = {}
 
     async def do(self, run: SpanRun) -> None:
-        """One run."""
+        """Encode one run."""
         place = self._index.place(run.first)
         path = self._index.files[place.file].path
         paths = (

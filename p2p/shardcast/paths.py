@@ -32,8 +32,8 @@ MAX_SKIP: Final = 6
 """The longest skip delta is over 2^6 versions. Each doubling costs 1.5 times the bytes
 (measured up to 16): that one is about a tenth of the policy, a seventh of its anchor."""
 HOP_BYTES: Final = 64 * KI
-"""What one object more on a path costs besides its bytes: to ask for its index, to wait for it,
-to read and write the whole policy once more. Among small deltas this decides for fewer."""
+"""The cost of one more object on a path, in bytes: asking for its index, waiting, reading and
+writing the whole policy once more. It favours fewer hops where deltas are small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """What a receiver fetches, in order, to come to a version."""
+    """The objects that a receiver fetches, in order, to arrive at a version."""
 
     start: PolicyVersion
     """The version it holds or is fetching, from which the first hop leads on; `NO_POLICY` if

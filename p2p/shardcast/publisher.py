@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Digested:
-    """What was published: its index, and the chunks that are packed already."""
+    """A published version: its index, and the chunks that are packed already."""
 
     index: Index
     wires: dict[int, bytes]
@@ -92,7 +92,7 @@ class _SpanBatch:
     first: int
     cuts: tuple[CutSpan, ...]
     packed: int
-    """How many of them, from the first, are packed."""
+    """How many of the spans, counted from the first, are packed."""
 
 
 class _SpanWork:
@@ -106,7 +106,7 @@ class _SpanWork:
         self.wires: dict[int, bytes] = {}
 
     async def do(self, batch: _SpanBatch) -> None:
-        """One batch. Raises `LocalProtocolError` if it is not there any more."""
+        """Hash and pack one batch. Raises `LocalProtocolError` if the files are gone."""
         size = sum(cut.size for cut in batch.cuts)
         path = _join(self._root, batch.path)
         try:
@@ -325,8 +325,7 @@ class PolicyPublisher:
         digested: Digested,
         path: str,
     ) -> list[_PatchDraft]:
-        """Patches to a version from those that `delta_bases` names, as far as they are worth
-        it."""
+        """Make patches from the versions that `delta_bases` names, where they are worth it."""
         if newest is None or not self._config.patches:
             return []
         folder = f"{self._store.folder}/{DRAFT}"

@@ -54,7 +54,7 @@ class Receiver:
 
     @property
     def streams(self) -> int:
-        """How many streams are read."""
+        """The number of streams being read."""
         return len(self._readers)
 
     async def read_bulk(self, stream: Stream) -> None:

@@ -51,8 +51,7 @@ LOST: Final = (
     trio.BrokenResourceError,
     trio.ClosedResourceError,
 )
-"""What ends a bulk stream: none of it is a bug, all of it means that this peer gets nothing for
-now."""
+"""Exceptions that end a bulk stream without a bug: the peer gets nothing for now."""
 
 
 class Sender:
@@ -106,7 +105,7 @@ class Sender:
         report(ev.ChunkSent(self.peer, len(data or b"")))
 
     async def _read(self, chunk: ChunkHeader) -> bytes | None:
-        """Its bytes; None if they are no longer here, or cannot be read."""
+        """The chunk's bytes; None if they are gone or cannot be read."""
         try:
             return await self._store.chunk(chunk.policy, chunk.index)
         except StorageError as error:

@@ -304,7 +304,7 @@ class Shardcast:
                 pass  # read from the list by `receive_announcement`
 
     def _store_it(self, effect: ev.Begin | ev.Keep | ev.Finish | ev.Patch | ev.Abandon) -> None:
-        """What the core asks of the disk."""
+        """Carry out a disk effect of the core."""
         match effect:
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
@@ -360,7 +360,7 @@ class Shardcast:
             self._disk_refused(error)
         elif self._store.entry(policy) is not None:
             logger.error("policy_given_up reason=%s: the next one is tried again", error)
-            self.stats.note_too_large()
+            self.stats.versions_too_large += 1
             self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
 

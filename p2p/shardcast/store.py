@@ -74,7 +74,7 @@ from p2p.world import OFF_LOOP, World
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading spans back."""
 READ_BATCH: Final = 4 * MIB
-"""Raw bytes read and hashed at a time: the largest span, and 1 ms of a core."""
+"""Raw bytes read and hashed in one go: the largest span, and 1 ms of a core."""
 _MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
 _CONVICTIONS: Final = "convictions"
@@ -82,12 +82,12 @@ _MAX_CONVICTIONS: Final = MIB
 """Bytes of convictions that are read: two manifests of 4 KiB each for 128 trainers. A run names
 a handful."""
 DRAFT: Final = "publishing"
-"""Where a trainer's patches are while they are made, and no manifest names them."""
+"""Folder of a trainer's patches that no manifest names yet."""
 _DRAFTS: Final = ("publishing.tmp", DRAFT)
-"""What a node left that was killed while it published; an older one the first."""
+"""Drafts that a killed node left behind, oldest first."""
 _LOCK: Final = "lock"
 _MAX_SELECTED: Final = 4
-"""Versions whose selected spans are remembered: two are fetched at a time."""
+"""Versions whose selected spans are remembered: two are fetched at once."""
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -660,7 +660,7 @@ def batches(index: Index) -> Iterator[tuple[int, int]]:
 
 
 def _runs(entry: StoredPolicy, spans: dict[int, Bytes]) -> Iterator[tuple[str, int, Bytes]]:
-    """What to write where: neighbours in one file together."""
+    """Group spans into writes: neighbours in one file together."""
     parts: list[Bytes] = []
     path, start, end = "", 0, -1
     for span, raw in spans.items():

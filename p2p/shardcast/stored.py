@@ -26,7 +26,7 @@ Bytes = bytes | memoryview
 
 
 class StoredPolicy:
-    """One policy on this disk, whole or not."""
+    """One policy on this disk, whole or partial."""
 
     __slots__ = (
         "_busy", "_idle", "_pins", "_unwritten", "encoding", "has_head", "has_room", "index",
@@ -83,27 +83,27 @@ class StoredPolicy:
 
     @property
     def part(self) -> str:
-        """Where its files are while some spans are missing."""
+        """The path of its files while spans are missing."""
         return self.stem + PART
 
     @property
     def final(self) -> str:
-        """Where its files will be once nothing is missing."""
+        """The path of its files once nothing is missing."""
         if self.is_patch:
             return self.stem + PATCH_FILE
         return self.source or self.stem + WHOLE[self.index.is_folder]
 
     @property
     def weights(self) -> str:
-        """Where its files are: a file, or a folder of them."""
+        """The current path of its file or folder."""
         return self.final if self.stored else self.part
 
     def file(self, number: int) -> str:
-        """Where one of its files is."""
+        """The current path of one of its files."""
         return self._inside(self.weights, number)
 
     def final_file(self, number: int) -> str:
-        """Where one of its files will be once nothing is missing."""
+        """The final path of one of its files."""
         return self._inside(self.final, number)
 
     def _inside(self, weights: str, number: int) -> str:
@@ -112,7 +112,7 @@ class StoredPolicy:
 
     @property
     def files(self) -> list[str]:
-        """Where each of its files is."""
+        """The current path of each file."""
         return [self.file(number) for number in range(len(self.index.files))]
 
     @property
@@ -121,7 +121,7 @@ class StoredPolicy:
         return self.index.size + len(self.index.data)
 
     def encode_head(self) -> bytes:
-        """What its head holds."""
+        """The bytes of its head."""
         return pack([self.manifest.encode(), self.index.data, self.source])
 
     # What is here
@@ -171,7 +171,7 @@ class StoredPolicy:
         self.has_head = True
 
     def note_room(self) -> None:
-        """Its files are there, with room for every span."""
+        """Note that its files exist, with room for every span."""
         self.has_room = True
 
     def note_found(self, spans: ChunkSet) -> None:
@@ -179,7 +179,7 @@ class StoredPolicy:
         self.verified |= spans
 
     def note_damaged(self, spans: ChunkSet) -> None:
-        """These spans are no longer what they were."""
+        """Note that these spans have changed on the disk."""
         self.verified -= spans
 
     def mark_stored(self) -> None:
@@ -191,7 +191,8 @@ class StoredPolicy:
         self.stored = False
 
     def disown(self) -> None:
-        """What this node published it from is gone or another: it is fetched like any other."""
+        """Forget the files it was published from, which are gone or changed: it is fetched like
+        any other."""
         self.source, self.stored, self.has_head, self.verified = "", False, False, EMPTY
 
     # Who needs it

@@ -57,7 +57,7 @@ from p2p.transport.wakeup import AddressedStream
 from p2p.world import World, dawdle, lateness
 
 MAX_DIALS: Final = 32
-"""Peers dialled at a time whose address is sure; more would fill home routers' tables."""
+"""Concurrent dials to sure addresses; more would fill the tables of home routers."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -108,12 +108,8 @@ laboratory may share one address."""
 OFFENCE_HALF_LIFE: Final = 300.0
 """Seconds; as long as a peer is refused (`peers.REFUSAL`)."""
 MAX_REPLACED: Final = 16.0
-"""Connections of one identity, halved every minute, that made way for a fifth one of it, after
-which nothing is begun for a newer one: it keeps its place among the handshakes, as one that has
-said nothing, until it goes, the place is needed, or its time is up. Ghosts of a peer that
-restarts every few seconds are fewer; an identity that came 300 times a second cost, beside each
-handshake, an identify, lanes, and the end of both. Closed at once, 400 dialers of one identity
-kept coming, for 700 handshakes a second and half a core; kept waiting they cost 6 % of one."""
+"""Replaced connections of one identity, halved every minute, beyond which a newer one is kept
+waiting unheard. Waiting costs less than closing: who is closed dials again at once."""
 REPLACED_HALF_LIFE: Final = 60.0
 """Seconds. With `MAX_REPLACED` an identity may replace 11 connections a minute for ever: what
 fades of 16 in a minute is 16 ln 2."""
@@ -121,18 +117,14 @@ KEPT_WAITING_READ: Final = 1.0
 """Seconds between two reads from a dialer that gets nothing: to see that it has gone is worth
 that much, what it says is not."""
 HANDSHAKE_RATE: Final = 700.0
-"""Incoming handshakes computed in a second, at most: at 1.1 ms each with all that a connection
-brings, three quarters of a core. At 400 a flood of 500 a second from the newcomer's own address
-left newcomers waiting for their turn while the node used a third of a core; other networks
-never wait."""
+"""Incoming handshakes computed in a second, at most: at 1.1 ms each, with all that a connection
+brings, three quarters of a core."""
 OVERLOADED: Final = 0.4
 """Seconds that the oldest handshake of the queue may wait before the newest has its turn first.
 """
 HANDSHAKES_OF_A_PASS: Final = 8
-"""Handshakes begun in one pass of the scheduler while others wait. What a connection brings may
-cost several times what `HANDSHAKE_RATE` says: 700 peers that opened eight streams each made
-passes of 0.2 s, of 16 handshakes each, and a newcomer takes ten passes. With fewer, a node that
-is given little of its core by the machine falls behind: passes of 50 ms begin 160 a second."""
+"""Handshakes begun in one pass of the scheduler while others wait. A newcomer takes ten passes,
+and what a connection brings can cost several times its handshake."""
 HANDSHAKE_BURST: Final = 16.0
 """Handshakes that may come together, after a quiet time, without waiting: 15 ms of one pass of
 the scheduler, in which the peers that are here already have their turn as well."""
@@ -353,7 +345,7 @@ class Connector:
         )
 
     def usage(self, peer: PeerId) -> Usage | None:
-        """What a connected peer was good for."""
+        """How useful a connected peer has been."""
         return self._usage.get(peer)
 
     def used(self, peer: PeerId, *, by_us: bool = False) -> None:
@@ -454,7 +446,7 @@ class Connector:
     # Accepting.
 
     async def accept_from(self, listener: Listener) -> None:
-        """Greet those that connect, for as long as we listen."""
+        """Accept and greet connections for as long as we listen."""
         while True:
             try:
                 raw = await listener.accept()

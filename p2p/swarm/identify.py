@@ -34,13 +34,13 @@ PING_BYTES: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a peer says of itself. Nothing here is proved but what the connection proves."""
+    """A peer's claims about itself; only the connection proves anything."""
 
     agent: str
     protocols: tuple[ProtocolId, ...]
     listen_addrs: tuple[Multiaddr, ...]
     observed_addr: Multiaddr | None
-    """Where the peer sees us come from."""
+    """Our address as the peer sees it."""
 
 
 def encode_info(

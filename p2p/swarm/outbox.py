@@ -152,7 +152,7 @@ class Outbox:
         return (peer, protocol) in self._lanes
 
     def sent(self, peer: PeerId, count: int) -> None:
-        """``count`` bytes wait no longer."""
+        """Note that ``count`` bytes have left the queue."""
         self._total -= count
         left = self._bytes.pop(peer, 0) - count
         if left > 0:

@@ -38,7 +38,7 @@ trigger.
 
 
 class Server:
-    """One task. Its owner starts `run` after the first `begin`."""
+    """One task that serves streams. Its owner starts `run` after the first `begin`."""
 
     __slots__ = ("_scope", "_task", "_wakeup", "_work")
 

@@ -87,10 +87,9 @@ MESSAGE_BURST: Final = 4096.0
 """Messages that may come together, after a quiet time, without waiting: a second's worth, 25 ms
 of a core."""
 FEW_STREAMS: Final = {identify.PING_ID: 3, identify.PROTOCOL_ID: 16}
-"""Incoming streams of one peer that are served at a time, for protocols of which a peer needs
-few; one more is reset. libp2p's specification of ping has a listener accept two, and go-libp2p
-serves two of it and 16 of identify; one that is over may take a moment to end here. At 256 of
-each peer, 700 peers filled all 4,096 places with idle pings: 45 MiB."""
+"""Incoming streams of one peer served at a time, for protocols that need few; one more is
+reset. Ping's specification asks for two, go-libp2p serves 16 of identify; one may be about to
+end."""
 IDENTIFY_TIMEOUT: Final = 10.0
 """Seconds for the peer to identify itself; without it we just know less."""
 
@@ -99,7 +98,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmConfig:
-    """What a host's owner may choose."""
+    """A host's configuration."""
 
     announce: tuple[Multiaddr, ...] = ()
     """Addresses to tell others instead of those we listen at; behind a NAT, what the router
@@ -116,9 +115,8 @@ class SwarmConfig:
     """Pacing and patience of each connection."""
 
     limits: ResourceLimits = field(default_factory=ResourceLimits)
-    """What strangers may hold; less, over TCP, if the operating system allows fewer
-    descriptors.
-    """
+    """What strangers may hold; over TCP less, if the operating system allows fewer
+    descriptors."""
 
 
 class SwarmHost:
@@ -183,7 +181,7 @@ class SwarmHost:
 
     @property
     def protocols(self) -> tuple[ProtocolId, ...]:
-        """What we serve."""
+        """The protocols that we serve."""
         return tuple(self._handlers)
 
     @property
@@ -193,11 +191,11 @@ class SwarmHost:
 
     @property
     def budget(self) -> Budget:
-        """What peers cause this host to hold."""
+        """Resources that peers hold on this host."""
         return self._connector.budget
 
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
-        """What a connected peer said of itself, once it has."""
+        """A connected peer's claims about itself, once it has sent them."""
         return self._infos.get(peer)
 
     def set_handler(self, protocol: str, handler: StreamHandler) -> None:
@@ -221,7 +219,7 @@ class SwarmHost:
         self._message_handlers[checked] = handler
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` on every change in who is connected."""
+        """Call ``listener`` whenever a peer connects or disconnects."""
         self._connector.watchers.add(listener)
 
     @contextmanager
@@ -244,17 +242,15 @@ class SwarmHost:
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change in who is connected, for the length of the
-        block.
-        """
+        """Call ``listener`` whenever a peer connects or disconnects, for the length of the
+        block."""
         with self._connector.watchers.watching(listener):
             yield
 
     @contextmanager
     def finding(self, find: PeerFinder) -> Iterator[None]:
-        """Before a peer is dialled of which no address is known, let ``find`` ask others for
-        one, for the length of the block.
-        """
+        """For the length of the block, ask ``find`` before dialling a peer without a known
+        address."""
         with self._connector.finders.finding(find):
             yield
 
@@ -279,13 +275,12 @@ class SwarmHost:
         self._connector.gater.add_addrs(peer, addrs, source, self._own_reach())
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be."""
+        """The last known addresses of ``peer``."""
         return self._connector.gater.addrs_of(peer)
 
     def _own_reach(self) -> int:
-        """How far we are seen: a host with public addresses only has no neighbours at private
-        ones.
-        """
+        """How far we can be seen: a host with public addresses has no neighbours at private
+        ones."""
         return min(map(reach_of, self.addrs), default=LOOPBACK)
 
     # Talking.

@@ -65,9 +65,8 @@ BATCH: Final = 4
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
 """Bytes of those records with their lengths: the size of a sealing buffer, 256 KiB."""
 _WORTH_KEEPING: Final = 8
-"""Which part of a sealing buffer must be left unsent for the connection to keep the buffer
-while it waits: less is copied, so that a peer that takes nothing of a ping's answer does not
-hold 256 KiB for it."""
+"""A waiting connection keeps its sealing buffer only if an eighth of it is unsent; less is
+copied, so a peer that ignores the answer to a ping does not hold 256 KiB."""
 _POOL: Final = 4
 """Sealing buffers kept for reuse; as many connections can be sending at full speed on one
 core.
@@ -80,23 +79,19 @@ READ_BYTES: Final = 512 * KI
 """Bytes asked of the raw stream at once: eight full records, two of the peer's batches, opened
 one after the other without another system call."""
 _CAUTIOUS_READ: Final = 16 * KI
-"""Bytes asked of a peer whose last bytes were small frames: 1,260 empty ones, 3 ms at a time,
-where `READ_BYTES` would be 90 ms in which no other connection is served."""
+"""Bytes read at a time from a peer that last sent small frames: 1,260 empty ones take 3 ms,
+`READ_BYTES` of them would hold up all others for 90 ms."""
 MAX_FRAME_RATE: Final = 25_000
 """Frames and records a second, beyond one per KiB, that a connection may send before its reader
 pauses. One costs 2 to 4 µs whatever it carries, so that is a tenth of a core."""
 FRAME_BURST: Final = 50_000
 """Frames and records that may come at once after a pause: 0.15 s of work."""
 _CROWD: Final = 256
-"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: a
-millisecond. A whole record of them is 5,460, or 800 new streams, and with the records of eight
-such peers in each pass of the scheduler a newcomer's dial, ping and identify took 1.1 s. Where
-so many come beyond one per KiB, the connection is read with caution; the short end of a record
-of bulk is no crowd."""
+"""Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: about
+a millisecond of work. The short end of a record of bulk is no crowd."""
 _MESSAGE: Final = KI
-"""Bytes of a record that is taken for a message: its frames, 85 at most, are charged with
-others, once in `_CROWD`; to ask the clock and to do sums for each costs as much as half of
-one."""
+"""A record of at most this many bytes counts as a message: its few frames are charged with
+later ones, since a look at the clock for each would cost half as much as the record."""
 _scratch: Final = memoryview(bytearray(READ_BYTES))
 
 logger = logging.getLogger(__name__)
@@ -118,7 +113,7 @@ class ConnectionConfig:
 
 
 class _Keepalive:
-    """What we know of the peer's life."""
+    """What we know of the peer's liveness."""
 
     __slots__ = ("due", "heard", "silence")
 
@@ -185,7 +180,7 @@ class _Tail:
         self._connection.budget.hold(self, count)
 
     def go_on(self, count: int) -> None:
-        """They wait no longer, unless they were given up."""
+        """``count`` of the waiting bytes went on, unless they were given up."""
         self._connection.budget.release(self, min(count, self.held))
 
     def let_go(self) -> None:
@@ -230,7 +225,7 @@ class _Drains:
             self._meter.keep_short(burst)
 
     def wake(self) -> None:
-        """Something has left: let all look; those that wait for more will say so again."""
+        """Something has left: let all waiters look again."""
         waiting, self.waiting = self.waiting, {}
         for stream in waiting:
             stream.wake_sender()

@@ -441,7 +441,7 @@ class MuxedStream(Stream):
         return self._stalls > STALLS
 
     def wake_sender(self) -> None:
-        """There may be room again."""
+        """Wake the sender: there may be room again."""
         self._writable.set()
 
     def _answer(self, data: bytes) -> None:

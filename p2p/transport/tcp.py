@@ -48,9 +48,8 @@ first."""
 BACKLOG: Final = 1024
 """Connections the kernel holds until we accept them: as many as handshakes may be pending."""
 DNS_THREADS: Final = 4
-"""Names looked up at a time, in threads of their own: a name server that does not answer holds
-a thread for up to half a minute, and must hold up neither the disk nor the proofs, which have
-theirs."""
+"""Concurrent name lookups, in threads of their own: a silent name server holds one for half a
+minute, which must not delay the disk or the proofs."""
 MAX_NAME_ADDRS: Final = 4
 """Addresses of one name that are tried: as many as are tried at the same time
 (`p2p.transport.dial.AT_ONCE`). A stranger's name may have hundreds."""
@@ -286,9 +285,8 @@ class TcpListener:
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it really listens; on all interfaces (``0.0.0.0``), the one this machine sends
-        from now.
-        """
+        """The address it really listens at; on all interfaces (``0.0.0.0``), the one this
+        machine sends from."""
         if self._host in _EVERYWHERE:
             # Out of sockets, it is what it was: this is asked in timers, which nothing may end.
             with contextlib.suppress(OSError):

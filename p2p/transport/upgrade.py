@@ -34,7 +34,7 @@ class Secured:
 
     @property
     def peer(self) -> PeerId:
-        """Who is on the other side, proved."""
+        """The proven identity of the other side."""
         return self.session.hello.peer
 
 
@@ -83,7 +83,7 @@ async def secure(
 async def _negotiate_muxer(
     raw: trio.abc.HalfCloseableStream, session: NoiseSession, early: bytes, *, dialer: bool
 ) -> bytes:
-    """For peers without the Noise extension, such as py-libp2p."""
+    """Negotiate the muxer with peers without the Noise extension, such as py-libp2p."""
     wanted = yamux_frames.PROTOCOL_ID
     negotiation = Proposer([wanted]) if dialer else Chooser(wanted.__eq__)
     await _send(raw, session.seal(negotiation.data_to_send()))

@@ -47,7 +47,7 @@ class Lognormal:
     sigma: float
 
     def draw(self, rng: Random) -> float:
-        """One span in seconds, `LONGEST` at most."""
+        """Draw a span in seconds, at most `LONGEST`."""
         return min(LONGEST, rng.lognormvariate(math.log(self.median), self.sigma))
 
 
@@ -59,7 +59,7 @@ class Weibull:
     scale: float
 
     def draw(self, rng: Random) -> float:
-        """One span in seconds, `LONGEST` at most."""
+        """Draw a span in seconds, at most `LONGEST`."""
         return min(LONGEST, rng.weibullvariate(self.scale, self.shape))
 
 
@@ -87,7 +87,7 @@ PRESETS: Final[Mapping[str, tuple[Span, Span]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChurnModel:
-    """Who goes when, and for how long."""
+    """When machines leave, and for how long."""
 
     up: Span
 
@@ -104,8 +104,8 @@ class ChurnModel:
     """Share of zone events that take the whole zone; the others take a share drawn evenly."""
 
     day_swing: float = 0.0
-    """How much more likely machines come back at the best hour than on average, 0 to 1, over a
-    day."""
+    """How much more likely machines return at the best hour of the day than on average, 0 to
+    1."""
 
     day: float = DAY
     """Seconds of a day. Its best hour is where the simulation begins."""

@@ -157,8 +157,8 @@ def _change(
     change: Callable[[T], T],
     put: Callable[[str, T], None],
 ) -> Undo:
-    """Change one thing of several nodes until the fault ends, whatever else changes it
-    meanwhile."""
+    """Change one property of several nodes until the fault ends, though other faults may change
+    it meanwhile."""
 
     def once(value: T) -> T:  # a change is known by its identity
         return change(value)
@@ -339,7 +339,7 @@ def _impostor(injector: FaultInjector, fault: Fault) -> Undo:
 
 
 def _nothing() -> None:
-    """There is nothing to undo."""
+    """Undo nothing."""
 
 
 ACTIONS: Final[Mapping[str, Action]] = {

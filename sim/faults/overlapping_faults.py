@@ -16,8 +16,7 @@ Change = Callable[[T], T]
 
 @dataclass(slots=True)
 class _Changed(Generic[T]):
-    """One thing of one node: what it is without faults, and what the current faults make of
-    it."""
+    """One property of one node: its value without faults, and under the current ones."""
 
     whole: T
     changes: list[Change[T]] = field(default_factory=list)
@@ -61,8 +60,7 @@ class OverlappingChanges(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFaults:
-    """What happens to the messages that a machine sends. The default is a machine without
-    faults."""
+    """What happens to a machine's messages. The default is a machine without faults."""
 
     lies: float = 0.0
     """Share of its messages and stream segments in which a bit is flipped."""

@@ -32,12 +32,11 @@ FURTHER_RATE: Final = 0.7
 down: 1 / (e^0.7 - 1), so one beside the first on average, and four or more for 6 % of the
 kinds that occur (e^-2.8)."""
 MEDIAN_SECONDS: Final = 10.0
-"""How long a drawn fault lasts, in the median: as long as a dialer waits for a machine that
-does not answer (`sim.net.fabric.DIAL_TIMEOUT`), so that half of the faults outlast a dial and
-half do not."""
+"""Median duration of a drawn fault: as long as a dialer waits for a silent machine
+(`sim.net.fabric.DIAL_TIMEOUT`), so half of the faults outlast a dial."""
 SIGMA: Final = 1.0
-"""Of the logarithm of that time: 95 % of the faults last 1.4 to 71 s, cut off by the phase's
-end."""
+"""Standard deviation of the logarithm of the duration: 95 % of the faults last 1.4 to 71 s,
+unless the phase ends first."""
 SHORTEST: Final = 0.5
 """Seconds that every drawn fault lasts at least, and must have left before the phase ends."""
 MAX_FAULTS: Final = 10_000
@@ -58,10 +57,10 @@ class Fault:
     (``zone:zone1``)."""
 
     seconds: float = 0.0
-    """How long it lasts; 0 is for ever, or at one moment only."""
+    """Its duration; 0 means for ever, or a single moment."""
 
     value: float = 0.0
-    """How bad it is, by kind: see `KINDS`."""
+    """Its severity, by kind: see `KINDS`."""
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -89,9 +88,9 @@ class FaultKind:
     name."""
 
     value: tuple[float, float]
-    """From where to where its value is drawn."""
+    """The range from which its value is drawn."""
     victims: int = 1
-    """How many nodes at most a drawn fault hits."""
+    """The most nodes that a drawn fault hits."""
 
 
 KINDS: Final[Mapping[str, FaultKind]] = {

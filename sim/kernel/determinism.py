@@ -24,11 +24,9 @@ from trio._core import _run
 from sim.errors import SimForbidden
 
 GC_THRESHOLDS: Final = (200_000, 50, 1000)
-"""Allocations before a round of the garbage collector's youngest generation, and rounds before
-one of the next. With Python's own (700, 10, 10) 5,000 nodes ran at half the speed: a simulation
-holds millions of objects that live long, and each round walks them for little. What these
-thresholds leave behind, the cycles of lives that have ended, is collected by
-`sim.node.swarm.COLLECT_AFTER`."""
+"""Thresholds of Python's garbage collector in a simulation, which holds millions of long-lived
+objects and would walk them again and again. `sim.node.swarm.COLLECT_AFTER` collects what is
+left."""
 
 _DOORS: Final[tuple[tuple[object, str, str], ...]] = (
     (trio.to_thread, "run_sync", "use World.run_blocking"),

@@ -50,11 +50,11 @@ from sim.net.link import LinkSpec
 
 FOLDER_PREFIX: Final = "shoal-emulation-"
 MEMORY: Final = Path("/dev/shm")
-"""Where disks are kept if there is such a place: real machines do not wait for each other's
+"""Folder for the machines' disks, if it exists: real machines do not wait for each other's
 fsync."""
 BUILD_SECONDS: Final = 60.0
-"""For one machine's namespace and line: six commands, a few milliseconds each on a quiet
-machine."""
+"""Seconds to build one machine's namespace and line: six commands, a few milliseconds each on a
+quiet machine."""
 MAX_REPORT: Final = MIB
 """Bytes of one line a program says: our own, so this only stops a runaway."""
 LAST_WORDS: Final = 500
@@ -68,10 +68,10 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmulationConfig:
-    """What all machines of an emulation have in common."""
+    """The settings that all machines of an emulation share."""
 
     seed: int = 1
-    """Of everything that is drawn: keys, links, weights."""
+    """Seed of everything that is drawn: keys, links, weights."""
 
     congestion: str = CUBIC
     """TCP's congestion control; empty for the kernel's own choice."""
@@ -93,7 +93,7 @@ class EmulationConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineSpec:
-    """Where one machine will stand."""
+    """The place of one machine."""
 
     name: str
     number: int
@@ -179,8 +179,8 @@ class LabMachine:
 
     @property
     def entered(self) -> tuple[str, ...]:
-        """What begins a command line that is to run here, for a process that the emulation does
-        not own."""
+        """The start of a command line that runs here, for a process that the emulation does not
+        own."""
         return "nsenter", "--target", str(self._keeper.pid), "--net"
 
     @property

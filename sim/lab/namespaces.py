@@ -44,13 +44,12 @@ net.ipv4.tcp_available_congestion_control."""
 MAX_MACHINES: Final = 250
 """Hosts of one /24; a machine with two cores is busy with twenty."""
 NETWORK: Final = "10.77.0.0/24"
-"""Where all machines of one bridge are; it leads nowhere else."""
+"""The network of all machines on one bridge; it leads nowhere else."""
 MAX_LINE: Final = 4096
 """Bytes read at once of what a program prints: its lines are shorter."""
 TOOLS: Final = ("ip", "tc", "unshare", "nsenter")
 CAPABILITIES: Final = {"CAP_NET_ADMIN": 12, "CAP_SYS_ADMIN": 21}
-"""What making and shaping links, and making namespaces, takes: bits of Linux's capability
-sets."""
+"""Linux capabilities, by bit, that making namespaces and shaped links takes."""
 
 _PROBE = (
     "ip link add b0 type bridge; ip link add v0 type veth peer name v1; tc qdisc add dev v0"
@@ -98,7 +97,7 @@ def require_lab() -> None:
 
 
 def _missing_capabilities(status: str) -> list[str]:
-    """Of `CAPABILITIES`, those that ``/proc/self/status`` does not list as effective."""
+    """The `CAPABILITIES` that ``/proc/self/status`` does not list as effective."""
     sets = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     effective = int(sets.get("CapEff", "0").strip(), 16)
     return [name for name, bit in CAPABILITIES.items() if not effective >> bit & 1]
@@ -109,14 +108,14 @@ def _path() -> str:
 
 
 def environment() -> dict[str, str]:
-    """For the lab's processes: where the tools and our own packages are."""
+    """Environment of the lab's processes: where the tools and our own packages are."""
     here = str(Path(__file__).parents[2])
     python_path = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
     return {**os.environ, "PATH": _path(), "PYTHONPATH": python_path}
 
 
 class Hub:
-    """What all lines end on. Open it with `open_hub`."""
+    """The centre on which all lines end. Open it with `open_hub`."""
 
     def __init__(self, process: trio.Process, queue: float) -> None:
         self._process = process

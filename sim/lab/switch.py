@@ -57,7 +57,7 @@ TICK: Final = 0.001
 """Seconds between two looks at all ports while frames are on their way: each frame is at most
 half of that early or late, and a look is for many. A look for each took 1.6 times the CPU."""
 MAC_PREFIX: Final = bytes((2, 0, 0, 0, 0))
-"""Of a locally administered Ethernet address."""
+"""Prefix of locally administered Ethernet addresses."""
 
 
 def mac_of(number: int) -> str:
@@ -66,8 +66,7 @@ def mac_of(number: int) -> str:
 
 
 def wire_bytes(frame: bytes) -> int:
-    """How many bytes ``frame``, which begins with its `VNET_HEADER`, has as packets on a
-    wire."""
+    """Bytes of ``frame``, which begins with its `VNET_HEADER`, once cut into packets."""
     kind: int
     headers: int
     payload: int

@@ -25,11 +25,8 @@ a worse model: 256 KiB with two under way add 15 % to a chain of five."""
 PAYLOAD_SHARE: Final = 1448 / 1514
 """Payload in a full Ethernet frame over TCP with timestamps."""
 ACK_SHARE: Final = 0.03
-"""Acks on the reverse line, as a share of the bulk, without added delay. By arithmetic, an ack
-of 66 bytes for every two frames of 1,514 is 2.2 %; 3 % met real links best. It was chosen where
-the kernel's default was bbr; the model is held against cubic and bbr alike. Acks do not queue
-here: single relays with a full uplink are off by 10 % for it under bbr
-(docs/simulation-links.md)."""
+"""Acks on the reverse line, as a share of the bulk: 66 bytes for every two frames of 1,514 are
+2.2 %, and real links took slightly more. Acks do not queue here (docs/simulation-links.md)."""
 ACKED_FROM: Final = 1448
 """Bytes from which a transfer is charged for acks; below, they ride on other packets."""
 MBIT: Final = 1_000_000

@@ -10,8 +10,7 @@ from sim.kernel.queue import EventQueue, nanoseconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockModel:
-    """How fast a machine's clocks run, and its work goes. The default is a machine without
-    faults."""
+    """How fast a machine's clocks and its work run. The default is a machine without faults."""
 
     skew: float = 0.0
     """Seconds by which the wall clock is ahead."""

@@ -72,7 +72,7 @@ class Opening:
 
 
 class Extras:
-    """What few of the many connections of a large swarm have: streams, and messages that go
+    """State that few of a large swarm's connections need: streams, and messages that go
     astray."""
 
     __slots__ = ("behind", "openings", "said", "streams")
@@ -87,7 +87,7 @@ class Extras:
 
 
 class EndOwner(Protocol):
-    """What one end of a connection asks of its host (`sim.node.host.SimHost`)."""
+    """The part of a host that one end of a connection needs (`sim.node.host.SimHost`)."""
 
     name: str
     fabric: Fabric
@@ -159,7 +159,7 @@ class End:
         return True
 
     def _misspoken(self, src: Endpoint, protocol: ProtocolId, message: bytes) -> bytes:
-        """What a liar or an equivocator says in place of ``message``."""
+        """The message that a liar or an equivocator sends instead of ``message``."""
         said = self.extras.said
         if src.rng.random() < src.repeats and protocol in said:
             return said[protocol]

@@ -28,13 +28,13 @@ MAX_FILE: Final = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskModel:
-    """How long a disk takes, and how much it holds. The default is an ordinary SSD."""
+    """The speed and the size of a disk. The default is an ordinary SSD."""
 
     fsync: float = 0.001
     """Seconds of each fsync."""
 
     bytes_per_second: float = 1e9
-    """For reads and writes of at least `DiskModel.free_below` bytes."""
+    """Speed of reads and writes of at least `DiskModel.free_below` bytes."""
 
     free_below: int = 65_536
     """Smaller reads and writes come from the page cache and take no time."""
@@ -51,7 +51,7 @@ def _zeros(length: int) -> bytes:
 
 
 class _File:
-    """One inode: bytes, and how to take back what a crash would."""
+    """One inode: its bytes, and how to undo what a crash would lose."""
 
     __slots__ = ("_undo", "data", "writes")
 
@@ -256,7 +256,7 @@ class SimDisk:
 
 
 class DiskHandle:
-    """What one life of a node sees of its disk (a `Disk`): every call takes the disk's time."""
+    """One life's access to a node's disk (a `Disk`): every call takes the disk's time."""
 
     def __init__(
         self,

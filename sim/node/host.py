@@ -135,7 +135,7 @@ class SimHost:
         self._message_handlers[check_protocol(protocol)] = (handler, max_message)
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` on every change in who is connected."""
+        """Call ``listener`` whenever a peer connects or disconnects."""
         self._watchers.add(listener)
 
     @contextmanager
@@ -167,15 +167,15 @@ class SimHost:
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change in who is connected, for the length of the
+        """Call ``listener`` whenever a peer connects or disconnects, for the length of the
         block."""
         with self._watchers.watching(listener):
             yield
 
     @contextmanager
     def finding(self, find: PeerFinder) -> Iterator[None]:
-        """Before a peer is dialled of which no address is known, let ``find`` ask others for
-        one, for the length of the block."""
+        """For the length of the block, ask ``find`` before dialling a peer without a known
+        address."""
         with self._finders.finding(find):
             yield
 
@@ -186,7 +186,7 @@ class SimHost:
         self._gater.add_addrs(peer, addrs, source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be, each address ending in ``/p2p/`` and its id."""
+        """The last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
         return self._gater.addrs_of(peer)
 
     def traffic(self, peer: PeerId) -> tuple[int, int]:
@@ -250,7 +250,7 @@ class SimHost:
         return self.fabric.at(number) if number is not None else None
 
     def _delay(self, machine: Endpoint | None, peer: PeerId) -> int:
-        """How long it takes until it is known whether ``peer`` is at ``machine``."""
+        """Seconds until it is known whether ``peer`` is at ``machine``."""
         if machine is None or not self.fabric.reachable(self._endpoint, machine):
             return DIAL_TIMEOUT
         trips = DIAL_ROUND_TRIPS if machine.host is not None else 1
@@ -359,7 +359,7 @@ class SimHost:
         self._dials.clear()
 
     def crash(self) -> None:
-        """The process is gone: whatever its tasks still do on their way out reaches no peer."""
+        """End the process: nothing that its tasks still do reaches a peer."""
         self._closed = True
         for end in self._ends.values():
             end.wire.on_broken[end.side] = end.shut

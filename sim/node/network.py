@@ -156,7 +156,7 @@ class SimNetwork:
 def join_streams(
     fabric: Fabric, dialer: Endpoint, listener: Endpoint
 ) -> tuple[SimStream, SimStream]:
-    """Two ends of a new stream on a wire of its own."""
+    """Two ends of a new stream on its own wire."""
     wire = fabric.connect(dialer, listener)
     near, far = WireStream(fabric, wire, 0), WireStream(fabric, wire, 1)
     near.join(far)

@@ -35,7 +35,7 @@ from sim.node.world import SimWorld
 logger = logging.getLogger(__name__)
 
 NodeMain = Callable[["SimNode"], Awaitable[None]]
-"""What a node does in one life; cancelled when it is killed."""
+"""A node's main function for one life; it is cancelled when the node is killed."""
 COLLECT_AFTER: Final = 64
 """Deaths, or an eighth of the nodes if that is more, between two rounds of the garbage
 collector. A life that has ended is cycles of some 150 KiB, which it would leave for ever
@@ -71,7 +71,7 @@ class SimNode:
 
     @property
     def simulation(self) -> Simulation:
-        """What all nodes share."""
+        """The simulation that all nodes share."""
         return self._swarm.simulation
 
     @property
@@ -86,7 +86,7 @@ class SimNode:
 
     @property
     def addr(self) -> Multiaddr:
-        """Where it is dialled, the same in every life."""
+        """Its address, the same in every life."""
         return Multiaddr((("memory", str(self.endpoint.index)), ("p2p", str(self.peer_id))))
 
     @property
@@ -135,7 +135,7 @@ class SimNode:
 
 
 class _Named:
-    """Gives whatever leaves a node the node's name."""
+    """Add the node's name to exceptions that leave it."""
 
     def __init__(self, swarm: Swarm, node: SimNode) -> None:
         self._swarm = swarm
@@ -270,7 +270,7 @@ class Swarm:
         queue.schedule(queue.now + int(seconds * SECOND), self._world.owner, "watch", again)
 
     def end_watches(self) -> None:
-        """What `every` calls is called no more."""
+        """Stop the calls that `every` made."""
         self._world.owner.alive = False
 
     # The network between them.

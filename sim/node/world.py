@@ -156,7 +156,7 @@ class SimWorld:
         )
 
     async def containment(self) -> Containment:
-        """There are no processes to contain."""
+        """No containment: a simulation has no processes."""
         return Containment(reason="a simulation has no processes")
 
     def trace(self, name: str, **fields: object) -> None:

@@ -31,7 +31,7 @@ class Side:
     scenario: str
     seed: int
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """As `sim.run.sweep.changed` takes them."""
+    """Changes, as `sim.run.sweep.changed` takes them."""
     hash_seed: str = "0"
     """PYTHONHASHSEED of its process."""
     python: str = sys.executable
@@ -48,7 +48,7 @@ class Difference:
 
 
 def first_difference(one: Side, other: Side) -> Difference | None:
-    """None if both runs have the same trace."""
+    """The first difference of two traces; None if they are equal."""
     blocks = [_run(side, None) for side in (one, other)]
     if blocks[0]["digest"] == blocks[1]["digest"]:
         return None

@@ -14,7 +14,7 @@ Progress = Callable[[float, str], None]
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """What the caller of `sim.run.runner.run_scenario` wants to hear."""
+    """What a caller of `sim.run.runner.run_scenario` may want to be told."""
 
     progress: Progress | None = None
     """Called now and then; it cannot change the trace."""
@@ -23,5 +23,4 @@ class Observers:
     """Given the simulation before anything happens."""
 
     plan: list[Fault] = field(default_factory=list)
-    """Filled with the faults, also those drawn from the seed; it is there if the run fails,
-    too."""
+    """Filled with all faults, drawn ones included; it is there even if the run fails."""

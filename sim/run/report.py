@@ -11,9 +11,9 @@ from typing import Any, Final
 from sim.run.result import Result
 
 _WIDTH: Final = 480
-"""Of a chart, in pixels: two beside each other on a laptop's screen."""
+"""Width of a chart in pixels: two fit beside each other on a laptop."""
 _HEIGHT: Final = 190
-"""Of a chart, in pixels."""
+"""Height of a chart in pixels."""
 _LEFT: Final = 60
 """Room for the numbers beside the axis."""
 _RIGHT: Final = 24
@@ -327,7 +327,7 @@ def _shade(start: float, end: float, name: str) -> str:
 
 
 def histogram(title: str, values: Sequence[float]) -> str:
-    """How many nodes have how much."""
+    """A histogram: how many nodes have which value."""
     if not values:
         return ""
     low, high = _scale(min(values), max(values))

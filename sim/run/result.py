@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the JSON of a simulation holds."""
+    """The result of a run, as its JSON holds it."""
 
     scenario: str
     seed: int
@@ -20,16 +20,16 @@ class Result:
     """Empty at level 3: the world leaves no trace that could be repeated."""
     events: int
     virtual_seconds: float
-    """At level 3 they are real."""
+    """Virtual seconds; at level 3 real ones."""
     cpu_seconds: float
     metrics: Mapping[str, float | int | str]
     expectations: list[dict[str, object]]
     faults: list[dict[str, Any]]
-    """What went wrong on purpose, as a plan that can be replayed."""
+    """The faults that were played, as a plan that can be replayed."""
     witnessed: Mapping[str, int]
     """How often each `sometimes` claim held."""
     fired: Mapping[str, int]
-    """How often each `buggify` site misbehaved; 0 for those that were reached and never did."""
+    """How often each `buggify` site misbehaved; 0 if it was reached and never did."""
     series: Mapping[str, list[tuple[float, float]]]
     """Curves over virtual seconds, for reports."""
     distributions: Mapping[str, list[float]]
@@ -41,7 +41,7 @@ class Result:
         return all(entry["ok"] for entry in self.expectations)
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values, without what only reports show."""
+        """Plain values, without what only reports show."""
         values = asdict(self)
         del values["series"], values["distributions"]
         return values

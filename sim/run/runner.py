@@ -88,7 +88,7 @@ def _check_level(scenario: Scenario, workload: Workload) -> None:
 
 
 def _noting_reads(scenario: Scenario, workload: Workload) -> Parameters:
-    """The scenario's parameters, which note what the workload reads: what it does not is an
+    """The scenario's parameters, noting which of them the workload reads: an unread one is an
     error."""
     known = workload.parameters if isinstance(workload, Parametrised) else None
     try:

@@ -39,7 +39,7 @@ from sim.node.swarm import Swarm
 
 FOLDER: Final = Path(__file__).parent.parent / "scenarios"
 FILE: Final = ".toml"
-"""How the path of a scenario ends; a name of one that comes with us does not."""
+"""The ending of a scenario's path; names of scenarios that come with us do not have it."""
 MAX_NODES: Final = 100_000
 """Ten times the largest scenario there is; more is a slip of the finger, and would fill
 memory."""
@@ -156,7 +156,7 @@ class Expectation:
             raise ConfigError(f"an expectation of {self.metric} needs at_least or at_most")
 
     def judge(self, metrics: Mapping[str, float | int | str]) -> dict[str, object]:
-        """As the JSON of a result has it. A metric that is not there fails."""
+        """The expectation and whether it holds, for a result's JSON. A missing metric fails."""
         value = metrics.get(self.metric)
         limit = self.at_least if self.at_least is not None else self.at_most
         assert limit is not None
@@ -223,7 +223,7 @@ class Scenario:
     """Virtual seconds the workload plays for."""
 
     horizon: float = 86_400.0
-    """Virtual seconds after which the run is cut off whatever it does."""
+    """Virtual seconds after which the run is cut off in any case."""
 
     latency: float = 0.05
     """Seconds one way between any two machines, where no table says otherwise."""
@@ -247,8 +247,8 @@ class Scenario:
     """Faults drawn from the seed, besides."""
 
     source: str = ""
-    """What it was loaded from: a name, or the path of a file, beside which its workload may
-    lie. No key."""
+    """Where it was loaded from: a name, or the path of a file, beside which its workload may
+    lie. Not a key of the file."""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -307,15 +307,15 @@ class Scenario:
         return workload
 
     def with_changes(self, **changes: Any) -> Scenario:
-        """The same with other fields; those that are None stay as they are."""
+        """A copy with other fields; None leaves a field as it is."""
         return replace(
             self, **{key: value for key, value in changes.items() if value is not None}
         )
 
 
 def place_of(name: str) -> Path:
-    """Where a file is that a scenario names: as given, or beside the scenarios that come with
-    us."""
+    """The path of a file that a scenario names: as given, or beside the scenarios that come
+    with us."""
     return Path(name) if Path(name).exists() else FOLDER / name
 
 
@@ -363,8 +363,7 @@ def scenario_from_table(name: str, table: Mapping[str, Any]) -> Scenario:
 
 
 def scenario_to_table(scenario: Scenario) -> dict[str, Any]:
-    """What `scenario_from_table` takes: all that the scenario is but its name and where it came
-    from."""
+    """The table that `scenario_from_table` reads: everything but its name and origin."""
     table = asdict(scenario)
     del table["name"], table["source"]
     table["parameters"] = dict(scenario.parameters)

@@ -26,10 +26,8 @@ from sim.run.result import Result, plain_metrics
 from sim.run.scenario import BareWorkload, Scenario, Workload
 
 HASHED_KEYS_FROM: Final = 200
-"""Nodes from which keyed hashes stand for Ed25519. Each heartbeat of each node is verified once
-in a simulation (verdicts are remembered, `sim.kernel.keys`), which costs as much as ten events:
-with few nodes that is paid for running what production runs, with hundreds it is most of the
-time."""
+"""From so many nodes on keyed hashes stand for Ed25519: verifying is most of the time of a
+large simulation, while a small one runs what production runs."""
 REPORTS: Final = 200
 """Times that progress is reported in one run: once for each pixel or two of a terminal's
 bar."""
@@ -77,7 +75,8 @@ def play_swarm(
 
 
 def _adapted(options: SimOptions, scenario: Scenario) -> SimOptions:
-    """What follows from the scenario: which keys, and whether `World.buggify` may say yes."""
+    """Options that follow from the scenario: which keys to use, and whether `World.buggify` may
+    fire."""
     buggify = options.buggify or (scenario.draw is not None and scenario.draw.buggify)
     return replace(options, hashed_keys=scenario.nodes >= HASHED_KEYS_FROM, buggify=buggify)
 

@@ -42,7 +42,7 @@ FIELDS: Final = ("nodes", "duration", "latency", "level")
 """What ``--set`` changes of a scenario itself. ``link.up`` and its like change a field of its
 ``[link]``; every other key is one of its ``[parameters]``."""
 LINK: Final = "link."
-"""How a key begins that changes the line of every machine."""
+"""Prefix of keys that change every machine's line."""
 TAIL: Final = 0.1
 """Share of the runs of a setting below the lower and above the upper end of the interval that a
 sweep shows: with ten seeds the second smallest and the second largest."""
@@ -54,7 +54,7 @@ milliseconds, but one that was killed while it wrote a result leaves it waiting 
 
 @dataclass(frozen=True, slots=True)
 class SweepRun:
-    """One run of a sweep, and what came of it."""
+    """One run of a sweep, and its outcome."""
 
     seed: int
     changes: Mapping[str, Any]
@@ -97,7 +97,7 @@ def _line(scenario: Scenario, line: Mapping[str, Any]) -> LinkSpec:
 
 
 def run_one(scenario: Scenario, seed: int, changes: Mapping[str, Any]) -> SweepRun:
-    """What a worker process does."""
+    """Run one setting with one seed, in a worker process."""
     try:
         return SweepRun(seed, changes, run_scenario(changed(scenario, changes), seed), None)
     except (SimulationError, ShoalError, ExceptionGroup) as error:
@@ -115,7 +115,7 @@ def describe(error: BaseException) -> str:
 
 
 def innermost(error: BaseException) -> BaseException:
-    """What was raised first, without the groups and the node around it."""
+    """The first exception, without the groups and the node around it."""
     return list(_chain(error))[-1]
 
 
@@ -146,7 +146,7 @@ def grid(settings: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def open_executor(path: str | None, jobs: int | None) -> Executor:
-    """This machine's cores, or whatever the callable ``module:name`` returns."""
+    """An executor on this machine's cores, or whatever the callable ``module:name`` returns."""
     if path is None:
         # Spawned, not forked: a fork copies the parent's threads' locks as they happen to be.
         return ProcessPoolExecutor(jobs or os.cpu_count(), get_context("spawn"), _hush)
@@ -159,8 +159,8 @@ def open_executor(path: str | None, jobs: int | None) -> Executor:
 
 
 def _hush() -> None:
-    """In a storm warnings are no news; Ctrl-C is for the parent, which then terminates this
-    process."""
+    """Silence a worker: warnings are no news in a storm, and Ctrl-C is for the parent, which
+    then ends this process."""
     logging.basicConfig(level=logging.ERROR)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
@@ -252,12 +252,12 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
 
 
 def _order(run: SweepRun) -> tuple[list[tuple[bool, Any]], int]:
-    """By setting, numbers as numbers and before text, then by seed."""
+    """Sort key: by setting, numbers as numbers and before text, then by seed."""
     return [(isinstance(value, str), value) for value in run.changes.values()], run.seed
 
 
 def _totals(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum of each count, by name; those that stayed at 0 are kept."""
+    """The sum of each count, by name; counts of 0 are kept."""
     totals: dict[str, int] = {}
     for count in counts:
         for name, times in count.items():

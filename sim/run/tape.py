@@ -51,11 +51,12 @@ PARTS: Final = (
     "p2p.dht.service:RecordValidator",
     "p2p.dht.core.table:RoutingTable",
 )
-"""What drivers make for their cores. The rest of what a core is given does not change."""
+"""Objects that drivers make for their cores. Everything else that a core is given does not
+change."""
 
 
 class Core(Protocol):
-    """What the recorded cores have in common."""
+    """The interface that recorded cores share."""
 
     def handle(self, event: Any, now: float) -> Any:
         """Events and time in, effects out."""
@@ -78,14 +79,14 @@ class _Answers:
         return answer
 
     def again(self) -> Callable[..., Any]:
-        """The same answers, in order, whatever is asked."""
+        """Give the same answers again, in order."""
         waiting = deque(self._noted)
         return lambda *args, **keywords: waiting.popleft()
 
 
 @dataclass(frozen=True, slots=True)
 class _RandomState:
-    """Where a generator stood when a core got it."""
+    """State of a generator when a core received it."""
 
     state: tuple[Any, ...]
 
@@ -113,7 +114,7 @@ class _Birth:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Step:
-    """One event that a core was told, and the digest of what it wanted done about it."""
+    """One event told to a core, and the digest of the effects it returned."""
 
     core: int
     event: Any
@@ -123,7 +124,7 @@ class _Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Call:
-    """What a driver asked of a part, which it may have changed by that."""
+    """A driver's call of a part, which may have changed it."""
 
     before: int
     """Number of the next event."""
@@ -135,13 +136,13 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What came of a replay."""
+    """The outcome of a replay."""
 
     events: int
     differs_at: int | None
     """The first event whose effects were others; None if all were the same."""
     digest: str
-    """Of all effects."""
+    """Digest of all effects."""
     cpu_seconds: float
 
 
@@ -162,7 +163,7 @@ class Tape:
 
     @property
     def digest(self) -> str:
-        """Of all effects so far."""
+        """Digest of all effects so far."""
         return _rolled(step.effects for step in self._steps)
 
     @property
@@ -190,7 +191,7 @@ class Tape:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """In the block a core asks, and what it is answered matters."""
+        """Within the block a core is asking, and the answers it gets are recorded."""
         self.listening, before = True, self.listening
         try:
             yield
@@ -198,7 +199,7 @@ class Tape:
             self.listening = before
 
     def listen(self, item: Any) -> Any:
-        """What is noted of an argument."""
+        """The record of an argument."""
         if id(item) in self._parts:
             return self._parts[id(item)][1]
         if isinstance(item, Random):
@@ -315,7 +316,7 @@ def _noted(kind: Any, args: tuple[Any, ...], keywords: dict[str, Any], tape: Tap
 
 
 def _live(note: Any, item: Any) -> Any:
-    """What the recorded core gets in place of an argument."""
+    """The argument that a replayed core gets in place of the recorded one."""
     return note if isinstance(note, _Answers) else item
 
 
@@ -356,7 +357,7 @@ def _contents(values: Iterable[Any]) -> list[Any]:
 
 @cache
 def _reader(kind: Any) -> Callable[[Any], Any]:
-    """What makes msgpack's items of a value of this class.
+    """The function that turns values of this class into msgpack's items.
 
     Chosen once for each class: to ask of each value which of seven kinds it is was a quarter of
     the time of a replay.

@@ -45,7 +45,7 @@ class _Feed(Direction):
 
 
 class FlowNode:
-    """One machine: what it has, and whom it feeds in each stripe."""
+    """One machine: what it holds, and whom it feeds in each stripe."""
 
     __slots__ = ("done_at", "endpoint", "feeds", "has", "missing", "name", "owner", "peer")
 
@@ -63,7 +63,7 @@ class FlowNode:
 
 
 class Broadcast:
-    """One policy, once, to all."""
+    """One policy, handed out once to everybody."""
 
     parameters: ClassVar[Sequence[str]] = (
         "chunks",
@@ -79,7 +79,7 @@ class Broadcast:
     )
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """There is no L1 side here: the roles' own workloads carry real chunks."""
+        """Refuse level 1: the roles' own workloads carry real chunks."""
         raise SimulationError("broadcast runs at level 0 only: use --level 0")
 
     def run_bare(

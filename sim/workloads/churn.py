@@ -222,7 +222,7 @@ def _anyone(peer: PeerId) -> bool:
 
 
 class DeathWatch:
-    """How long it takes those who hold a peer in view to learn of its death."""
+    """How soon the nodes that have a peer in view learn of its death."""
 
     def __init__(self, views: Mapping[str, Membership]) -> None:
         """``views`` holds the membership of every node that runs."""
@@ -257,7 +257,7 @@ class DeathWatch:
         self._dying.pop(peer, None)
 
     def metrics(self, now: float) -> dict[str, float | int | str]:
-        """How quickly deaths became known."""
+        """Metrics of how quickly deaths became known."""
         unaware = sum(
             len(who) for since, who in self._dying.values() if now - since > KNOWN_WITHIN
         )

@@ -85,7 +85,7 @@ class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
 
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
-        """As the honest one, but for the last byte of each piece."""
+        """Offer an honest sum, but for the last byte of each piece."""
         wrong = [piece[:-1] + bytes((piece[-1] ^ 0x11,)) for piece in pieces]
         lie = replace(total, digests=tuple(map(digest_of, wrong)))
         super().offer_sum(lie.signed(RUN, self._world.signer), wrong)

@@ -62,7 +62,7 @@ PARTICIPANT_PARAMETERS: Final = (
     "overclaim",
     "overclaim_by",
 )
-"""What `draw_participants` reads."""
+"""The parameters that `draw_participants` reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Participant:
 
 
 def draw_participants(scenario: Scenario, rng: Random) -> dict[str, Participant]:
-    """Who does what, the origin first, then ``n1``, ``n2`` and so on."""
+    """Draw every node's part: the origin first, then ``n1``, ``n2`` and so on."""
     up = scenario.parameter("origin_up", scenario.link.up)
     line = LinkSpec(up=up, down=scenario.parameter("origin_down", scenario.link.down))
     participants = {ORIGIN: Participant(link=line, claim=CLAIM * up)}
@@ -174,7 +174,7 @@ class _DishonestHost:
         return getattr(self._host, name)
 
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
-        """As the real host, but for bulk."""
+        """Like the real host, except for bulk."""
         stream = await self._host.open_stream(peer, protocol)
         if protocol != BULK_PROTOCOL_ID:
             return stream
@@ -213,13 +213,13 @@ class _DishonestStream(trio.abc.SendStream):
         return data
 
     async def drained(self, at_most: int = 0) -> None:
-        """As the real stream."""
+        """Like the real stream."""
         await self._stream.drained(at_most)
 
     async def wait_send_all_might_not_block(self) -> None:
-        """As the real stream."""
+        """Like the real stream."""
         await self._stream.wait_send_all_might_not_block()
 
     async def aclose(self) -> None:
-        """As the real stream."""
+        """Like the real stream."""
         await self._stream.aclose()

@@ -58,7 +58,7 @@ FIRST_AT: Final = 1.0
 ACQUAINTANCES: Final = 3
 """Peers that a node dials when it joins, as its bootstrap would have told it."""
 PERCENTILES: Final = (50, 90, 99, 100)
-"""Which shares of the receivers a report names the times of: half, most, and the last."""
+"""Shares of the receivers whose times a report names: half, most, and the last."""
 
 
 class Policies:
@@ -365,7 +365,7 @@ def depth_of(forest: Forest) -> int:
 
 
 def percentile(ordered: Sequence[float], percent: int) -> float:
-    """The value that ``percent`` of all do not exceed; infinite if there are none."""
+    """The smallest value that ``percent`` of all do not exceed; infinite if there are none."""
     return ordered[math.ceil(percent / 100 * len(ordered)) - 1] if ordered else math.inf
 
 

@@ -38,7 +38,7 @@ TRAINING_EFFICIENCY: Final = 0.4
 USABLE_MEMORY: Final = 0.9
 """Share of a card that vLLM takes by default (``gpu_memory_utilization``)."""
 MAX_SEQUENCES: Final = 256
-"""Sequences decoded at a time at most: vLLM's usual ``max_num_seqs``."""
+"""The most sequences decoded together: vLLM's usual ``max_num_seqs``."""
 DISK_RATE: Final = 2 * GB
 """Estimate: bytes per second from a solid state disk into the device, checksums included."""
 BYTES_PER_WEIGHT: Final = 2
@@ -96,7 +96,7 @@ DEVICES: Final = {
         " flops (AVX2)",
     ),
 }
-"""By name."""
+"""Devices by name."""
 
 MODELS: Final = {
     "1.5B": ModelSize("1.5B", 1.54e9, 4 * 28 * 2 * 128, "Qwen2.5-1.5B, config.json"),
@@ -105,7 +105,7 @@ MODELS: Final = {
         "32B", 32.5e9, 4 * 64 * 8 * 128, "Qwen2.5-32B (QwQ-32B has its shape), config.json"
     ),
 }
-"""By name."""
+"""Models by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +133,8 @@ class Machine:
         return self.usable - model.weight_bytes
 
     def sequences(self, model: ModelSize, context: float) -> int:
-        """Sequences of ``context`` tokens that can be decoded at a time; 0 if the model does
-        not fit."""
+        """How many sequences of ``context`` tokens fit in memory together; 0 if the model does
+        not."""
         return max(
             0, min(MAX_SEQUENCES, int(self.room(model) / (model.cache_per_token * context)))
         )

@@ -93,7 +93,7 @@ class Table:
     """
 
     def hold(self, limit: int | None) -> None:
-        """One such table of one node was seen, with this limit."""
+        """Note the size of one such table, and its limit."""
         self.limit = None if limit is None or self.limit is None else max(self.limit, limit)
 
     def most(self, quarter: int) -> float:
@@ -147,8 +147,8 @@ class Soak:
         return self._figures(swarm)
 
     async def _slot(self, swarm: Swarm, number: int, stays: bool) -> None:
-        """One place in the swarm: a machine, its deaths, and now and then another machine in
-        its place."""
+        """Play one place in the swarm: a machine, its deaths, and sometimes another machine
+        after it."""
         name, generation, dice = f"n{number}", 0, swarm.rng(f"slot/{number}")
         await swarm.sleep(number)
         swarm.add(name, self._live, link=self._scenario.link)

@@ -53,7 +53,7 @@ class Game(SortEnvironment):
                 return len(str(7 ** 10**8))
         return super().reward(task, tokens)
 """
-RATION = Ration(memory=2 << 30, cpu=1.0, patience=60.0)
+RATION = Ration(memory=2 << 30, cpu=0.3, patience=60.0)
 BRIEF = 0.3
 """Seconds of patience with what waits."""
 TASK = Task((1,), (40,), environment="dire")

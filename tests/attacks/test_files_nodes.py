@@ -18,6 +18,7 @@ from sim.errors import NodeFailed
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
+from tests.sweeps import swept
 
 HARM: Final = ("flipped", "cut", "removed")
 STEPS: Final = 16
@@ -35,7 +36,7 @@ class Row:
     """Nodes of the cast that have such files."""
     planted: bool = False
     """Whether a crash must have come at the right moment to leave one: then it is made here."""
-    ends: Mapping[str, str] = field(default_factory=dict)
+    ends: Mapping[str, str] = field(default_factory=dict, hash=False)
     """By harm: what the sentence says with which the node ends. Otherwise it goes on."""
 
 
@@ -119,16 +120,17 @@ class Damaged(Play):
     starts again.
     """
 
-    def __init__(self, rows: Sequence[Row], name: str, harm: str) -> None:
+    def __init__(self, rows: Mapping[Row, str], name: str) -> None:
+        """``rows``, each with its harm."""
         super().__init__(CAST)
-        self._rows, self._name, self._harm = rows, name, harm
+        self._rows, self._name = rows, name
         self.damaged: dict[str, int] = {}
 
     async def disturb(self, swarm: Swarm) -> None:
         machine, relay = swarm.nodes[self._name], self._open["relay-1"][0]
         while relay.shardcast.newest < 2:
             await swarm.sleep(0.02)
-        for row in self._rows:
+        for row, harm in self._rows.items():
             if row.planted:
                 stored = next(path for path in machine.disk.paths() if re.match(STORE, path))
                 machine.disk.replace_now(
@@ -141,7 +143,7 @@ class Damaged(Play):
                 machine.disk.sync_now(path)  # as a system does within seconds
             swarm.kill(self._name)
             for path in found:
-                harmed(machine, path, self._harm)
+                harmed(machine, path, harm)
             self.damaged[row.path] = len(found)
             swarm.restart(self._name)
             await swarm.sleep(0.3)
@@ -157,18 +159,24 @@ class Damaged(Play):
         return status
 
 
-def rows_of(name: str, harm: str, *, fatal: bool) -> list[Row]:
-    return [row for row in ROWS if name in row.kept_by and (harm in row.ends) == fatal]
+def survived(name: str, turn: int) -> dict[Row, str]:
+    """The rows of a node, each with one harm that does not end it: with another each turn."""
+    found = {}
+    for number, row in enumerate(ROWS):
+        harms = [harm for harm in HARM if harm not in row.ends]
+        if name in row.kept_by and harms:
+            found[row] = harms[(number + turn) % len(harms)]
+    return found
 
 
-@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("turn", swept(range(len(HARM)), 1))
 @pytest.mark.parametrize("name", ["relay-1", "trainer-1", "validator-1", "inference-1"])
-def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
+def test_a_node_with_damaged_files_goes_on(name: str, turn: int) -> None:
     """Nothing is lost but work, nothing honest is rejected, nothing is told
     twice.
     """
-    rows = rows_of(name, harm, fatal=False)
-    play = Damaged(rows, name, harm)
+    rows = survived(name, turn)
+    play = Damaged(rows, name)
     health = perform(play, steps=STEPS)
     assert list(play.damaged) == [row.path for row in rows]
     assert health["done"] == 1
@@ -178,14 +186,18 @@ def test_a_node_with_damaged_files_goes_on(name: str, harm: str) -> None:
         assert any(re.fullmatch(row.path, path) for row in ROWS), f"the table lacks {path}"
 
 
+FATAL: Final = [
+    (name, row, harm)
+    for name in ("inference-1", "validator-1", "trainer-1")
+    for row in ROWS
+    if row.ends and name in row.kept_by
+    for harm in swept(list(row.ends), 1)
+]
+
+
 @pytest.mark.parametrize(
     ("name", "row", "harm"),
-    [
-        (name, row, harm)
-        for name in ("inference-1", "validator-1", "trainer-1")
-        for harm in HARM
-        for row in rows_of(name, harm, fatal=True)
-    ],
+    FATAL,
     ids=lambda value: value.path if isinstance(value, Row) else value,
 )
 def test_a_node_that_cannot_go_on_says_what_to_do(
@@ -197,7 +209,7 @@ def test_a_node_that_cannot_go_on_says_what_to_do(
         await process(node)
 
     monkeypatch.setattr(spine, "supervise", once)
-    play = Damaged([row], name, harm)
+    play = Damaged({row: harm}, name)
     with pytest.raises((NodeFailed, BaseExceptionGroup)) as failed:
         perform(play, steps=STEPS)
     assert play.damaged

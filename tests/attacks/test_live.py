@@ -11,6 +11,7 @@ import pytest
 
 from tests.attacks.kinds import KINDS
 from tests.attacks.live import HERE, MOST_MIB, attack_live
+from tests.sweeps import swept
 
 CHEAP = ("silent-64", "identify-own-id", "never-read", "empty-rpcs")
 """One for each of the worst findings: the door shut, the node ended, the loop filled twice."""
@@ -25,7 +26,7 @@ def test_there_are_more_kinds_than_the_reviewers_keep() -> None:
     assert all(kind.about for kind in KINDS.values())
 
 
-@pytest.mark.parametrize("name", CHEAP)
+@pytest.mark.parametrize("name", swept(CHEAP, 2))
 async def test_a_node_under_attack_serves_a_newcomer(name: str) -> None:
     outcome = await attack_live(name, HERE, seconds=1.0, settle=PATIENCE, patience=PATIENCE)
     assert outcome.alive, outcome.said

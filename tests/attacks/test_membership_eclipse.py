@@ -30,6 +30,7 @@ from p2p.membership.messages import (
 )
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, watch
+from tests.sweeps import swept
 from tests.unit.core_swarm import Node, peer_named
 from tests.unit.membership_swarm import addr_of
 from tests.unit.test_membership_core import heartbeat_of, make_core, sent
@@ -247,7 +248,7 @@ def test_silent_accusers_take_no_seat_of_a_lonely_node(accusers: int) -> None:
     assert answers == [True] * 5
 
 
-@pytest.mark.parametrize("seed", [1, 3, 5])
+@pytest.mark.parametrize("seed", swept([1, 3, 5], 1))
 def test_a_node_that_restarts_without_its_bootstrap_finds_neighbours_among_silent_accusers(
     seed: int,
 ) -> None:
@@ -275,7 +276,7 @@ def test_a_node_that_restarts_without_its_bootstrap_finds_neighbours_among_silen
     assert sum(peer in honest for peer in victim.core.neighbours) >= 3
 
 
-@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("seed", swept(range(1, 6), 2))
 def test_an_accuser_that_refuses_does_not_take_every_turn(seed: int) -> None:
     """One that refused at once, and suspected the node a hundred times a second, was asked each
     second: twelve honest members, which suspect it every ten seconds, not within two minutes.

@@ -32,6 +32,7 @@ from p2p.membership.messages import (
 )
 from p2p.multiaddr import Multiaddr
 from tests.attacks.membership_enemies import HostileSwarm, deaths_of, watch
+from tests.sweeps import swept
 from tests.unit.core_swarm import peer_named
 
 SIZE = 50
@@ -40,7 +41,7 @@ QUIET = 900.0
 """Bytes per second that a node of such a swarm sends when nothing happens: 760 to 800."""
 
 
-@pytest.mark.parametrize("liars", [1, 10])
+@pytest.mark.parametrize("liars", swept([10, 1], 1))
 def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> None:
     """Members, and neighbours of some, accuse all others with their newest words, all the
     time.

@@ -28,7 +28,6 @@ from roles.validator.core.fair_queue import (
     STRANGERS_SHARE,
     FairQueue,
 )
-from roles.validator.history import DrawHistory
 from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
 from roles.validator.session import VERDICT_KIND, ValidatorSession
@@ -106,32 +105,27 @@ def test_a_debt_that_is_forgiven_while_the_scorer_looks_ends_no_validator() -> N
     """The clock was read twice, and between the readings the last debtor was none any more:
     `pop` of nobody raised ValueError, and the node ended.
     """
-    queue = turns(WORKER)
-    queue.blame(OTHER, 0.0)
-    queue.push(OTHER, V0, "debtor", 0.0)
     ticks = itertools.count(DEBT_HALF_LIFE - 5e-7, 1e-6)
-    session: Any = object.__new__(ValidatorSession)
-    session._queue, session._recording = queue, trio.Semaphore(1)
-    session._standing = SimpleNamespace(wait=trio.lowlevel.checkpoint)
-    session._world = SimpleNamespace(now=lambda: next(ticks))
-    deliveries = SimpleNamespace(has_room=lambda beyond=0: beyond > 0)
-    taken: list[str] = []
+    node: Any = SimpleNamespace(world=SimpleNamespace(now=lambda: next(ticks)))
+    deliveries: Any = SimpleNamespace(has_room=lambda beyond=0: beyond > 0)
+    standing: Any = SimpleNamespace(wait=trio.lowlevel.checkpoint)
+    nothing: Any = None
 
     class Enough(Exception):
         """The submission came so far."""
 
     async def decide(job: Any) -> None:
-        taken.append(job.name)
         raise Enough
 
-    session._judge = SimpleNamespace(decide=decide)
-    commitment = SimpleNamespace(node=OTHER)
-    job = SimpleNamespace(name="job", submission=SimpleNamespace(commitment=commitment))
-    queue._waiting[OTHER][0].item = job  # type: ignore[assignment]
-    nothing: Any = None
+    judge: Any = SimpleNamespace(decide=decide, has_worked=lambda peer: False)
+    session = ValidatorSession(node, nothing, judge, nothing, standing, ValidatorStats())
+    job: Any = SimpleNamespace(
+        submission=SimpleNamespace(commitment=SimpleNamespace(node=OTHER))
+    )
+    session._queue.blame(OTHER, 0.0)
+    session._queue.push(OTHER, V0, job, 0.0)
     with pytest.raises(Enough):
         trio.run(session._judge_next, deliveries, nothing)
-    assert taken == ["job"]
 
 
 class OneBadGroup(Inference):
@@ -180,12 +174,13 @@ async def test_scores_are_in_the_order_of_the_groups_whichever_came_first(
         assert [task.group for task in tasks] == [group.group for group in groups]
         return [Scored(evidence, bytes([group.group])) for group in groups]
 
-    replayer: Any = object.__new__(Replayer)
     terms = SimpleNamespace(limits=Limits.fp32(), recipe=Recipe())
-    replayer._standing = SimpleNamespace(run=SimpleNamespace(terms=terms))
-    replayer._node = SimpleNamespace(world=SimpleNamespace(buggify=lambda _: False))
-    replayer._engine, replayer._rng = SimpleNamespace(score=score), random.Random(5)
-    replayer._history = DrawHistory()
+    standing: Any = SimpleNamespace(run=SimpleNamespace(terms=terms))
+    engine: Any = SimpleNamespace(score=score)
+    nothing: Any = None
+    world = SimpleNamespace(buggify=lambda _: False, rng=lambda _: random.Random(5))
+    node: Any = SimpleNamespace(world=world)
+    replayer = Replayer(node, nothing, nothing, engine, standing)
     tasks = [GroupTask(number, (1,), ()) for number in range(8)]
     groups = tuple(Group(number, ()) for number in range(8))
     for _ in range(16):

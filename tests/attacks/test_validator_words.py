@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
+from typing import ClassVar
 
 import pytest
+import trio
 
-from roles.inference.session import InferenceSession
-from roles.inference.stats import InferenceCounts
-from roles.protocol.core.messages import Refusal
-from tests.unit.test_shardcast_core import key
+from p2p.host import Stream, send_frame
+from p2p.node.node import Node
+from roles.protocol.core.messages import ROLLOUT_PROTOCOL, Refusal, encode_reply
+from roles.validator.role import Validator
+from tests.attacks.judged import play
 
 ESCAPES = "\x1b[2J\x1b]0;mine\x07\nERROR p2p.node: type your password"
 
 
-@pytest.mark.parametrize("retry", [False, True])
+class Mocker(Validator):
+    """Refuses whatever it is handed, by turns for ever and for now."""
+
+    name: ClassVar[str] = "validator"
+
+    async def run(self, node: Node) -> None:
+        retries = itertools.cycle((False, True))
+
+        async def serve(stream: Stream) -> None:
+            async with stream:
+                await send_frame(stream, encode_reply(Refusal(ESCAPES, next(retries))))
+
+        with node.host.serving(ROLLOUT_PROTOCOL, serve):
+            await trio.sleep_forever()
+
+
 def test_a_refusal_does_not_rewrite_the_operators_terminal(
-    retry: bool, caplog: pytest.LogCaptureFixture
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It went into the log as it came, with a line of its own, and so to standard error."""
-    session = object.__new__(InferenceSession)
-    session.counts = InferenceCounts()
-    with caplog.at_level(logging.INFO):
-        session._note_refusal(key(1).peer_id, Refusal(ESCAPES, retry))
-    (record,) = caplog.records
-    assert record.getMessage().isprintable()
-    assert "type your password" in record.getMessage()
+    with caplog.at_level(logging.INFO, logger="roles.inference"):
+        play({"validator-1": f"{__name__}:Mocker", "inference-1": "inference"}, 20.0)
+    said = [record for record in caplog.records if "password" in record.getMessage()]
+    assert {record.levelname for record in said} == {"INFO", "WARNING"}
+    assert all(record.getMessage().isprintable() for record in said)

@@ -19,6 +19,8 @@ from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
 from sim.run.tape import recording
 from tests.simulation.storms import STORMS, load_storm
+from tests.simulation.test_nodes import SMALL as nodes
+from tests.simulation.test_volunteers import small as volunteers
 
 SECONDS: Final = 60.0
 """Virtual seconds of each storm, if nothing else is said: most of its faults."""
@@ -28,7 +30,13 @@ BARE: Final = {
 }
 """Scenarios that run at L0, with more deaths than they have for many times the nodes."""
 BARE_NODES: Final = 40
-KINDS: Final = (*STORMS, "churn", *BARE)
+SMALL: Final = {
+    "diloco": load_scenario("diloco"),
+    "nodes": replace(nodes, duration=20.0),
+    "volunteers": replace(volunteers(arrival=60), duration=420.0),
+}
+"""Scenarios of other workloads, for as long as they say."""
+KINDS: Final = (*STORMS, "churn", *BARE, *SMALL)
 
 
 def mixed(count: int) -> list[str]:
@@ -42,6 +50,8 @@ def small(kind: str, seconds: float = SECONDS) -> Scenario:
     """One of `KINDS`, of a size that many can be run of."""
     if kind in STORMS:
         return replace(load_storm(kind), duration=seconds, expect=())
+    if kind in SMALL:
+        return replace(SMALL[kind], expect=())
     scenario = load_scenario(kind)
     if kind in BARE:
         return replace(

@@ -39,22 +39,26 @@ SEEDS: Final = (1, 3)
 
 def names(functions: Mapping[str, int]) -> Iterator[tuple[str, str]]:
     """(file, name) of every call of one of ``functions`` in production code."""
+    for where, called, node in calls():
+        if called in functions:
+            name = node.args[functions[called]]
+            assert isinstance(name, ast.Constant), f"{where}:{node.lineno} makes up its name"
+            yield where, name.value
+
+
+@cache
+def calls() -> list[tuple[str, str, ast.Call]]:
+    """(file, function, call) of every call in production code that may be such a one."""
+    found = []
     for path in sorted([*ROOT.glob("p2p/**/*.py"), *ROOT.glob("roles/**/*.py")]):
-        where = str(path.relative_to(ROOT))
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or where in SEAM:
-                continue
-            called = (
-                node.func.attr
-                if isinstance(node.func, ast.Attribute)
-                else getattr(node.func, "id", "")
-            )
-            if called in functions:
-                name = node.args[functions[called]]
-                assert isinstance(name, ast.Constant), (
-                    f"{where}:{node.lineno} makes up its name"
-                )
-                yield where, name.value
+        where, text = str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+        if where in SEAM or not any(f"{name}(" in text for name in SITES | CLAIMS):
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Call):
+                name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+                found.append((where, name, node))
+    return found
 
 
 def storms() -> Iterator[Scenario]:

@@ -9,10 +9,9 @@ import pytest
 import trio
 import trio.testing
 
-from p2p.errors import BadMessage, PeerUnreachable, ProtocolNotSupported, WrongPeer
+from p2p.errors import BadMessage, PeerUnreachable
 from p2p.host import MAX_OUTBOX, PeerEvent, PeerState, Stream, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
-from p2p.multiaddr import Multiaddr
 from sim.errors import NodeFailed
 from sim.kernel.queue import SECOND
 from sim.kernel.simulation import Simulation
@@ -20,7 +19,6 @@ from sim.kernel.virtual_time import run_simulation
 from sim.net.fabric import IDLE_TIMEOUT
 from sim.net.link import PAYLOAD_SHARE, LinkSpec
 from sim.node.host import SimHost
-from sim.node.network import join_streams
 from sim.node.swarm import SimNode, Swarm, open_swarm
 
 ECHO = ProtocolId("/test/echo/1.0.0")
@@ -106,39 +104,6 @@ def test_messages_arrive_in_order_under_jitter_and_loss() -> None:
         assert [text for _, text, _ in stage.heard] == [str(number) for number in range(200)]
 
     play(body, link=LinkSpec(jitter=0.2, loss=0.05))
-
-
-def test_requests_are_answered() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        assert await request(stage.hosts["a"], peer, ECHO, b"abc") == b"cba"
-        big = bytes(range(256)) * 3000
-        assert await request(stage.hosts["a"], peer, ECHO, big) == big[::-1]
-        with pytest.raises(ProtocolNotSupported):
-            await stage.hosts["a"].open_stream(peer, ProtocolId("/test/none/1.0.0"))
-
-    play(body)
-
-
-def test_who_is_not_there_is_unreachable() -> None:
-    async def body(stage: Stage) -> None:
-        host = stage.hosts["a"]
-        peer_b, peer_c = (stage.swarm.nodes[name].peer_id for name in "bc")
-        with pytest.raises(PeerUnreachable):
-            await host.connect(peer_b)
-        await stage.swarm.sleep(6)
-        host.add_addrs(peer_b, [stage.swarm.nodes["c"].addr.transport])
-        with pytest.raises(WrongPeer):
-            await host.connect(peer_b)
-        host.add_addrs(peer_c, [Multiaddr.parse("/memory/99")])
-        start = stage.swarm.simulation.now
-        host.send(peer_c, NEWS, b"into the void")
-        with pytest.raises(PeerUnreachable):
-            await host.connect(peer_c)
-        assert stage.swarm.simulation.now - start == pytest.approx(10)
-        assert ("a", PeerState.UNREACHABLE, round(start + 10, 6)) in stage.events
-
-    play(body)
 
 
 def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> None:
@@ -318,19 +283,6 @@ def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
     play(body)
 
 
-def test_a_peer_that_breaks_a_protocol_loses_its_connection_and_then_its_welcome() -> None:
-    async def body(stage: Stage) -> None:
-        peer = stage.introduce("a", "b")
-        for _ in range(3):  # points fade a little in between
-            stage.hosts["a"].send(peer, NEWS, b"bad")
-            await stage.swarm.sleep(2)
-            assert stage.hosts["b"].connected == ()
-        with pytest.raises(PeerUnreachable):
-            await stage.hosts["a"].connect(peer)
-
-    play(body)
-
-
 def test_a_bug_in_a_handler_names_its_node() -> None:
     async def body(stage: Stage) -> None:
         stage.hosts["a"].send(stage.introduce("a", "b"), NEWS, b"bug")
@@ -365,21 +317,6 @@ def test_a_node_behind_nat_can_dial_but_not_be_dialled() -> None:
             await stage.hosts["a"].connect(stage.introduce("a", "b"))
         await stage.hosts["b"].connect(stage.introduce("b", "a"))
         assert stage.hosts["a"].connected == (stage.swarm.nodes["b"].peer_id,)
-
-    play(body)
-
-
-def test_both_may_dial_at_once() -> None:
-    async def body(stage: Stage) -> None:
-        to_b, to_a = stage.introduce("a", "b"), stage.introduce("b", "a")
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(stage.hosts["a"].connect, to_b)
-            nursery.start_soon(stage.hosts["b"].connect, to_a)
-        await stage.swarm.sleep(1)
-        assert stage.hosts["a"].connected == (to_b,)
-        assert stage.hosts["b"].connected == (to_a,)
-        assert await request(stage.hosts["a"], to_b, ECHO, b"ab") == b"ba"
-        assert [state for _, state, _ in stage.events] == [PeerState.CONNECTED] * 2
 
     play(body)
 
@@ -451,28 +388,6 @@ def test_streams_share_an_uplink_fairly() -> None:
 
     one, other = play(body)
     assert other - one < 0.1
-
-
-def test_streams_are_trio_streams() -> None:
-    async def main(simulation: Simulation) -> None:
-        async with open_swarm(simulation) as swarm:
-            one, other = (swarm.add(name, _idle).endpoint for name in "ab")
-
-            async def make() -> Any:
-                return join_streams(swarm.fabric, one, other)
-
-            async def make_clogged() -> Any:
-                near, far = await make()
-                for stream in (near, far):
-                    with trio.move_on_after(10):
-                        await stream.send_all(bytes(100_000_000))
-                return near, far
-
-            await trio.testing.check_half_closeable_stream(make, None)
-            await trio.testing.check_half_closeable_stream(make, make_clogged)
-            assert one.wires == {}
-
-    run_simulation(main, seed=1)
 
 
 async def _idle(node: SimNode) -> None:

@@ -21,6 +21,7 @@ from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario
 from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, CHECKPOINTS, Play, perform
+from tests.sweeps import swept
 
 EVERY = 3
 STEPS = 10
@@ -91,7 +92,7 @@ class Deadly(Play):
         return status
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", swept(range(3), 1))
 def test_killed_at_any_time_it_comes_to_the_same_weights(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

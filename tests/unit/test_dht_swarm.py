@@ -123,18 +123,6 @@ def test_many_publishers_under_one_name() -> None:
     assert {record.publisher: record.value for record in records}[nodes[0].peer] == b"newer"
 
 
-def test_same_seed_same_trace() -> None:
-    def trace(seed: int) -> list[object]:
-        swarm = Swarm(12, seed, loss=0.1, liars=0.2)
-        seen: list[object] = []
-        swarm.tapped = lambda one, other, data: seen.append((swarm.now, one, other, data))
-        swarm.join_all(until=5)
-        return seen
-
-    assert trace(5) == trace(5)
-    assert trace(5) != trace(6)
-
-
 def test_death_loss_and_lies_hide_nothing_and_forge_nothing() -> None:
     figures = measure(Case("all", dead=0.3, loss=0.05, liars=0.2), size=60, reads=60, seed=1)
     assert figures["reads right", "%"] == 100

@@ -20,19 +20,16 @@ from roles.diloco.core.messages import (
     Vote,
 )
 from roles.diloco.core.round import RoundConfig, check_record, genesis
+from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest, double_vote
 
-SEEDS = range(40)
-"""Of all kinds of faults; `python -m tests.unit.test_diloco_rounds` plays 200."""
 
-
-@pytest.mark.parametrize("block", range(8))
-def test_faults_of_all_kinds_cost_no_step_and_no_replica(block: int) -> None:
+@pytest.mark.parametrize("seed", swept(range(40), 8))
+def test_faults_of_all_kinds_cost_no_step_and_no_replica(seed: int) -> None:
     """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
     late joiners: one history, one state a step, and the run goes on after the faults."""
-    for seed in SEEDS[block::8]:
-        play_faults(seed)
+    play_faults(seed)
 
 
 def play_faults(seed: int) -> None:
@@ -170,7 +167,7 @@ def test_a_member_that_leaves_is_out_at_the_next_border() -> None:
     )
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", swept(range(10), 3))
 def test_two_stories_end_a_membership_within_three_steps(seed: int) -> None:
     """A member that votes one thing to some and another to the rest: whoever sees both has the
     proof, and tells all."""
@@ -200,7 +197,7 @@ def test_two_stories_end_a_membership_within_three_steps(seed: int) -> None:
 
 def test_a_restarted_member_never_contradicts_itself() -> None:
     """Killed again and again, at any point of a round, with an update of its own each time."""
-    for seed in range(20):
+    for seed in swept(range(20), 6):
         swarm = DilocoSwarm(4, seed)
         dice = Random(seed)
         swarm.start()
@@ -216,7 +213,7 @@ def test_a_restarted_member_never_contradicts_itself() -> None:
 def test_a_member_that_has_forgotten_what_it_signed_sits_a_step_out() -> None:
     """Its disk was wiped after its update was out: a second one for the step, from training
     again, would convict it."""
-    for seed in range(10):
+    for seed in swept(range(10), 4):
         swarm = DilocoSwarm(4, seed)
         swarm.machines[0].seconds = 20.0  # so that the others wait, their updates signed
         swarm.start()

@@ -67,15 +67,6 @@ def test_points_fade_and_a_refusal_ends() -> None:
     assert mine.is_refused(PEER, 1e9)
 
 
-def test_a_host_does_not_dial_itself() -> None:
-    mine = gater()
-    mine.add_addrs(ME, [HERE], AddrSource.OWNER)
-    assert mine.addrs_of(ME) == ()
-    assert not mine.may_send(ME, 0.0)
-    with pytest.raises(PeerUnreachable, match="ourselves"):
-        mine.check_dial(ME, 0.0)
-
-
 def test_what_is_sure_is_our_own_wish() -> None:
     mine = gater()
     mine.add_addrs(PEER, [HERE], AddrSource.HEARSAY)

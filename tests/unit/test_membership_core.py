@@ -45,6 +45,7 @@ from p2p.membership.messages import (
     decode_message_untrusted,
     encode_message,
 )
+from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
 
@@ -343,7 +344,7 @@ def test_a_node_without_neighbours_asks_who_asks_whether_it_lives() -> None:
     ]
 
 
-@pytest.mark.parametrize("seed", range(1, 8))
+@pytest.mark.parametrize("seed", swept(range(1, 8), 2))
 def test_silent_accusers_do_not_keep_a_lonely_node_from_honest_ones(seed: int) -> None:
     """Its one request was an enemy's for ten seconds at a time: an honest neighbour came after
     3 to 34 s."""
@@ -772,18 +773,6 @@ def test_minted_identities_do_not_push_out_the_neighbours() -> None:
 
 
 # Determinism, numbers.
-
-
-def test_same_seed_same_trace() -> None:
-    def trace(seed: int) -> str:
-        swarm = MembershipSwarm(20, seed=seed, loss=0.02)
-        swarm.run(4 * INTERVAL)
-        swarm.kill(peer_named(3))
-        swarm.run(4 * INTERVAL)
-        return swarm.trace.hexdigest()
-
-    assert trace(1) == trace(1)
-    assert trace(1) != trace(2)
 
 
 def make_core(seqno: int, wall: Callable[[], float] = lambda: WALL) -> MembershipCore:

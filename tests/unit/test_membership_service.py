@@ -225,11 +225,3 @@ def test_a_peer_is_located_by_asking_who_knows_it() -> None:
         assert swarm.simulation.now == began
 
     play(body)
-
-
-def test_same_seed_same_trace() -> None:
-    async def body(stage: Stage) -> None:
-        stage.swarm.kill("n2")
-        await stage.swarm.sleep(5)
-
-    assert play(body) == play(body)

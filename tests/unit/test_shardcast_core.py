@@ -704,14 +704,3 @@ def test_a_peer_that_may_not_publish_is_not_heard() -> None:
     broken[-1] ^= 1
     with pytest.raises(BadMessage, match="signature"):
         victim.core.handle(ev.Heard(swarm.peers[0].peer, PolicyNews(bytes(broken), b"")), 1.0)
-
-
-def test_same_seed_same_course() -> None:
-    def course() -> list[tuple[int, float]]:
-        swarm = Swarm(9)
-        swarm.publish(1, 4 * MIB, 64 * KI)
-        swarm.at(0.4, lambda: swarm.kill(swarm.peers[2]))
-        swarm.run(30)
-        return [(node.sent, node.whole.get(1, 0.0)) for node in swarm.nodes.values()]
-
-    assert course() == course()

@@ -44,7 +44,7 @@ async def _inspect(options: argparse.Namespace) -> None:
 
 
 def _named(text: str) -> dict[str, Any]:
-    """What a ticket names."""
+    """Describe what a ticket names."""
     ticket = ticket_of(text)
     return {
         "pusher": str(ticket.pusher),
@@ -57,7 +57,7 @@ def _named(text: str) -> dict[str, Any]:
 
 
 async def _contents(path: Path) -> dict[str, Any]:
-    """What a push of ``path`` would send."""
+    """Describe what a push of ``path`` would send."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as state:
         async with mounted(Path(state), path) as (world, source):
             index = (await Digester(world, ShardcastConfig()).digest(source)).index

@@ -23,8 +23,8 @@ from p2p.policy import PolicyVersion
 from p2p.world import World
 
 LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
-"""Where a pusher or a puller listens by default: on every interface, at a port that the system
-chooses, since the ticket says which."""
+"""Default listening address of push and pull: every interface, at a port that the system
+chooses, since the ticket carries the port."""
 _SMOOTHED: Final = 2.0
 """Seconds over which a rate is smoothed: chunks of 4 MiB come in bursts, and a person reads
 the figure four times a second."""

@@ -12,15 +12,15 @@ from p2p.swarm.swarm import SwarmHost
 from p2p.world import World
 
 _PORTS: Final = "ports"
-"""Where a pusher's state says at which ports it listened: decimal, in the order of
+"""File in a pusher's state with the ports it listened at: decimal, in the order of
 ``--listen``."""
 _MAX_BYTES: Final = 256
-"""Of that file: some forty ports."""
+"""Largest size of that file in bytes: some forty ports."""
 
 
 async def listen_again(world: World, host: SwarmHost, addrs: Sequence[Multiaddr]) -> list[int]:
-    """Have ``host``, which listens nowhere yet, listen at ``addrs``; where one leaves the port
-    to the system, at the last one, if it is free.
+    """Let ``host``, which listens nowhere yet, listen at ``addrs``. Where an address leaves the
+    port to the system, the last life's port is taken if it is free.
 
     Else a push that was killed and run again would print another ticket, and its pullers would
     look for it at a port where nothing answers. Returns the last ports that another program has
@@ -45,7 +45,7 @@ async def listen_again(world: World, host: SwarmHost, addrs: Sequence[Multiaddr]
 
 
 async def _last_ports(world: World) -> list[int]:
-    """The ports of the last life; none if there was none, or the file is damaged."""
+    """The ports of the last life; empty if there was none or the file is damaged."""
     try:
         said = (await world.disk.read(_PORTS, 0, _MAX_BYTES)).split()
     except FileNotFoundError:

@@ -38,8 +38,8 @@ from p2p.world import World
 STATE: Final = ".shoal"
 """Where a puller keeps what it needs to go on: its key, and one link to each file."""
 SEED: Final = 5.0
-"""Seconds that a puller goes on giving by default: others may wait for what it was to pass on,
-and its next heartbeat, which tells the pusher that one more machine has it, takes two."""
+"""Seconds for which a puller goes on serving by default: others may wait for its chunks, and
+its next heartbeat, which tells the pusher that one more machine is done, takes two."""
 
 
 def pull(argv: Sequence[str]) -> int:
@@ -177,7 +177,7 @@ async def _tell_coming(node: CastNode, teller: Teller) -> None:
 
 
 def _coming(shardcast: Shardcast) -> tuple[PolicyVersion, int, int]:
-    """The version that is on its way, its bytes, and those that are here."""
+    """The version being fetched, its size in bytes, and how many of them are here."""
     fetching = shardcast.fetching
     if fetching is None:
         return PolicyVersion(0), 0, 0

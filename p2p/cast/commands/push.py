@@ -33,13 +33,12 @@ from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
 _MAX_WAITED: Final = 100_000
-"""Machines that a push waits for at most: more than a roster names (4,096), and a slip of the
-hand is told from a number."""
+"""The most machines that a push may wait for: more than a roster names (4,096), so a larger
+number is a typing mistake."""
 
 _LOOK: Final = 0.25
 """Seconds between two looks at who has it whole. A puller that is done says so in a heartbeat,
-gives for five seconds, and is gone: with a look each five seconds, as often as a pipe is told,
-some pushes never saw their last puller, and waited for ever."""
+serves for five seconds and leaves: a slower look would miss it and wait for ever."""
 
 
 def push(argv: Sequence[str]) -> int:
@@ -122,7 +121,7 @@ def _how_to_pull(ticket: Ticket, size: int) -> str:
 async def _wait_given(
     node: CastNode, version: PolicyVersion, expected: int, teller: Teller
 ) -> None:
-    """Tell how many have it until ``expected`` do; for ever if that is 0."""
+    """Report how many machines are done until ``expected`` are; for ever if that is 0."""
     size = node.shardcast.manifest(version).size
     meter, told = Meter(node.world), -math.inf
     whole: set[PeerId] = set()

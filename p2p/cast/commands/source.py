@@ -16,7 +16,8 @@ from p2p.machine import RealWorld, open_world
 from p2p.world import World
 
 SOURCE: Final = "source"
-"""What a pusher's files are called below its state: where they lie is a mount of its disk."""
+"""Name under which a pusher's files appear in its state: their real place is a mount of its
+disk."""
 
 
 def existing(path: Path) -> Path:
@@ -31,15 +32,15 @@ def existing(path: Path) -> Path:
 
 
 def state_of(path: Path) -> Path:
-    """Where a pusher keeps its key: one place for each path, so that the same line makes the
-    same ticket."""
+    """The folder where a pusher keeps its key: one for each path, so that the same command
+    makes the same ticket."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
     return Path(base) / "shoal" / "push" / blake3(os.fsencode(path)).hexdigest()[:16]
 
 
 @asynccontextmanager
 async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str]]:
-    """A world over ``state`` that sees what is at ``path``, and the name by which."""
+    """A world over ``state`` in which ``path`` is mounted, and the name of that mount."""
     is_folder = path.is_dir()  # noqa: ASYNC240 - once, before anything else runs
     folder, source = (path, SOURCE) if is_folder else (path.parent, f"{SOURCE}/{path.name}")
     async with open_world(state, mounts={SOURCE: folder}) as world:

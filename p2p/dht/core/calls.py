@@ -147,7 +147,8 @@ class Calls(Generic[P]):
         return call
 
     def settle(self, request_id: int, peer: PeerId, now: float) -> Call[P] | None:
-        """Close the call that ``peer`` has replied to; None if there is none, or no longer."""
+        """Close the call that ``peer`` has answered, and return it; None if there is no such
+        open call."""
         call = self._open.get(request_id)
         if call is None or call.peer != peer:
             return None

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
 SECRET_BYTES: Final = 16
-"""Of the secret by which this node alone ranks the publishers under a full key."""
+"""Bytes of the secret with which this node alone ranks the publishers under a full key."""
 FIRST_REJOIN: Final = 5.0
 """Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
 40, 60, 60 ..."""

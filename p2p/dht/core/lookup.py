@@ -53,14 +53,14 @@ held up."""
 
 
 class ContactState(Enum):
-    """What has become of one contact in a lookup."""
+    """The state of one contact in a lookup."""
 
     NEW = auto()
     ASKED = auto()
     LATE = auto()
     """Asked, and its slot given to another contact; the end still waits for it."""
     LOST = auto()
-    """Asked, and no longer waited for."""
+    """Asked; the lookup no longer waits for it."""
     ANSWERED = auto()
     FAILED = auto()
 
@@ -119,7 +119,7 @@ class _Path:
         self._found.add(distance)
 
     def found_among(self, distances: Iterable[int]) -> int:
-        """How many of these contacts had values when this path asked them."""
+        """How many of these contacts returned values to this path."""
         return len(self._found.intersection(distances))
 
 
@@ -179,8 +179,8 @@ class Lookup:
             sources.append(source)
 
     def offer(self, contacts: Sequence[Contact], source: PeerId | None = None) -> None:
-        """More contacts to start from: of our own knowledge, or named by ``source``. The paths
-        get them in turn."""
+        """Add contacts to start from, our own or named by ``source``; the paths share them
+        out."""
         for index, contact in enumerate(contacts):
             self._add(self._paths[index % len(self._paths)], (contact,), source)
 

@@ -31,8 +31,8 @@ MAX_DEAD: Final = 1024
 """Contacts remembered as dead: a lookup meets a few, a third of a swarm lost at once some
 hundred."""
 DEAD_FOR: Final = 60.0
-"""Seconds for which a contact that did not answer is not asked when others name it. They name
-it until they have noticed, too."""
+"""Seconds for which a contact that did not answer is not asked again: others go on naming it
+until they notice too."""
 MAX_TIMEOUTS: Final = 3
 """Requests in a row, a minute or more apart, that a peer without a connection may leave
 unanswered."""
@@ -54,7 +54,7 @@ MAX_LOST: Final = 20
 """Contacts that have left the table last: candidates for a join when a partition may have
 healed."""
 MAX_SEEDS: Final = 64
-"""Bootstrap peers that are remembered: four times those that one join asks
+"""Bootstrap peers remembered: four times as many as one join asks
 (`requester.MAX_SEEDS_ASKED`)."""
 MAX_CONNECTED: Final = 8192
 """Peers remembered as connected, should the host never say that they are gone."""

@@ -34,7 +34,7 @@ class GetOperation:
     namespace: str
     name: bytes
     times_out: float = math.inf
-    """When it ends, whatever it has found."""
+    """When it ends in any case."""
     settles: float = math.inf
     """When it ends if by then it is still found well enough (`Requester._note_found`); infinite
     while it is not."""
@@ -49,11 +49,11 @@ class GetOperation:
     """(key, blob) of what was found valid, so that the eighth copy costs no signature."""
 
     def start(self, searches: int) -> None:
-        """It waits for so many lookups."""
+        """Expect this many lookups."""
         self.searches = searches
 
     def end_search(self) -> bool:
-        """One lookup has finished; whether it was the last."""
+        """Note that one lookup has finished; returns whether it was the last."""
         self.searches -= 1
         return not self.searches
 
@@ -63,7 +63,7 @@ class GetOperation:
         return min(self.settles, self.times_out)
 
     def settle(self, at: float) -> None:
-        """It is found well enough, or with infinity no longer."""
+        """Note that enough was found, or, with infinity, that it no longer is."""
         self.settles = at
 
     def note_found(self, search: Search) -> None:
@@ -120,7 +120,7 @@ class PutOperation:
     """Storing one record at the nearest nodes of each of its keys."""
 
     token: int | None
-    """None for a renewal, for which no caller waits."""
+    """None for a renewal: no caller waits for it."""
     record: Record
     blob: bytes
     searches: int = 0
@@ -131,19 +131,20 @@ class PutOperation:
     """Nodes that hold the record, over all keys."""
 
     def start(self, searches: int) -> None:
-        """It waits for so many lookups."""
+        """Expect this many lookups."""
         self.searches = searches
 
     def end_search(self) -> None:
-        """One lookup has finished."""
+        """Note that one lookup has finished."""
         self.searches -= 1
 
     def begin_store(self) -> None:
-        """One STORE was sent."""
+        """Note that one STORE was sent."""
         self.stores += 1
 
     def end_store(self, held: bool) -> None:
-        """One STORE was answered or has failed; ``held`` if the node holds the record."""
+        """Note that a STORE was answered or has failed; ``held`` if the node holds the
+        record."""
         self.stores -= 1
         self.copies += held
 
@@ -158,14 +159,14 @@ class JoinOperation:
     """Asking seeds for our own neighbourhood, then looking ourselves up."""
 
     token: int | None
-    """None for a refresh, for which no caller waits."""
+    """None for a refresh: no caller waits for it."""
     asked: int = 0
     """Seeds that have not answered yet."""
     search: Search | None = None
     """The lookup of our own id, from the first answer of a seed on."""
 
     def start(self, asked: int) -> None:
-        """So many seeds are asked."""
+        """Note how many seeds were asked."""
         self.asked = asked
 
     def end_seed(self) -> None:
@@ -229,7 +230,7 @@ class StorePurpose:
     """A STORE; ``spares`` are the next nearest nodes, should this one refuse."""
 
     operation: PutOperation | None
-    """None if the record is replicated."""
+    """None when a record is replicated."""
     key: bytes
     contact: Contact
     spares: list[Contact]

@@ -50,10 +50,8 @@ strangers starve none of them."""
 ALL_RATE: Final = 256.0 * KI
 """Bytes a second after that: a quarter of a slow home's upload of 8 Mbit/s."""
 SCARCE_BYTES: Final = 64.0 * KI
-"""What a peer may have had while less than half of the shared bucket is left: one lookup or
-two, so that newcomers are still answered when many greedy peers ask. Each of these would need a
-new stamp, half a CPU second, for every 64 KiB: one core takes half of the rate, not all of
-it."""
+"""Bytes that one peer may have had while less than half of the shared bucket is left: a lookup
+or two, so that newcomers are still answered when many greedy peers ask."""
 LEAST_CHARGE: Final = 512.0
 """Bytes that any answer counts for at least: validating a record to be stored costs 0.1 ms. 512
 answers a second from each shared bucket are 5 % of a core."""
@@ -65,7 +63,7 @@ strangers as it has left it."""
 
 @dataclass(frozen=True, slots=True)
 class _PeerBuckets:
-    """What one peer has left."""
+    """The quotas of one peer."""
 
     requests: TokenBucket
     answer_bytes: TokenBucket

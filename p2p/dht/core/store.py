@@ -52,7 +52,7 @@ records, not for each."""
 
 
 NO_PRIORITY: Final = RecordPriority()
-"""That of a valid record in a namespace without rules."""
+"""The priority of a valid record in a namespace without rules."""
 
 
 class StoreResult(Enum):

@@ -38,13 +38,13 @@ replicate it."""
 
 
 class RecordValidity(Enum):
-    """What validation found."""
+    """The result of validating a record."""
 
     VALID = "valid"
     STALE = "stale"
     """Expired, or dated beyond what may be stored: clocks differ, no peer has lied."""
     REFUSED = "refused"
-    """Well signed, but not what this namespace holds, as far as we know it."""
+    """Well signed, but as far as we know not allowed in this namespace."""
     FORGED = "forged"
     """Signature, stamp or key do not fit. The peer that passed it on has not checked it."""
 
@@ -54,7 +54,7 @@ class PublisherKind(Enum):
     record's key."""
 
     OFFICER = "officer"
-    """Has a place whatever others do."""
+    """Always has a place."""
     MEMBER = "member"
     UNKNOWN = "unknown"
     """This node cannot tell: the record is about a run that it takes no part in."""
@@ -68,7 +68,7 @@ class RecordPriority:
     (`p2p.dht.core.store`)."""
 
     reserved: bool = False
-    """It is kept whatever others do."""
+    """It always has a place."""
     groups: tuple[str, ...] = ()
     """The address prefixes that it counts against (`p2p.dht.core.diversity`)."""
 

@@ -60,8 +60,8 @@ OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
 """Heartbeats between two opportunistic grafts, as in gossipsub: a look a minute at whether the
 mesh brings what others bring first."""
 OPPORTUNISTIC_GRAFT_PEERS: Final = 2
-"""Peers grafted at a time by it, as in gossipsub: a third of a mesh of six, so that a mesh of
-silent peers is turned over within minutes."""
+"""Peers added by one opportunistic graft, as in gossipsub: a third of a mesh of six, so a mesh
+of silent peers is replaced within minutes."""
 BACKOFF_SLACK: Final = 2.0
 """Heartbeats that we wait longer than a backoff says. The end that is pruned begins to count a
 moment after the other; without slack an honest GRAFT arrives too early and is penalised."""
@@ -111,7 +111,7 @@ class Mesh:
         return peer in self._topics_of
 
     def connected_peers(self) -> list[PeerId]:
-        """All connected peers, whatever they subscribe to."""
+        """All connected peers, with or without subscriptions."""
         return list(self._topics_of)
 
     def set_subscribed(self, peer: PeerId, topic: str, subscribed: bool) -> bool:

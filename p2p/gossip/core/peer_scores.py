@@ -20,7 +20,7 @@ MESH_THRESHOLD: Final = -10.0
 GOSSIP_THRESHOLD: Final = -40.0
 """Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold)."""
 PENALTY_DECAY: Final = 0.97
-"""What is left of a penalty after a heartbeat: half of it after 23."""
+"""What remains of a penalty after each heartbeat: half after 23."""
 FORGIVEN: Final = 0.1
 """Penalties below this count as none, and leave the table: 10 points are forgotten after 152
 s."""
@@ -31,10 +31,9 @@ that are smaller than theirs."""
 FIRST_DELIVERIES_CAP: Final = 100.0
 """The most that a peer can have to its credit, one for each message delivered first."""
 FIRST_DELIVERIES_DECAY: Final = 0.998
-"""What is left after a heartbeat: half after 346. A run that publishes once in some minutes
-still tells the peers that bring policies from those that bring nothing; with the penalty's
-decay of 0.97 a delivery would have faded to a thousandth before the next policy, four minutes
-later."""
+"""What remains of a first delivery after each heartbeat: half after 346. The memory must
+outlast the minutes between two policies, or those that bring them look like those that bring
+nothing."""
 
 
 class PeerScores:

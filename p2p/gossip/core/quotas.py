@@ -51,16 +51,9 @@ a message."""
 VERIFY_COST: Final = 2 * KI
 """Units of a signature: 60 to 120 µs."""
 IGNORED_COST: Final = 16 * KI
-"""Units of a message that the validator ignores: 16 a second for long, 64 at once by a
-newcomer.
-
-An ignored message is no offence: an honest node forwards what it accepted, and may know an
-author that we do not know yet (a later epoch of the run file), or be a version behind. If it
-were rejected instead, honest nodes would penalise each other. But a stranger can sign messages
-by the million that we ignore. So the peer that brings one pays: more than an honest peer needs
-(a policy or two a minute by authors that we do not know), and too few to fill a table. A
-trainer whose run file we lack, with two policies and two rosters a minute, spends 1 Ki units a
-second of its 256 Ki."""
+"""Units that an ignored message costs the peer that brings it: 16 a second for long, 64 at
+once. Ignoring is no offence, since an honest forwarder may know a later run file; but a
+stranger can sign such messages by the million."""
 NEWCOMER: Final = MIB
 """Units that a peer has when it connects: names cost nothing, so a new one is not worth a
 burst."""
@@ -71,12 +64,11 @@ PATIENCE: Final = 15
 """Intervals in a row over quota from which it is no accident. A burst of 4 MiB and 15 s of the
 rate of 256 KiB/s are 8 MiB, as much as `FLOOD_BURSTS` allows at once."""
 CROWD: Final = 16
-"""Peers that may be over quota at a time before all share: more than a mesh has, and 21 % of a
-core (16 times 1.3 %)."""
+"""When more peers than this are over quota together, they share: more than a mesh has, and 21 %
+of a core (16 times 1.3 %)."""
 AUTHOR_SHARE: Final = 0.5
-"""What one author may publish, as a part of what a peer may send. Honest peers forward all that
-they accept of an author: without a limit on the author they would be over quota for its
-sake."""
+"""An author's quota, as a fraction of a peer's. Honest peers forward everything that they
+accept of an author, and would be over quota because of it."""
 MAX_AUTHORS: Final = 1024
 """Authors with a bucket, those whose messages were accepted: as many as a run admits to a
 topic."""

@@ -31,21 +31,20 @@ DOMAIN: Final = "/shoal/ledger/1.0.0"
 DIGEST_BYTES: Final = 32
 """SHA-256."""
 GENESIS: Final = bytes(DIGEST_BYTES)
-"""What the first entry names as the one before."""
+"""The predecessor's digest in the first entry."""
 MAX_BODY: Final = 64 * KI
 """Bytes an entry may say. A verdict has about 300; evidence goes by digest."""
 MAX_ENTRY: Final = MAX_BODY + KI
-"""With kind, author, digests, signature."""
+"""Bytes of a whole entry: body, kind, author, digests and signature."""
 MAX_KIND: Final = 32
 """Characters of an entry's kind, a word chosen by a role; ours have up to 7."""
 LENGTH_BYTES: Final = 4
-"""Bytes in front of a record that say how long its entry is; big-endian."""
+"""Bytes in front of a record that give its entry's length; big-endian."""
 CHECKSUM_BYTES: Final = 8
-"""Of SHA-256. It is against decay, not against people: one damaged record in 2**64 is taken for
-sound.
-"""
+"""Bytes of SHA-256 kept as a checksum. It detects decay, not people: one damaged record in
+2**64 passes."""
 RECORD_HEAD: Final = LENGTH_BYTES + CHECKSUM_BYTES
-"""What a record adds to its entry: 12 bytes, 4 % of a verdict."""
+"""Bytes that a record adds to its entry: 12, or 4 % of a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ class Entry:
 
     @property
     def digest(self) -> bytes:
-        """What the next entry names; covers everything but the signature."""
+        """The digest that the next entry names; it covers everything but the signature."""
         return hashlib.sha256(self._signed()).digest()
 
     def _signed(self) -> bytes:
@@ -77,13 +76,13 @@ class Entry:
         return pack([self._signed(), self.signature])
 
     def is_signed(self, verify: Verify) -> bool:
-        """Whether the author really said it."""
+        """Whether the author's signature is valid."""
         return verify(self.author, DOMAIN, self._signed(), self.signature)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a log ends: the number and digest of its newest entry. Empty logs have `EMPTY`."""
+    """The end of a log: number and digest of its newest entry. Empty logs have `EMPTY`."""
 
     seqno: int
     digest: bytes
@@ -188,7 +187,7 @@ def decode_fork_untrusted(data: bytes) -> LedgerFork:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a record lies within its segment, head included, and of what kind its entry is."""
+    """Position of a record in its segment, head included, and the kind of its entry."""
 
     offset: int
     length: int
@@ -210,7 +209,7 @@ class Segment:
 
 
 def checksum(data: bytes) -> bytes:
-    """What notices that ``data`` has changed on the disk."""
+    """Detects that ``data`` has changed on the disk."""
     return hashlib.sha256(data).digest()[:CHECKSUM_BYTES]
 
 

@@ -24,7 +24,7 @@ from p2p.ledger.core.chain import CHECKSUM_BYTES, DIGEST_BYTES, EMPTY, Head, che
 from p2p.wire import KI
 
 SLOT_BYTES: Final = 4 * KI
-"""From one slot to the next: the largest sector of any disk, so that no write touches both."""
+"""Distance between the slots: the largest sector of any disk, so that no write touches both."""
 _FIELDS: Final = struct.Struct(f">8sQQQq{DIGEST_BYTES}s")
 _MAGIC: Final = b"shoal/l2"
 
@@ -55,7 +55,7 @@ class Synced:
 
 
 NOTHING: Final = Synced(0, 0, 0, EMPTY)
-"""Of a ledger without entries."""
+"""The state of a ledger without entries."""
 
 
 def encode_slots(synced: Synced) -> tuple[Synced, bytes]:

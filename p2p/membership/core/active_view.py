@@ -79,11 +79,9 @@ AGAIN: Final = 12.0
 """Intervals for which a peer that was granted an urgent request, or another of its network, is
 granted no other: a machine that restarts a minute later gets in at once."""
 GUEST_SEATS: Final = 4
-"""Seats beyond `SLACK` for those that ask urgently. The guest of longest standing gives its
-seat up for the next, and no other is evicted: none that come later, however many they are, have
-the place of a neighbour of longer standing, and yet a newcomer gets in while strangers hold all
-other seats. With four of them the newcomers of a crowd, two a second, stay for two seconds, in
-which their walks find them others."""
+"""Seats beyond `SLACK` for peers that ask urgently. A new guest takes the oldest guest's seat
+and no other: a newcomer gets in while strangers hold the rest, and no crowd evicts a
+neighbour."""
 GUEST_INTERVALS: Final = 2.0
 """Intervals after which such a seat is given up though no peer asks for it: a newcomer has
 found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
@@ -109,14 +107,9 @@ PENDING: Final = 2.0
 half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
 ASK_BACK_RATE: Final = 1.0
 ASK_BACK_BURST: Final = 3.0
-"""Accusers that a node without neighbours asks to be its neighbours: one a second after three
-at once, and none again before its answer is overdue. With one request at a time, a stranger
-that suspected the node five times a second and never answered held it for ten seconds, and took
-the next turn as well: the dozen honest members that suspected it every ten seconds were asked
-after 3 to 34 s. Now each name, silent or refusing, costs the node one turn of a second in ten.
-An accuser that was asked is no request under way to `ActiveView.fill`, and no seat is kept for
-it: while each had one, five silent strangers made a lonely node refuse every peer that asked
-it. One that agrees gets a seat if there still is one."""
+"""Accusers that a node without neighbours asks at once to be its neighbours; then one a second.
+Several turns, so that a silent accuser costs one of them and holds no seat, and honest ones are
+reached."""
 MAX_ASKED_BACK: Final = 16
 """Accusers remembered as asked: 13 may be in ten seconds."""
 AVOID: Final = 6.0

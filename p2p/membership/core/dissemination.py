@@ -39,10 +39,8 @@ SECOND_WAVE: Final = 0.2
 """Seconds that one end of each link waits whether the other knows already; more than a message
 takes."""
 NEWCOMER_DELAY: Final = 0.75
-"""Seconds that news of newcomers are gathered for: they are many at once, and no node waits for
-them. The end of a link that does not go first waits once more, and then nearly always has
-nothing left to tell: with both ends telling each other, three of ten messages of a swarm under
-churn were news, and most of them stale."""
+"""Seconds that news of newcomers are gathered before they are told: newcomers are many at once.
+The end of a link that goes second waits once more, and then has mostly nothing left to tell."""
 MEMORY: Final = 1200.0
 """Seconds for which a flood is remembered at least, so that it cannot be told again. No flood
 lasts for one; but a peer whom it missed may hold the dead for `MembershipConfig.stale`, tell a

@@ -38,21 +38,9 @@ from p2p.membership.messages import Heartbeats, Suspect
 from p2p.offence import Offence
 
 SUSPICION_GAP: Final = 0.4
-"""Intervals between two suspicions of one peer that are passed on unchecked: 2 s at 5 s.
-
-Each refutation hands a liar the newer heartbeat that its next suspicion needs. So a second
-suspicion of one peer within the gap is not flooded, but checked. Honest ones come as close
-together when the last heartbeat of the dead reached some of its neighbours only, because it
-died in the middle of sending it or had those links for less than an interval: what the others
-suspect is answered with that heartbeat, and then that is suspected in turn.
-
-The gap is shorter than `CHECK_TIMEOUT` by more than a flood takes, 0.5 s. With 1.0 each node on
-the way checked the second suspicion anew when the one before it had checked it: two checks, 2.5
-s each, after a suspicion at 6.4 s, and 23 of 23 nodes knew of that death after 15.5 to 16.4 s
-(`day_and_night`, seed 2; now 14.1 at most). No gap at all would let a liar flood with each
-refutation; two suspicions instead of one in the old gap cost `accuse_flood`, seed 3, a sixth
-more (3.08 times the quiet traffic instead of 2.60, which 0.4 leaves as it is: after the first
-seconds it is the quotas that hold)."""
+"""Intervals within which a second suspicion of one peer is checked instead of flooded: a liar
+gets a fresh heartbeat from each refutation. Shorter than `CHECK_TIMEOUT` by more than a flood
+takes, so that two honest suspicions of a death are not checked one after the other."""
 CHECK_TIMEOUT: Final = 0.5
 """Intervals within which the suspected peer must answer us when we check a suspicion: 2.5 s at
 5 s, a dial and two ways. It is added to the time until a death is known, at each node that

@@ -31,29 +31,16 @@ from p2p.identity import PeerId
 from p2p.membership.core.quotas import KeyedQuotas
 
 TRUST: Final = 16.0
-"""Refuted suspicions after which suspicions are checked first.
-
-Not every false suspicion is a lie: a machine that sleeps for a minute is suspected by its
-neighbours, and refutes them when it wakes up. So the first 16 are passed on as if true. After
-that a liar reaches only the nodes next to it: with 20 members that suspect all others
-(`accuse_flood`, 200 nodes) the swarm sends twice what it sends in quiet times, and no node has
-under three honest neighbours. The price is half an interval (`CHECK_TIMEOUT`) more until a real
-death is known, at each node that checks it."""
+"""Refuted suspicions after which a peer's suspicions are checked before they are passed on. Not
+every false one is a lie: a machine that slept for a minute is suspected, and refutes when it
+wakes."""
 TRUST_INTERVALS: Final = 2.0
-"""Intervals after which one of them is forgiven: at 5 s one in 10 s.
-
-It bounds from both sides. So many false suspicions a liar may send round for ever, which costs
-each node 330 bytes a second. And so many machines wake up in a swarm of 1,000 in which each
-sleeps every three hours: 1,000 in 10,800 s are one in 11 s, which must not use up the trust."""
+"""Intervals after which one refuted suspicion is forgiven. It must cover the machines of a
+large swarm that wake up by chance; a liar may send as many for ever."""
 RESTART: Final = 1000
-"""By how much a heartbeat's number is greater than the suspected one if its peer was started
-again. While a node runs it counts on by one, and no honest suspicion is many heartbeats old;
-started again it begins at its clock, in milliseconds.
-
-Without this the trust was gone after 16 machines that had come back while they were suspected;
-in `churn` with 350 nodes, two zones of which came back, they are 74 in two minutes. Then of the
-suspicions that a neighbour brought only one in 10 s was checked, and every fifth death was not
-known where it should have been."""
+"""A heartbeat whose number is greater by this much says that its peer was started again: a
+running node counts by one, a new life begins at its clock in milliseconds. Such a refutation
+costs no trust."""
 RESTART_INTERVALS: Final = 24.0
 """Intervals until one peer's next restart takes no trust: two minutes at 5 s. A peer may say of
 its number what it likes, and have accomplices suspect it: so often each can make all others
@@ -93,11 +80,8 @@ each. It gets our answer, and names of others, meanwhile."""
 NETWORK_WALKS: Final = 16.0
 """Newcomers of one public network whose heartbeats walk at once because they asked us."""
 NETWORK_WALK_INTERVALS: Final = 8.0
-"""Intervals until one more does. 200 identities of one /24 that asked every node of 200 in turn
-made the swarm send 3.6 times what it sends when quiet, more than half of it walks; with this
-share, and that of refusals, 2.3 times in the first minute and what it sends when quiet from
-then on. 200 honest machines behind one address lose nothing: each gets an answer and names of
-others to ask."""
+"""Intervals until a network may have one more walk started. Many identities behind one address
+need none: each is answered, and told others to ask."""
 NETWORK_REFUSALS: Final = 32.0
 """Refusals at once for one public network: an eighth of all (`REFUSALS`), so that it takes
 eight networks to make us silent to the others."""

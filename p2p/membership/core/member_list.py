@@ -50,10 +50,9 @@ YOUNG: Final = 120.0
 """Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
 YOUNG_SHARE: Final = 1 / 8
-"""Share of a full view that the young may take from the old. Beyond it a newcomer takes the
-seat of another young one. Names cost a stranger nothing to tell, and pushed at random he fills
-a view of 205 in the time of a thousand; so he gets 26 seats in ten minutes. In a swarm of 1,000
-an honest view takes in 30 in that time."""
+"""Share of a full view that newcomers may take from the old; beyond it they displace each
+other. Names cost a stranger nothing, so without it names pushed at random would fill the
+view."""
 PREFIX_SHARE: Final = 1 / 4
 """Share of a view that one network may have (`prefix`), where `OTHERS` are known outside it."""
 OTHERS: Final = 16

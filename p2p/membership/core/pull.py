@@ -29,10 +29,9 @@ FEW_SEATS: Final = 2
 """Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
 sample."""
 UNANSWERED: Final = 64.0
-"""Heartbeats that a peer may have named and not handed over, as many as one request asks for,
-before its digests are passed over. They are unsigned: who names ten thousand ghosts would spend
-our budget, and the names of the living would grow stale. An honest peer loses few between two
-messages: the dead."""
+"""Heartbeats that a peer may have named without handing them over before its digests are passed
+over: as many as one request asks for. Digests are unsigned, and ghosts would use up our
+budget."""
 UNANSWERED_PER_INTERVAL: Final = 1.0
 """How many of them are forgiven in an interval: the dead that an honest peer still names are
 fewer."""

@@ -1,8 +1,7 @@
 """SHARDCAST's decisions: pure by contract, events and time in, effects out.
 
 Read `events` first, then `core`, which only says which part answers for which event. Each part
-owns its own state; a part changes another's only by calling a method that says what happened
-(`tests/unit/test_shardcast_owners.py` holds that).
+owns its own state; a part changes another's only by calling a method that says what happened.
 
 ================= ================================================================= ========
 file              what it decides                                                   per

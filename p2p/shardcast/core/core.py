@@ -463,7 +463,7 @@ class ShardcastCore:
             return  # of a version that was given up, or of a banned peer
         if header.index not in download.verified:
             return
-        self.stats.count_duplicate(size)
+        self.stats.duplicates += size
         if peer == download.manifest.trainer:
             # Given again, since its first root failed.
             self._upload.forward(download, header, peer, self._now)
@@ -482,7 +482,7 @@ class ShardcastCore:
         arrival = self._repair.arrived(download, header.index, peer, self._now)
         if not event.is_right:
             download.reject(arrival)
-            self.stats.count_bad()
+            self.stats.chunks_bad += 1
             self._ban(peer, "sent a chunk with a wrong digest")
             self._out.append(ev.Send(download.manifest.trainer, Blame(header.policy, peer)))
             return
@@ -529,7 +529,7 @@ class ShardcastCore:
             return
         download.mark_stored()
         if not download.is_patch:
-            self.stats.count_completed()
+            self.stats.versions_completed += 1
             self._advance_newest(download.manifest)
             self._out += self._upload.foresee(download)
         self._patch()
@@ -555,7 +555,7 @@ class ShardcastCore:
         if download.is_whole:
             self._out.append(ev.Finish(download.name))
         else:
-            self.stats.count_bad()
+            self.stats.chunks_bad += 1
             self._out += self._repair.inquire(download, self._now)
 
     def _advance_newest(self, manifest: Manifest) -> None:
@@ -563,7 +563,7 @@ class ShardcastCore:
             self._abandon(download)
 
     def _abandon(self, download: Download) -> None:
-        self.stats.count_skipped()
+        self.stats.versions_skipped += 1
         self._close(download.name)
         self._out.append(ev.Abandon(download.name))
 

@@ -63,9 +63,9 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 FOREVER: Final = "public, max-age=31536000, immutable"
-"""For what belongs to a version: a year, the longest that caches honour, and no questions."""
+"""Caching of what belongs to a version: a year, the longest that caches honour."""
 NEVER: Final = "no-cache"
-"""For what says which versions there are: ask each time."""
+"""Caching of the list of versions: none, clients ask each time."""
 _MAX_PATH: Final = 8 * 1024
 """Characters of a path: the longest of a manifest's files, percent-encoded, and some more."""
 _MAX_ARCHIVES: Final = 64
@@ -297,7 +297,7 @@ def _version_of(path: str) -> PolicyVersion | None:
 
 
 def _part_of(release: Release, path: str) -> _Answer:
-    """What a path names of a version. Raises `KeyError`."""
+    """The part of a version that a path names. Raises `KeyError`."""
     what = path.removeprefix(f"v/{release.version}")
     if what == ".tar":
         return _Answer(tar_of(release.files), _TAR, etag(release.digest, "tar"))
@@ -334,7 +334,7 @@ class _Reply:
         """Whether the last part is on its way."""
 
     def asked(self, header: str) -> str:
-        """What the request says in ``header``; empty if nothing."""
+        """The request's ``header``; empty if it has none."""
         said: str = self._headers.get(header, "")
         return said
 

@@ -36,9 +36,9 @@ class Release:
     digest: bytes
     """Names all of it: equal digests are equal files."""
     manifest: bytes
-    """As its trainer signed it."""
+    """The manifest, as its trainer signed it."""
     paths: tuple[str, ...]
-    """Where each file lies (of the disk that `read` is given)."""
+    """The path of each file on the disk that `read` is given."""
 
     @property
     def is_one_file(self) -> bool:
@@ -51,7 +51,7 @@ class Release:
         return Body([Slice(number, 0, size) for number, (_, size) in enumerate(self.files)])
 
     def number_of(self, name: str) -> int:
-        """Which file has this path. Raises `KeyError`."""
+        """The number of the file with this path. Raises `KeyError`."""
         for number, (path, _) in enumerate(self.files):
             if path == name:
                 return number
@@ -78,7 +78,7 @@ class Library(Protocol):
 
     @property
     def versions(self) -> Sequence[PolicyVersion]:
-        """Those that are whole here, newest first."""
+        """The versions that are whole here, newest first."""
         ...
 
     def borrow(self, version: PolicyVersion) -> AbstractContextManager[Release]:

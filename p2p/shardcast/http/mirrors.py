@@ -53,7 +53,7 @@ class MirrorsFailed(ShoalError):
 
 @dataclass(slots=True)
 class Mirror:
-    """One server: where it is, and how it has done."""
+    """One server: its address and its record so far."""
 
     base: str
     """Its address; ``{path}`` stands for what is asked for (a presigned address needs that),
@@ -62,7 +62,7 @@ class Mirror:
     rate: float | None = None
     """Bytes per second, smoothed; None before the first."""
     trouble: str = ""
-    """What it answered last, if that was no success."""
+    """Its last failure, if the last answer was one."""
 
     def url(self, path: str) -> str:
         """Where ``path`` is."""
@@ -87,7 +87,7 @@ class Mirror:
 
 
 def choose(mirrors: Sequence[Mirror], rng: Random) -> Mirror:
-    """One of ``mirrors``, with a probability in proportion to success x rate."""
+    """Pick one of ``mirrors``, with a probability proportional to success x rate."""
     known = [mirror.rate for mirror in mirrors if mirror.rate is not None]
     usual = sum(known) / len(known) if known else _RATE_AT_FIRST
     weights = [

@@ -41,15 +41,15 @@ chunk a request in the middle of its download."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EdgeConfig:
-    """What the edge allows its clients."""
+    """Limits of the HTTP server."""
 
     connections: int = 256
-    """At once, of all clients. Each may hold a piece of a body (1 MiB) and hypercorn's own
-    buffers."""
+    """Connections at once, over all clients. Each may hold a piece of a body (1 MiB) and
+    hypercorn's buffers."""
 
     per_host: int = 16
-    """At once of one address (an IPv6 /56); loopback is exempt, as everywhere in Shoal.
-    shardcast's client uses ten, a browser six."""
+    """Connections at once from one address (an IPv6 /56); loopback is exempt. shardcast's
+    client uses ten, a browser six."""
 
     idle: float = 30.0
     """Seconds that a connection may wait between two requests, and for the end of a request."""
@@ -111,15 +111,15 @@ class _GuardedStream:
         raise trio.BrokenResourceError("the client does not read")
 
     async def receive_some(self, most: int) -> bytes:
-        """What the client sends next."""
+        """The client's next bytes."""
         return bytes(await self._stream.receive_some(most))
 
     async def send_eof(self) -> None:
-        """As `trio.SocketStream.send_eof`."""
+        """Like `trio.SocketStream.send_eof`."""
         await self._stream.send_eof()
 
     async def aclose(self) -> None:
-        """As `trio.SocketStream.aclose`."""
+        """Like `trio.SocketStream.aclose`."""
         await self._stream.aclose()
 
 
@@ -133,7 +133,7 @@ class _Http1(H11Protocol):
     """
 
     async def _check_protocol(self, event: object) -> None:
-        """Where hypercorn would change the protocol."""
+        """Do nothing where hypercorn would change the protocol."""
 
 
 class _Http1Connection(TCPServer):
@@ -173,7 +173,7 @@ class _Server:
         self._streams: dict[trio.SocketStream, None] = {}
 
     async def handle(self, stream: trio.SocketStream) -> None:
-        """One client, from its connecting to its end."""
+        """Serve one client for as long as it is connected."""
         async with stream:
             try:
                 peer = stream.socket.getpeername()

@@ -31,17 +31,13 @@ from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.core.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
 
 DIAL_BACKOFF: Final = 5.0
-"""Seconds after a failed dial in which messages to the peer are dropped at once instead of
-dialling again.
-
-Membership, gossip and the DHT each have something to say to a peer every second or so, and
-each would dial anew: a peer that is gone, known at 8 addresses, would cost 8 handshakes a
-second. With 5 s it costs 1.6, and a peer that restarts is missed for 5 s at most, or until it
-dials us."""
+"""Seconds after a failed dial in which messages to the peer are dropped instead of dialling
+again: every service has something to say each second. It ends when the peer dials us."""
 
 
 class ConnectionGater:
-    """What one host thinks of peers: where they are, how they behaved, which it wants."""
+    """A host's knowledge of its peers: their addresses, their behaviour, and which of them it
+    wants."""
 
     __slots__ = ("_is_connected", "_own", "_protected", "_scores", "_unreachable", "book")
 
@@ -79,7 +75,7 @@ class ConnectionGater:
             self._unreachable.pop(peer, None)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where ``peer`` was last said to be, each address ending in ``/p2p/`` and its id."""
+        """The last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
         return tuple(addr.with_peer(peer) for addr in self.book.of(peer))
 
     def is_sure(self, peer: PeerId) -> bool:
@@ -135,7 +131,7 @@ class ConnectionGater:
         self._protected[purpose] = frozenset(peers)
 
     def is_protected(self, peer: PeerId) -> bool:
-        """Whether the node wants to keep ``peer``, whatever strangers do."""
+        """Whether the node keeps ``peer`` whatever strangers do."""
         return any(peer in peers for peers in self._protected.values())
 
     def _is_kept(self, peer: PeerId) -> bool:

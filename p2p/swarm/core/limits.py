@@ -47,9 +47,8 @@ MAX_SERVED: Final = 4096
 """Incoming streams served at a time over all peers: four for each connection, the lanes of
 heartbeats, DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB together."""
 MAX_SERVED_PER_PEER: Final = 256
-"""Of them for one peer, over all of its connections: what one connection may have open at
-once.
-"""
+"""Incoming streams served at a time for one peer, over all its connections: what one connection
+may have open."""
 MAX_UNFINISHED: Final = 16 * MIB
 """Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut
 in two from each of 50,000 peers. The peer that holds most of it pays."""
@@ -67,11 +66,8 @@ class ResourceLimits:
     trainers, validators). Fewer where the operating system allows fewer descriptors."""
 
     handshakes: int = 1024
-    """Incoming handshakes at a time. 20 KiB each while it is computed, less while it waits; at
-    700 a second a full house is done in 1.5 s. Those that come again as soon as they are given
-    up are best kept waiting: with 256 places, 400 dialers of one identity made the node accept
-    and give up 1,200 sockets a second and finish 190 handshakes, and every third newcomer was
-    given up among them; with 512, so did 1,000 dialers."""
+    """Incoming handshakes at a time, at most 20 KiB each; a full house is done in 1.5 s. More
+    places than a crowd of one identity, for whoever is given up dials again at once."""
 
     def __post_init__(self) -> None:
         if self.connections < 1 or self.handshakes < 1:
@@ -133,7 +129,8 @@ class ResourceLimits:
 
 @dataclass(frozen=True, slots=True)
 class NetGroup:
-    """Where a connection comes from, as far as limits know (Bitcoin Core's word)."""
+    """The network of a connection, as far as limits tell networks apart (Bitcoin Core's
+    word)."""
 
     host: str
     network: str
@@ -169,9 +166,7 @@ LOOPBACK, PRIVATE, PUBLIC = range(3)
 
 @functools.lru_cache(_MEMO)
 def reach_of(addr: Multiaddr) -> int:
-    """From how far an address makes sense: from this machine, from its site, from
-    everywhere.
-    """
+    """The scope of an address: this machine, this site, or everywhere."""
     kind, value = addr.parts[0]
     if kind not in {"ip4", "ip6"}:
         return PUBLIC
@@ -201,7 +196,7 @@ class PendingHandshake:
 
 @dataclass(slots=True, eq=False)
 class Usage:
-    """What a connected peer was good for: kept while it has a connection."""
+    """How useful a connected peer has been; kept while it has a connection."""
 
     since: float
     used_at: float
@@ -244,7 +239,7 @@ class ServedStream:
 
 @dataclass(slots=True)
 class _Counts:
-    """How many of a thing there are by some name; names without any cost nothing."""
+    """Counts by name; names with a count of zero take no memory."""
 
     of: dict[str, int] = field(default_factory=dict)
 
@@ -373,7 +368,7 @@ class Budget:
     # Connections.
 
     def admit(self, held: HeldConnection) -> list[HeldConnection]:
-        """Count a connection in; returns those that must go for it, which are counted out.
+        """Count a connection in, and return those that must go for it, which are counted out.
 
         Where everything else is protected, that is the newcomer itself.
         """
@@ -448,7 +443,7 @@ class Budget:
         return not self._is_protected(held.peer)
 
     def _rank(self, candidates: list[HeldConnection]) -> list[HeldConnection]:
-        """Those that may go, the first to go first: at least one, if there are any."""
+        """Connections that may go, the first to go first; at least one if there are any."""
         rest = dict.fromkeys(candidates)
         share = len(candidates) // 8
 
@@ -533,7 +528,7 @@ class Budget:
                     stream.abort()
 
     def served_to(self, peer: PeerId) -> tuple[ServedStream, ...]:
-        """What is being served to ``peer``."""
+        """The streams being served to ``peer``."""
         return tuple(self._served.get(peer, ()))
 
     def hold(self, stream: ServedStream, count: int) -> ServedStream | None:
@@ -570,10 +565,10 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 # Whom we dial on a stranger's word.
 
 MAX_DIALS_PER_HOST: Final = 4
-"""Dials on hearsay to one host at a time: strangers' words must not make many of us knock at
-one door together."""
+"""Concurrent dials on hearsay to one host: strangers' words must not make many of us dial it
+together."""
 MAX_DIALS_PER_NETWORK: Final = 8
-"""Dials on hearsay to one network at a time: two hosts' worth."""
+"""Concurrent dials on hearsay to one network: as many as to two hosts."""
 MAX_FAILED_PER_HOST: Final = 8.0
 """Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
 host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
@@ -589,7 +584,7 @@ MAX_COUNTED: Final = 4096
 
 
 class FadingCounts:
-    """How often something happened, by name, halved every ``half_life`` seconds."""
+    """Counts of events by name, halved every ``half_life`` seconds."""
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
@@ -600,13 +595,13 @@ class FadingCounts:
         self._counts.renew(name, (self.count(name, now) + 1.0, now))
 
     def count(self, name: str, now: float) -> float:
-        """What is left."""
+        """The faded count of a name."""
         known = self._counts.get(name)
         return known[0] * 2.0 ** ((known[1] - now) / self._half_life) if known else 0.0
 
 
 class DialTargets:
-    """How often strangers' words made us dial a host, and it did not answer."""
+    """How often we dialled a host in vain because strangers named it."""
 
     def __init__(self) -> None:
         self._open = _Counts()

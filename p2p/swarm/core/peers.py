@@ -17,9 +17,8 @@ from p2p.swarm.core.limits import group_of
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""
 MAX_HEARSAY_ADDRS: Final = 4
-"""Of them, on hearsay: two families, now and before the last move. Each is a dial that a
-stranger causes.
-"""
+"""How many of these may be hearsay: two families, now and before the last move. A stranger
+causes a dial with each."""
 MAX_PEERS: Final = 10_000
 """Peers whose addresses, or scores, are kept: the largest run we simulate. About 1 KiB each.
 This many on the owner's or the peers' signed word, and as many on hearsay: neither pushes out
@@ -139,7 +138,7 @@ class AddressBook:
                 del self._crowds[network]
 
     def _to_go(self, book: dict[PeerId, _Addrs] | dict[PeerId, None]) -> PeerId:
-        """The one touched longest ago, of those that need not be kept."""
+        """The peer untouched for longest, among those that may be forgotten."""
         oldest = itertools.islice(book, _LOOK)
         first = next(iter(book))
         return next((peer for peer in oldest if not self._keeps(peer)), first)
@@ -156,7 +155,7 @@ class AddressBook:
             self._add_hearsay(peer, left)
 
     def of(self, peer: PeerId) -> _Addrs:
-        """Where ``peer`` was last said to be, surest and newest first, without ``/p2p/``."""
+        """The addresses of ``peer``, surest and newest first, without ``/p2p/``."""
         certain = self.certain(peer)
         hearsay = self._hearsay.get(peer, ())
         return (
@@ -168,7 +167,7 @@ class AddressBook:
         )
 
     def certain(self, peer: PeerId) -> _Addrs:
-        """Where ``peer`` is by its own signed word, or the owner's."""
+        """The addresses of ``peer`` by its own signed word or the owner's."""
         signed, owner = self._signed.get(peer, ()), self._owner.get(peer, ())
         return owner if not signed else _merged(signed, owner, MAX_ADDRS) if owner else signed
 
@@ -238,7 +237,7 @@ class Scores:
         return True
 
     def points(self, peer: PeerId, now: float) -> float:
-        """What is left of a peer's penalty points."""
+        """A peer's penalty points, as far as they have not faded."""
         record = self._records.get(peer)
         return self._faded(record, now) if record else 0.0
 

@@ -38,14 +38,11 @@ from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
 MAX_HELD: Final = 16 * MIB
-"""Bytes held for applications that have not read them, over all connections. What is held costs
-at most 5/4 of that in memory (see `p2p.transport.stream.MuxedStream.feed`), 20 MiB beside a
-node's 60; with the other limits full as well it stays under 150 (163 MiB were reached at 32,
-and 159 at 24, where 500 connections took none of their answers: 132 at 16). Four streams with
-the widest window, or 64 with the narrowest, can be unread as a whole."""
+"""Bytes held for applications that have not read them, over all connections; in memory at most
+5/4 of that. Four of the widest windows, or 64 of the narrowest, can be unread as a whole."""
 _SPARE: Final = 8
-"""Which part of the limit is freed beyond need, so that a flood of small pieces sorts the
-holders once per 2 MiB."""
+"""Share of the limit freed beyond need, so that a flood of small pieces sorts the holders only
+once per 2 MiB."""
 _FRESH: Final = 0.1
 """Seconds added to every age: among holders of this moment, all of age zero, bytes decide."""
 MAX_OUTGOING: Final = 8 * MIB
@@ -67,19 +64,18 @@ MAX_LINGERING: Final = 16_384
 KiB until its peer ends it or a sweep does, after a minute: 256 on each of 768 connections were
 86 MiB."""
 LINGERING_SHARE: Final = 32
-"""Of them, what a connection keeps when there are more; of what it has beyond, the oldest is
-reset.
-"""
+"""How many of these a connection keeps when there are more in all; beyond it, its oldest is
+reset."""
 _LEAST_GRANT: Final = 64 * KI
 """Bytes of window that are worth granting: a quarter of an initial window. A smaller one is not
 felt and costs an update as a large one does."""
 _IDLE_GRANT: Final = 10.0
-"""Seconds after which a grant that was not refilled counts no longer: a stream that used it
-would have refilled it within a quarter of a second (`yamux_frames.QUICK`)."""
+"""Seconds after which an unused grant no longer counts: a stream in use refills it within a
+quarter of a second (`yamux_frames.QUICK`)."""
 
 
 class Holder(Protocol):
-    """What holds unread bytes."""
+    """Something that holds unread bytes."""
 
     peer: PeerId
     """On whose behalf."""
@@ -182,8 +178,8 @@ class HostBudget:
     # Receive windows.
 
     def widen(self, owner: object, stream: WideStream, wanted: int) -> int:
-        """By how many of the ``wanted`` bytes the window of ``stream`` may grow; ``owner`` is
-        its connection.
+        """How far the window of ``stream`` may grow, of ``wanted`` bytes; ``owner`` is its
+        connection.
 
         A half of what is left at most: the first streams get all that they want and late ones
         something.

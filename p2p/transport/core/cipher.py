@@ -15,11 +15,11 @@ import nacl._sodium as _sodium  # type: ignore[import-not-found, unused-ignore]
 from p2p.errors import RemoteProtocolError
 
 KEY_BYTES: Final = 32
-"""Of ChaCha20-Poly1305, as the next two (RFC 8439)."""
+"""Bytes of a ChaCha20-Poly1305 key (RFC 8439, as the next two)."""
 NONCE_BYTES: Final = 12
 """Four zero bytes and a counter of eight (`symmetric.NONCE`)."""
 TAG_BYTES: Final = 16
-"""By which a sealed record is longer than its plaintext."""
+"""Bytes by which a sealed record is longer than its plaintext."""
 
 Buffer = bytes | bytearray | memoryview
 

@@ -65,7 +65,7 @@ _LENGTH: Final = struct.Struct(">H")
 
 
 class IdentityKey(Protocol):
-    """What the handshake needs of a `p2p.identity.KeyPair`."""
+    """The part of `p2p.identity.KeyPair` that the handshake needs."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -100,7 +100,7 @@ class StaticKey:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a handshake payload says, once verified."""
+    """A verified handshake payload."""
 
     peer: PeerId
     muxers: tuple[ProtocolId, ...]
@@ -153,9 +153,7 @@ class NoiseHandshake:
 
     @property
     def muxer(self) -> ProtocolId | None:
-        """What the extensions agreed on: the initiator's first choice that both have, or
-        None.
-        """
+        """The agreed muxer: the initiator's first choice that both have, or None."""
         theirs = self.session.hello.muxers
         first, second = (self._muxers, theirs) if self._initiator else (theirs, self._muxers)
         return next((muxer for muxer in first if muxer in second), None)

@@ -195,7 +195,7 @@ class Mux:
         return 0 if stream is None else stream.queued
 
     def shorten(self, record: int) -> None:
-        """From now on, let pieces be at most ``record`` bytes long."""
+        """From now on make pieces of at most ``record`` bytes."""
         self._queue.shorten(record)
 
     def room(self, stream_id: int) -> int:
@@ -481,9 +481,8 @@ class Mux:
         return bool(stream_id % 2) == self._dialer
 
     def _is_first_use(self, stream_id: int) -> bool:
-        """Whether the peer never opened a stream of this id, as far as we remember. It counts
-        as used now.
-        """
+        """Whether this stream id is new, as far as we remember; from now on it counts as
+        used."""
         if stream_id <= self._highest:
             return stream_id in self._skipped and self._skipped.pop(stream_id) is None
         for skipped in range(max(self._highest + 2, stream_id - 2 * MAX_SKIPPED), stream_id, 2):

@@ -23,10 +23,9 @@ FULL_WINDOW: Final = 4 * MIB
 memory.
 """
 QUICK: Final = 0.25
-"""Seconds in which half a window must be read for it to grow: an initial window grows from 0.5
-MB/s on, also where the network keeps the peer waiting for our updates, up to a round trip of
-half a second. A stream of messages at some KiB/s stays narrow for ever, and leaves the stock of
-`p2p.transport.core.budget` to bulk."""
+"""A window grows when half of it is read within so many seconds: from 0.5 MB/s on, up to a
+round trip of half a second. A stream of small messages stays narrow and leaves the stock to
+bulk."""
 MAX_STREAMS: Final = 256
 """Streams of one connection that the peer, and likewise we, may have open. go-yamux's accept
 backlog.
@@ -36,19 +35,16 @@ MAX_QUEUED: Final = 256 * KI
 MAX_CONNECTION_QUEUE: Final = 8 * MIB
 """Bytes all streams of a connection may have queued: 32 busy streams at full depth."""
 MAX_CONTROL: Final = 32 * KI
-"""Bytes of control frames that may wait, 2,730 of them, 24 MiB over 768 connections; with more,
-we stop reading until the peer has taken some. Ours are bounded by the streams, so more are
-answers (to pings, to refused streams) for which the peer asked, or which we could not give
-while this machine stood still: back-pressure, not blame."""
+"""Bytes of control frames that may wait: 24 MiB over 768 connections. With more we stop
+reading, which is back-pressure and no blame: most are answers that the peer asked for."""
 MAX_SKIPPED: Final = 32
 """Stream ids below the highest that may still come. Ids only grow, but tasks of a go-yamux peer
 that open streams at once take their ids in one order and send in another."""
 MAX_ID: Final = 2**32 - 1
 """The last stream id: a connection that has used them up opens no more streams."""
 MAX_LATE: Final = 4 * KI
-"""Bytes dropped in silence on a stream that we no longer read: an answer to a negotiation has
-70.
-"""
+"""Bytes silently dropped on a stream that we no longer read: an answer to a negotiation has
+70."""
 SMALL: Final = 4 * KI
 """Bytes. A stream with no more than this queued goes ahead of bulk, and shares a record with
 others.

@@ -22,9 +22,10 @@ from sim.lab.namespaces import (
 )
 
 START_SECONDS: Final = 60.0
-"""For all processes to start: each imports trio, and a busy machine takes a second for that."""
+"""Seconds for all processes to start: each imports trio, which takes a second on a busy
+machine."""
 RUN_SECONDS: Final = 300.0
-"""For one broadcast: ten times the longest of the six."""
+"""Seconds for one broadcast: ten times the longest of the six."""
 
 
 class RelayProcess:

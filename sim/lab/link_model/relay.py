@@ -21,9 +21,9 @@ import trio
 from sim.lab.link_model.broadcast import TreeBroadcast
 
 PORT: Final = 4001
-"""The one that every machine listens at: each has an address of its own."""
+"""The port of every machine: each has an address of its own."""
 NOT_SENT_LOW_WATER: Final = 128 * 1024
-"""As in `p2p.transport.tcp`: unsent bytes the kernel holds at most."""
+"""The most unsent bytes that the kernel holds, as in `p2p.transport.tcp`."""
 
 
 class TreeRelay:
@@ -70,7 +70,7 @@ class TreeRelay:
 
 
 def _now() -> float:
-    """One clock for all processes of this machine."""
+    """A clock that all processes of this machine share."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 

@@ -69,7 +69,7 @@ class _SimulatedTree(ABC):
 
     @abstractmethod
     async def live(self, node: SimNode) -> None:
-        """One machine: connect, wait for the others, play."""
+        """Play one machine: connect, wait for the others, broadcast."""
 
     async def play(
         self, node: SimNode, up: trio.abc.Stream | None, down: list[trio.abc.Stream]

@@ -24,7 +24,7 @@ class TreeMember:
 
     name: str
     parent: str | None
-    """Whom it gets every chunk from; None for the root, which has them all."""
+    """The machine that sends it every chunk; None for the root, which has them all."""
     link: LinkSpec
 
 
@@ -63,7 +63,7 @@ class Topology:
         return {member.name: member.link for member in self.members}
 
     def children(self, name: str) -> list[str]:
-        """Whom ``name`` passes chunks on to."""
+        """The machines to which ``name`` passes chunks on."""
         return [member.name for member in self.members if member.parent == name]
 
 

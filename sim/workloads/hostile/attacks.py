@@ -53,8 +53,7 @@ by then."""
 
 
 class Attacker:
-    """What a hostile member sends: it knows what its membership knew, and signs what it
-    likes."""
+    """A hostile member: it knows what its membership knew, and signs what it likes."""
 
     def __init__(self, node: SimNode, host: SimHost, membership: Membership) -> None:
         self._node = node
@@ -249,7 +248,7 @@ class _LateHost:
     def receiving(
         self, protocol: ProtocolId, handler: MessageHandler, **options: Any
     ) -> AbstractContextManager[None]:
-        """As the real host, with the delay."""
+        """Like the real host, with the delay."""
 
         def take(peer: PeerId, data: bytes) -> None:
             world = self._node.world

@@ -20,7 +20,7 @@ from sim.run.scenario import Scenario
 
 _COALITION = "evil"
 _HONEST_BOOTSTRAP = 1
-"""Of the peers that a newcomer is told of, how many are honest: the least with which it can be
+"""How many of a newcomer's bootstrap peers are honest: the fewest with which it can be
 saved."""
 
 

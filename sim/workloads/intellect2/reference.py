@@ -34,7 +34,7 @@ from sim.workloads.profiles import DISK_RATE
 FILE: Final = 50_000_000
 """Bytes of one file (``SHARDCAST_SHARD_SIZE``)."""
 DOWNLOADS: Final = 10
-"""Files that one machine downloads at a time (``SHARDCAST_MAX_CONCURRENT_DOWNLOADS``)."""
+"""Concurrent downloads of one machine (``SHARDCAST_MAX_CONCURRENT_DOWNLOADS``)."""
 LOOK: Final = 30.0
 """Seconds between two looks for something new (the middle node's ``check_interval``)."""
 WAITS: Final = (2.0, 2.0, 2.0, 15.0, 0.0)
@@ -42,7 +42,7 @@ WAITS: Final = (2.0, 2.0, 2.0, 15.0, 0.0)
 SMOOTHING: Final = 0.3
 """Weight of the newest value in the moving averages of rate and success (the package's own)."""
 HEALING: Final = 0.01
-"""By how much each server's success rate rises with every update (the package's own)."""
+"""By how much each server's success rate rises with every update (the package's own value)."""
 FAILURE_RATE: Final = 30.0
 """MB/s that a failed download counts as: the package puts its timeout there."""
 REQUEST_LATENCIES: Final = 4
@@ -54,7 +54,7 @@ hash (one)."""
 
 @dataclass(slots=True)
 class _Score:
-    """What a machine thinks of one server."""
+    """A machine's record of one server."""
 
     success: float = 1.0
     rate: float = FAILURE_RATE
@@ -147,7 +147,7 @@ class StaticTree:
     parameters: ClassVar[Sequence[str]] = SITE_PARAMETERS
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """There is no L1 side: 62 GB a node have no bytes."""
+        """Refuse level 1: 62 GB a node have no bytes."""
         raise SimulationError("the static tree runs at level 0 only: use --level 0")
 
     def run_bare(

@@ -64,7 +64,7 @@ class Payload(bytes):
 
 
 class _Stream(Direction):
-    """What one site sends to another."""
+    """A stream from one site to another."""
 
     __slots__ = ("items", "taker", "under_way")
 
@@ -262,7 +262,7 @@ class Intellect2:
     parameters: ClassVar[Sequence[str]] = (*SITE_PARAMETERS, "coarse")
 
     async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """There is no L1 side: 62 GB a node have no bytes."""
+        """Refuse level 1: 62 GB a node have no bytes."""
         raise SimulationError("intellect2 runs at level 0 only: use --level 0")
 
     def run_bare(

@@ -40,7 +40,7 @@ MODEL = MODELS["32B"]
 FILE_BYTES = 62e9
 """Bytes of one policy as published (INTELLECT-2, arXiv 2505.07291)."""
 PERCENTILES = (10, 50, 90, 99, 100)
-"""Which shares of the receivers a report names the times of: half, most, and the last."""
+"""Shares of the receivers whose times a report names: half, most, and the last."""
 PROMPT_TOKENS = 500
 """Estimate: a mathematics or coding task with its instructions."""
 SITE_PARAMETERS = (
@@ -61,7 +61,7 @@ SITE_PARAMETERS = (
     "max_staleness",
     "trainer_h100s",
 )
-"""What `Sites` reads."""
+"""The parameters that `Sites` reads."""
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +73,7 @@ class Site:
     owner: Owner
     endpoint: Endpoint
     machine: Machine | None = None
-    """What a worker computes on; None for the trainer's site and for relay servers."""
+    """The worker's hardware; None for the trainer's site and for relay servers."""
     died: float = math.inf
     whole: float = math.inf
     """Virtual second at which all bytes of the policy were here."""

@@ -63,7 +63,7 @@ class Deployment:
         return max([participant.joins for participant in self.participants.values()] + faults)
 
     def peer(self, name: str) -> PeerId:
-        """What a node is called among peers."""
+        """A node's peer id."""
         return self._keys.signer(name).peer_id
 
     def participant(self, name: str) -> Participant:
@@ -71,7 +71,7 @@ class Deployment:
         return self.participants[name]
 
     def roles(self, name: str) -> tuple[str, ...]:
-        """What a node is told to do, as the command line wants it."""
+        """A node's roles, as the command line wants them."""
         return (PUBLISHER,) if name == ORIGIN else (WITNESS,)
 
     def table(self, name: str) -> Mapping[str, Mapping[str, object]]:

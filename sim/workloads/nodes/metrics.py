@@ -13,7 +13,7 @@ from sim.workloads.participants import ORIGIN
 from sim.workloads.policies import percentile
 
 PERCENTILES: Final = (50, 90, 99, 100)
-"""Which shares of the nodes a report names the times of: half, most, and the last."""
+"""Shares of the nodes whose times a report names: half, most, and the last."""
 COUNTS: Final = (
     "from_origin",
     "from_peers",
@@ -25,7 +25,7 @@ COUNTS: Final = (
 
 
 class HealthLog:
-    """One node's, over all its lives: what `Node.health` said."""
+    """What one node's `Node.health` reported, over all its lives."""
 
     def __init__(self) -> None:
         self.zero: float | None = None
@@ -39,7 +39,7 @@ class HealthLog:
         self._lives: list[Mapping[str, Any]] = []
 
     def begin_life(self) -> None:
-        """What comes from now on is said by another process."""
+        """Another process reports from now on."""
         self._lives.append({})
 
     def hear(self, health: Mapping[str, Any]) -> None:

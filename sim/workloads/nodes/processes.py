@@ -27,17 +27,17 @@ from sim.workloads.nodes.metrics import HealthLog, measure
 from sim.workloads.participants import ORIGIN
 
 PORT: Final = 4001
-"""The one that every machine listens at: each has an address of its own."""
+"""The port of every machine: each has an address of its own."""
 STATUS: Final = 0.5
 """Seconds between two healths of a node."""
 LINGER: Final = 2.0
 """Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
 levels."""
 START_SECONDS: Final = 60.0
-"""For the nodes to come up and find each other, beside `SECONDS_A_NODE` for each."""
+"""Seconds for the nodes to start and find each other, plus `SECONDS_A_NODE` for each."""
 SECONDS_A_NODE: Final = 5.0
-"""To import everything takes a second of CPU; a busy machine of two cores gives less than half
-of one."""
+"""More seconds for each node: importing takes a second of CPU, and a busy machine of two cores
+gives less than half of one."""
 
 
 class NodeProcesses:
@@ -168,7 +168,7 @@ class NodeProcesses:
         return command
 
     def _furnish(self, name: str, folder: Path) -> None:
-        """What a new machine has on its disk: the key that the node has on all levels."""
+        """Put a node's key, the same on all levels, on its new disk."""
         key = folder / "key"
         key.write_bytes(derive(SEED_BYTES, "key", self._emulation.seed, name))
         key.chmod(0o600)
@@ -203,7 +203,7 @@ class NodeProcesses:
 
     @property
     def _survivors(self) -> set[str]:
-        """All nodes but those that a fault kills for good."""
+        """All nodes except those that a fault kills for good."""
         lost = [
             word for fault in self._scenario.faults if is_final(fault) for word in fault.who
         ]

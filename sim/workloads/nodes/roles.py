@@ -71,7 +71,7 @@ class PublisherConfig:
     """The table ``[role.publisher]``."""
 
     seed: int
-    """Of the weights."""
+    """Seed of the weights."""
 
     receivers: int
     """Witnesses that must be there before the first policy goes out."""
@@ -83,7 +83,7 @@ class PublisherConfig:
     """Seconds from one policy to the next."""
 
     versions: int
-    """How many there are."""
+    """How many versions to publish."""
 
     policy_bytes: int
 

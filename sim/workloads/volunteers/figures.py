@@ -28,16 +28,16 @@ Figures = dict[str, float | int | str]
 VOLUNTEER: Final = "volunteer"
 VALIDATOR: Final = "validator"
 ACCEPTED: Final = "validator/accepted"
-"""Where validators keep what the trainer has not answered yet (`roles.validator.session`)."""
+"""Folder of accepted work that the trainer has not answered yet (`roles.validator.session`)."""
 PERCENTILES: Final = (50, 99, 100)
-"""Which shares of the machines a report names the times of: half, nearly all, and the last."""
+"""Shares of the machines whose times a report names: half, nearly all, and the last."""
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
 """Flops per parameter and token of a step: forward, backward, and the pass for the old
 log-probs."""
 
 
 class Journal:
-    """What is noted while the run goes on, by node."""
+    """Notes taken while the run goes on, by node."""
 
     def __init__(self, plan: Plan, clock: Callable[[], float]) -> None:
         self.plan = plan
@@ -86,7 +86,7 @@ class Journal:
         self.arrivals.setdefault(name, []).append((self._clock(), version))
 
     def note(self, name: str, event: str, fields: Mapping[str, Any]) -> None:
-        """What a role has traced."""
+        """Take note of what a role has traced."""
         if event == "submitted":
             self.submitted.append((self._clock(), name))
         elif event == "published":

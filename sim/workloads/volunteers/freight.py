@@ -41,7 +41,7 @@ _MARKER: Final = 12
 """Bytes of a header that only ends a stream."""
 
 Weigh = Callable[[bytes], float]
-"""How many bytes what is given to a stream stands for."""
+"""The number of bytes that a piece given to a stream stands for."""
 
 
 class Freight:
@@ -64,7 +64,7 @@ class Freight:
         return line
 
     def direction(self, node: SimNode, peer: PeerId) -> Direction | None:
-        """From ``node`` to ``peer``; None if that is no machine with freight."""
+        """The line from ``node`` to ``peer``; None if that is no machine with freight."""
         source, target = self.line(node), self._lines.get(peer)
         if target is None:
             return None
@@ -108,7 +108,7 @@ class _FreightHost:
         return getattr(self._host, name)
 
     async def open_stream(self, peer: PeerId, protocol: ProtocolId) -> Stream:
-        """As the real host, but for weighed protocols."""
+        """Like the real host, except for weighed protocols."""
         stream = await self._host.open_stream(peer, protocol)
         weigh = self._freight.scales.get(protocol)
         direction = self._freight.direction(self._node, peer)
@@ -216,15 +216,15 @@ class _FreightStream(Stream):
         self._changed.notify_all()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
-        """As the real stream."""
+        """Like the real stream."""
         return await self._stream.receive_some(max_bytes)
 
     def reset(self) -> None:
-        """As the real stream; what is under way is lost."""
+        """Like the real stream; bytes under way are lost."""
         self.break_off()
         self._stream.reset()
 
     async def aclose(self) -> None:
-        """As the real stream; what is under way is lost."""
+        """Like the real stream; bytes under way are lost."""
         self.break_off()
         await self._stream.aclose()

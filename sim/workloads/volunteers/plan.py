@@ -59,12 +59,12 @@ PLAN_PARAMETERS: Final = (
     "beat_interval",
     "gossip_interval",
 )
-"""What this module reads."""
+"""The parameters that this module reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What the parameters of a scenario say."""
+    """The decoded parameters of a scenario."""
 
     model: ModelSize
     trainer: Machine
@@ -81,7 +81,7 @@ class Plan:
     policy_bytes: float
     """Bytes of a policy on the lines."""
     chunks: int
-    """In how many chunks it travels."""
+    """The number of chunks in which it travels."""
     recipe: Recipe
 
     @property

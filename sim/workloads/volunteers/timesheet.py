@@ -127,7 +127,7 @@ class TimedWorld:
         return getattr(self._world, name)
 
     async def run_blocking(self, function: Callable[..., T], *args: Any, cost: float) -> T:
-        """As the real world, on the sheet; what SHARDCAST computes takes as long as for the
+        """Like the real world's, noted on the sheet; SHARDCAST's work takes as long as for the
         full size."""
         if function in fake.ACTIVITIES:
             activity = function.__name__
@@ -140,6 +140,6 @@ class TimedWorld:
             return await self._world.run_blocking(function, *args, cost=cost)
 
     def trace(self, name: str, **fields: object) -> None:
-        """As the real world, and a note."""
+        """Like the real world's, with a note."""
         self._world.trace(name, **fields)
         self._note(name, fields)

@@ -50,7 +50,7 @@ BUGS = {
     "what a lost lane held stays counted": (1, Outbox, "close", count_for_ever),
     "a peer is gone with one of its connections": (2, Connector, "_carry", lose_with_the_first),
     "who did not answer is never sent to again": (
-        4,
+        1,
         ConnectionGater,
         "dial_failed",
         never_again,

@@ -76,7 +76,7 @@ _commit = PolicyStore.commit_own
 
 BUGS = {
     "nothing is pulled": (2, Sources, "plan", pull_nothing),
-    "relays do not check digests": (1, ShardcastCore, "_chunk_came", believe_the_chunk),
+    "relays do not check digests": (8, ShardcastCore, "_chunk_came", believe_the_chunk),
     "versions are announced before they are durable": (
         1,
         PolicyStore,
@@ -84,5 +84,5 @@ BUGS = {
         finish_without_fsync,
     ),
     "publishing forgets fsync": (1, PolicyStore, "commit_own", commit_without_fsync),
-    "silent holders are waited for": (11, Sources, "expire", wait_for_ever),
+    "silent holders are waited for": (3, Sources, "expire", wait_for_ever),
 }

@@ -20,11 +20,11 @@ from p2p.wire import KI
 
 LISTING: Final = "distribution.txt"
 PROBE: Final = "data1.bin"
-"""What clients time a server with; whatever it holds, it is thrown away."""
+"""A file with which clients time a server; they discard its content."""
 PROBE_BYTES: Final = 64 * KI
-"""Of ours: enough to tell a slow line from a fast one, and 5 ms of 100 Mbit/s."""
+"""Size of our probe: enough to tell a slow line from a fast one, and 5 ms at 100 Mbit/s."""
 SHARD_BYTES: Final = 50_000_000
-"""Of a shard that we serve: shardcast's own default."""
+"""Bytes of a shard that we serve: shardcast's own default."""
 MAX_LISTING: Final = 64 * KI
 """Bytes of a listing that is read: 800 lines. Origins keep five versions by default."""
 MAX_SHARDS: Final = 99_999
@@ -36,7 +36,7 @@ _SHARD: Final = re.compile(r"v(\d{1,9})/shard_(\d{5})\.bin", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One line: a version that is there whole, the digest of its file, and its shards."""
+    """One line of the listing: a complete version, the digest of its file, and its shards."""
 
     version: PolicyVersion
     digest: bytes
@@ -53,7 +53,7 @@ def shard_count(size: int) -> int:
 
 
 def shard_path(version: int, shard: int) -> str:
-    """Where the ``shard``-th shard (from 0) of a version is."""
+    """The path of the ``shard``-th shard (from 0) of a version."""
     return f"v{version}/shard_{shard + 1:05d}.bin"
 
 
