@@ -16,7 +16,7 @@ submission's way, in this order:
 * `session` makes the verdict durable, in the ledger;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 
-The folder `core` is free of I/O. `stats` counts for people, `config` is the owner's table,
+The folder `core` is free of I/O. `stats` counts for people, `panels` is what the dashboard shows of it, `config` is the owner's table,
 `role` is what a node opens.
 """
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trio
 
-from p2p.cast.commands.line import host_port, run_command
+from p2p.cast.commands.line import run_command
 from p2p.cast.commands.source import existing, join_secret, mounted, state_of
 from p2p.cast.ticket import run_of
 from p2p.cast.view import Teller
