@@ -233,9 +233,10 @@ async def _run_node(start: Start) -> None:
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
             open_host(world=world, listen=config.listen, config=config.host) as host,
-            open_faces(
-                world, host, start.roles, options.data, options.dashboard
-            ) as (sight, url),
+            open_faces(world, host, start.roles, options.data, options.dashboard) as (
+                sight,
+                url,
+            ),
         ):
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()

@@ -301,7 +301,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             try:
                 async with open_page(page, plan.faces.address):
                     with live_view(console, plan.show) as live:
-                        console.print(f"see the swarm: {page.url}", soft_wrap=True, markup=False)
+                        _point_at(console, page)
                         await nodes.start()
                         _invite(console, nodes)
                         status = await nodes.wait_done(lambda now: live(now, seconds()))
@@ -321,6 +321,10 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         "cpu_seconds": round(cpu_seconds(), 1),
         "report": str(report_path),
     }
+
+
+def _point_at(console: Console, page: DemoPage) -> None:
+    console.print(f"see the swarm: {page.url}", soft_wrap=True, markup=False)
 
 
 def cpu_seconds() -> float:

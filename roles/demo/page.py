@@ -20,8 +20,8 @@ from p2p.node.dashboard.core.picture import Known, Scene
 from p2p.node.dashboard.feed import Feed
 from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import Faces
-from p2p.node.panels import PANELS, load_panels
 from p2p.node.entries import installed
+from p2p.node.panels import PANELS, load_panels
 from roles.demo.processes import NodeProcess
 from roles.demo.shows import Decode
 from roles.demo.view import work_of
@@ -77,7 +77,10 @@ class DemoPage:
             [self._decode(asked)[-_ANSWER:], self._decode(said)[-_ANSWER:], reward]
             for asked, said, reward in trainer["shown"]
         ]
-        return {**status, "roles": {**status["roles"], "trainer": {**trainer, "samples": samples}}}
+        return {
+            **status,
+            "roles": {**status["roles"], "trainer": {**trainer, "samples": samples}},
+        }
 
     def report(self, path: Path | None) -> Path:
         """Write the page as one file, to ``path`` or among the temporary files. Raises
@@ -100,13 +103,18 @@ class DemoPage:
 def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
     """What goes on, in a sentence."""
     trainers = [one["roles"]["trainer"] for one in nodes.values() if "trainer" in one["roles"]]
-    trainer = max(trainers, key=lambda one: int(one.get("step", -1)), default={})
+    trainer: Mapping[str, Any] = max(
+        trainers, key=lambda one: int(one.get("step", -1)), default={}
+    )
     peers = f"{len(nodes)} peers on this machine"
     if trainer.get("algorithm") == "diloco":
-        return f"{peers} pre-train one model: round {trainer['step']} of {trainer.get('steps')}."
+        return (
+            f"{peers} pre-train one model: round {trainer['step']} of {trainer.get('steps')}."
+        )
     if trainer.get("greedy") is None:
         return f"{peers} find each other; the trainer warms up the first policy."
-    gain = f"held-out reward {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}"
+    first, last = trainer["greedy_start"], trainer["greedy"]
+    gain = f"held-out reward {first:.2f}" + (f" → {last:.2f}" if last != first else "")
     if trainer["done"]:
         return f"{peers} have trained one model in {trainer['step']} steps: {gain}."
     return f"{peers} train one model: step {trainer['step']} of {trainer['steps']}, {gain}."

@@ -58,8 +58,8 @@ GRPO: Final = (
         title="Clipped and changed",
         kind=Kind.CURVE,
         at=_STEP,
-        about="Share of tokens at which the clip cut the gradient, and share of the weights that"
-        " a step changed.",
+        about="Share of tokens at which the clip cut the gradient, and share of the weights"
+        " that a step changed.",
         values=(
             Value(key="last_step.clipped", label="clipped", unit="share"),
             Value(key="last_step.changed", label="changed", unit="share"),

@@ -1,10 +1,11 @@
-"""``shoal status``, ``shoal peers`` and ``shoal top``: a node's own socket, read from a shell."""
+"""``shoal status``, ``peers`` and ``top``: a node's own socket, read from a shell."""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -21,8 +22,10 @@ from p2p.wire import MIB
 
 _PIECE: Final = 64 * 1024
 """Bytes read at once."""
-MAX_LINE: Final = 4 * MIB
+MAX_EVENT: Final = 4 * MIB
 """Bytes of one event: four times what a node lets wait for a viewer."""
+_CLEAR: Final = "\x1b[2J\x1b[H"
+"""Empties a terminal and goes to its first line (ECMA-48, ED and CUP)."""
 
 
 def status_main(argv: Sequence[str]) -> int:
@@ -51,6 +54,7 @@ def _run(
                         help="the node's folder (default ~/.shoal)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(argv)
+    options.data = options.data.expanduser()
     return interruptible(partial(_ask, options, main))
 
 
@@ -68,25 +72,27 @@ def _ask(
 
 
 async def _status(options: argparse.Namespace) -> None:
-    whole = json.loads(b"".join([part async for part in ask(options.data, "/api/picture")]))
+    whole = json.loads(await read(options.data, "/api/picture"))
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
 
 
 async def _peers(options: argparse.Namespace) -> None:
-    whole = json.loads(b"".join([part async for part in ask(options.data, "/api/picture")]))
+    whole = json.loads(await read(options.data, "/api/picture"))
     peers = whole["picture"]["peers"]
     say(json.dumps(peers) if options.json else "\n".join(peer_lines(peers)))
 
 
 async def _top(options: argparse.Namespace) -> None:
     whole: dict[str, Any] = {}
-    async for name, value in events(options.data):
-        if name == "whole":
-            whole = value
-        else:
-            whole["picture"] = apply(whole["picture"], value["patch"])
-        clear = "" if options.json else "\x1b[2J\x1b[H"
-        say(json.dumps(whole["picture"]) if options.json else clear + describe(whole))
+    async with following(options.data) as hear:
+        while (event := await hear()) is not None:
+            name, value = event
+            if name == "whole":
+                whole = value
+            else:
+                whole["picture"] = apply(whole["picture"], value["patch"])
+            text = json.dumps(whole["picture"]) if options.json else _CLEAR + describe(whole)
+            say(text)
 
 
 def describe(whole: Mapping[str, Any]) -> str:
@@ -122,36 +128,62 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-async def events(folder: Path) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """What a node tells its viewers: name and data of each event."""
-    waiting = b""
-    async for part in ask(folder, "/api/events"):
-        *whole, waiting = (waiting + part).split(b"\n\n")
-        if len(waiting) > MAX_LINE:
-            raise ConfigError(f"what answers at {folder / SOCKET} is no node of this version")
-        for event in whole:
+async def read(folder: Path, path: str) -> bytes:
+    """The whole body of a node's answer. Raises `ConfigError`."""
+    body = bytearray()
+    async with asking(folder, path) as receive:
+        while part := await receive():
+            body += part
+    return bytes(body)
+
+
+@asynccontextmanager
+async def following(
+    folder: Path,
+) -> AsyncIterator[Callable[[], Awaitable[tuple[str, dict[str, Any]] | None]]]:
+    """What a node tells its viewers: a function that returns the next event's name and data,
+    None at the end. Raises `ConfigError`."""
+    waiting = bytearray()
+    async with asking(folder, "/api/events") as receive:
+
+        async def hear() -> tuple[str, dict[str, Any]] | None:
+            while b"\n\n" not in waiting:
+                part = await receive()
+                if not part or len(waiting) > MAX_EVENT:
+                    return None
+                waiting.extend(part)
+            event, _, rest = bytes(waiting).partition(b"\n\n")
+            waiting[:] = rest
             name, _, data = event.partition(b"\n")
-            yield name.removeprefix(b"event: ").decode(), json.loads(data[len(b"data: ") :])
+            return name.removeprefix(b"event: ").decode(), json.loads(data[len(b"data: ") :])
+
+        yield hear
 
 
-async def ask(folder: Path, path: str) -> AsyncIterator[bytes]:
-    """The body of a node's answer, as it comes. Raises `ConfigError`."""
-    where = folder.expanduser() / SOCKET
+@asynccontextmanager
+async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
+    """Ask the node in ``folder``: a function that returns the next part of the answer's body,
+    nothing at its end. Raises `ConfigError`."""
+    where = folder / SOCKET
     try:
         stream = await trio.open_unix_socket(where)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"no node answers at {where}: {error}") from None
+    http = h11.Connection(h11.CLIENT)
+
+    async def receive() -> bytes:
+        while True:
+            match event := http.next_event():
+                case h11.NEED_DATA:
+                    http.receive_data(await stream.receive_some(_PIECE))
+                case h11.Response() if event.status_code != 200:
+                    raise ConfigError(f"the node at {where} answers {event.status_code}")
+                case h11.Data():
+                    return bytes(event.data)
+                case h11.EndOfMessage() | h11.ConnectionClosed():
+                    return b""
+
     async with stream:
-        http = h11.Connection(h11.CLIENT)
         head = h11.Request(method="GET", target=path, headers=[("host", "localhost")])
         await stream.send_all((http.send(head) or b"") + (http.send(h11.EndOfMessage()) or b""))
-        while True:
-            event = http.next_event()
-            if event is h11.NEED_DATA:
-                http.receive_data(await stream.receive_some(_PIECE))
-            elif isinstance(event, h11.Response) and event.status_code != 200:
-                raise ConfigError(f"the node at {where} answers {event.status_code}")
-            elif isinstance(event, h11.Data):
-                yield bytes(event.data)
-            elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
-                return
+        yield receive

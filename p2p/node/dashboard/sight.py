@@ -63,12 +63,15 @@ class Sight:
 def in_words(health: Mapping[str, Any]) -> str:
     """What a node does now: what its roles say of it, else that it relays."""
     said = [
-        str(role["now"]) for role in health["roles"].values() if isinstance(role.get("now"), str)
+        str(role["now"])
+        for role in health["roles"].values()
+        if isinstance(role.get("now"), str)
     ]
     newest = health["shardcast"]["newest"]
     holds = f"holds policy {newest}" if newest >= 0 else "no policy yet"
     work = ", ".join(health["roles"]) or "relays policies"
     return f"{'; '.join(said) or work}. It {holds}, among {health['members'] + 1} peers."
+
 
 def _said(profile: Any) -> dict[str, object]:
     """What a peer says of itself, as plain values."""

@@ -213,7 +213,7 @@ async def open_http(host: str, port: int) -> list[trio.SocketListener]:
 
 @asynccontextmanager
 async def serve_app(
-    app: App, listeners: Sequence[trio.SocketListener], config: EdgeConfig | None = None
+    app: App, listeners: list[trio.SocketListener], config: EdgeConfig | None = None
 ) -> AsyncIterator[None]:
     """Answer HTTP requests that come to ``listeners`` for the length of the block."""
     server = _Server(app, config or EdgeConfig())

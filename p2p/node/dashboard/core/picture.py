@@ -23,8 +23,8 @@ from p2p.node.dashboard.core.history import History, Point
 from p2p.node.dashboard.core.reading import Health, bounded_text, find, plain, read
 from p2p.node.panels import Kind, Panel, Panels
 
-MAX_PEERS: Final = 1_000
-"""Peers of one picture, our own nodes first: 200 kB, and what a table can show."""
+MAX_PEERS: Final = 1_024
+"""Peers of one picture, our own nodes first: 200 kB to a new viewer."""
 MAX_KNOWN: Final = 32
 """Nodes of one picture whose health is known: those of a demo, or of a person's machines."""
 MAX_GONE: Final = 32
@@ -159,9 +159,7 @@ def _roles(known: Mapping[str, Known], panels: Panels) -> dict[str, Any]:
     return roles
 
 
-def note_curves(
-    scene: Scene, panels: Panels, history: History
-) -> dict[str, list[Point]]:
+def note_curves(scene: Scene, panels: Panels, history: History) -> dict[str, list[Point]]:
     """Add the newest points of all curves to ``history``; what is new, by series."""
     fresh = {}
     for peer, one in list(scene.known.items())[:MAX_KNOWN]:

@@ -1,8 +1,8 @@
 """What panels read from a role's health: plain, bounded, and nothing else of it.
 
 A health may hold what strangers said (a reason, an answer, a peer's name), and as much of it as
-they liked. The page gets the first characters of a text and the largest rows of a table, so what
-one status costs a viewer has a limit whatever the swarm does.
+they liked. The page gets the first characters of a text and the largest rows of a table, so
+what one status costs a viewer has a limit whatever the swarm does.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def find(health: Health, key: str) -> object:
 
 
 def plain(value: object) -> Any:
-    """A number, a truth or a bounded text; None of everything else, and of what is no number."""
+    """A number, a truth or a bounded text; None of everything else, infinities too."""
     match value:
         case bool() | int():
             return value if abs(value) < 2**53 else None  # beyond it JavaScript rounds

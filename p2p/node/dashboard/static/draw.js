@@ -4,6 +4,7 @@
 const SVG = "http://www.w3.org/2000/svg";
 const COLOURS = ["--one", "--two", "--three", "--four"];
 const MOST_LINES = 8; // of one plot: more cannot be told apart
+const LATELY = 2500; // milliseconds for which a line moves after chunks went along it
 const MOST_DOTS = 24; // of the map: as many as names fit around a circle
 
 function colour(name) {
@@ -22,7 +23,7 @@ function number(value, unit) {
   }
   if (unit === "share") return (100 * value).toFixed(value < 0.1 ? 2 : 1) + " %";
   if (Number.isInteger(value)) return value.toLocaleString("en");
-  const text = Math.abs(value) >= 100 ? value.toFixed(0) : Math.abs(value) < 0.01 && value !== 0 ? value.toExponential(1) : value.toFixed(3);
+  const size = Math.abs(value), text = size >= 100 ? value.toFixed(0) : size >= 0.1 || value === 0 ? value.toFixed(3) : size < 1e-5 ? value.toExponential(1) : String(Number(value.toPrecision(2)));
   return unit === "seconds" ? text + " s" : text;
 }
 
@@ -85,19 +86,18 @@ class Map_ {
   constructor(place) {
     this.place = place;
     this.before = new Map(); // bytes by flow
-    this.lately = new Map(); // smoothed bytes of a second, by flow
+    this.grown = new Map(); // when it last grew, by flow
     this.shape = "";
   }
 
   // Call once a change: what grew is flowing.
   note(flows) {
     for (const [key, size] of Object.entries(flows)) {
-      const grown = Math.max(0, size - (this.before.has(key) ? this.before.get(key) : size));
+      if (this.before.has(key) && size > this.before.get(key)) this.grown.set(key, Date.now());
       this.before.set(key, size);
-      this.lately.set(key, 0.85 * (this.lately.get(key) || 0) + grown);
     }
     for (const key of [...this.before.keys()]) {
-      if (!(key in flows)) { this.before.delete(key); this.lately.delete(key); }
+      if (!(key in flows)) { this.before.delete(key); this.grown.delete(key); }
     }
   }
 
@@ -124,14 +124,14 @@ class Map_ {
     const most = Math.max(1, ...keys.map((key) => flows[key]));
     let busy = 0;
     for (const key of keys) {
-      const [from, to] = key.split(" "), isNow = (this.lately.get(key) || 0) > 1;
+      const [from, to] = key.split(" "), isNow = Date.now() - (this.grown.get(key) || 0) < LATELY;
       busy += isNow ? 1 : 0;
       const path = node("path", {d: bow(spots.get(from), spots.get(to)), class: isNow ? "flow now" : "flow"});
       path.style.strokeWidth = String(1 + 5 * Math.sqrt(flows[key] / most));
       svg.append(path);
     }
     for (const [peer, [x, y]] of spots) svg.append(this.dot(peer, peers[peer], x, y, newest, peer === centre, crowded, nameOf, open));
-    const words = keys.length ? `${keys.length} ways carry weights between ${shown.length} peers; ${busy} did in the last seconds.` : "No weights have travelled yet.";
+    const words = keys.length ? `${keys.length} ways carry weights between ${shown.length} peers${busy ? `, ${busy} of them now` : ""}.` : "No weights have travelled yet.";
     const rest = Object.keys(peers).length - shown.length;
     svg.setAttribute("aria-label", words);
     this.place.replaceChildren(svg);

@@ -63,6 +63,7 @@ function takeWhole(whole) {
   state.wall = whole.wall;
   plots.clear();
   byId("curves").replaceChildren();
+  byId("counts").replaceChildren();
   byId("panels").replaceChildren();
   map.note(state.picture.flows);
   redraw();
@@ -92,7 +93,8 @@ function draw() {
   const byPanel = panelsWithData();
   drawTiles(byPanel);
   drawCurves(byPanel.filter((one) => one.panel.kind === "curve"));
-  drawPanels(byPanel.filter((one) => one.panel.kind !== "curve"));
+  drawPanels(byId("counts"), byPanel.filter((one) => one.panel.kind === "counts").reverse());
+  drawPanels(byId("panels"), byPanel.filter((one) => BELOW.includes(one.panel.kind)).sort((a, b) => BELOW.indexOf(a.panel.kind) - BELOW.indexOf(b.panel.kind)));
   byId("map-words").textContent = map.draw(picture, nameOf, openPeer);
   drawPeers();
   drawPeer();
@@ -158,10 +160,20 @@ function drawCurves(byPanel) {
   }
 }
 
+const BELOW = ["figures", "table", "samples"]; // what stands below the curves, in this order
+
+// Numbers of one node stand by themselves, those of several in a table beside each other.
 const DRAWN = {
   figures(panel, nodes, card) {
-    for (const [peer, shown] of nodes) {
-      if (nodes.length > 1) card.append(el("p", {class: "who"}, peerLink(peer)));
+    if (nodes.length > 1) {
+      const head = el("tr", {}, el("td", {}), ...nodes.map(([peer]) => el("th", {scope: "col", class: "n"}, peerLink(peer))));
+      const rows = panel.values.map((value, place) => [value, nodes.map(([, shown]) => shown[place])])
+        .filter(([, cells]) => cells.some((cell) => cell !== null && cell !== undefined))
+        .map(([value, cells]) => el("tr", {}, el("th", {scope: "row", title: value.about}, value.label), ...cells.map((cell) => el("td", {class: "n"}, said(number(cell, value.unit))))));
+      card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+      return;
+    }
+    for (const [, shown] of nodes) {
       const list = el("dl", {class: "figures"});
       panel.values.forEach((value, place) => {
         if (shown[place] === null || shown[place] === undefined) return;
@@ -185,9 +197,9 @@ const DRAWN = {
   table(panel, nodes, card) {
     card.classList.add("broad");
     const head = el("tr", {}, el("th", {scope: "col"}, "peer"), ...panel.values.map((value) => el("th", {scope: "col", class: numeric(nodes, panel, value) ? "n" : ""}, value.label)));
-    const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "text"}, name in state.picture.peers ? peerLink(name) : said(name)),
-      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text"}, said(cell ?? "")))));
-    card.append(el("div", {class: "wide", tabindex: "0", role: "region", "aria-label": panel.title}, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
+    const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "name"}, name in state.picture.peers ? peerLink(name) : said(name)),
+      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(cell ?? "")))));
+    card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
   samples(panel, nodes, card) {
     card.classList.add("broad");
@@ -197,13 +209,15 @@ const DRAWN = {
   },
 };
 
+// Scrolls by itself, also with a keyboard, so that the page does not.
+function wide(title, table) { return el("div", {class: "wide", tabindex: "0", role: "region", "aria-label": title}, table); }
+
 function numeric(nodes, panel, value) {
   const place = panel.values.indexOf(value) + 1;
   return nodes.some(([, lines]) => lines.some((line) => typeof line[place] === "number"));
 }
 
-function drawPanels(byPanel) {
-  const place = byId("panels");
+function drawPanels(place, byPanel) {
   if (place.contains(document.activeElement) && document.activeElement.scrollLeft) return; // somebody reads there
   const cards = byPanel.filter((one) => one.nodes.length).map(({panel, nodes}) => {
     const card = el("section", {class: "card"}, el("h2", {}, panel.title));
@@ -259,7 +273,7 @@ function stateOf(row, newest) {
 
 function peerRow(peer, row, newest) {
   const [kind, words] = stateOf(row, newest);
-  return el("tr", {class: kind}, el("td", {}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
+  return el("tr", {class: kind}, el("td", {class: "name"}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
     el("td", {class: "n"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
     el("td", {class: "n"}, number(row.received, "bytes")), el("td", {class: "n"}, number(row.sent, "bytes")),
     el("td", {class: "text"}, said(row.says || (row.load === undefined ? "" : "load " + number(row.load, "share")))));
