@@ -17,8 +17,8 @@ Around that, a process: `commands` (the command line ``shoal``), `cli` (``shoal 
 (what all our command lines do alike), `process` (folder, lock, log, signals), `live` (the line
 for a person), `dashboard` (the page, the numbers, the commands that ask), to which roles
 contribute `panels`. Configuration: `config` (one table per component), read by `toml` into the
-frozen dataclasses of `tables`. `plugins` finds roles and readers of run documents in other packages,
-by their `entries`.
+frozen dataclasses of `tables`. `plugins` finds roles and readers of run documents in other
+packages, by their `entries`.
 
 How data flows
 --------------

@@ -41,6 +41,8 @@ class DemoPage:
         self._children = children
         self._decode = decode
         self._command = command
+        self._read: tuple[Any, list[Any]] = (None, [])
+        """Answers that were decoded last, and their text: decoding each second is for nothing."""
         self.url = ""
         self.feed: Feed | None = None
 
@@ -73,10 +75,13 @@ class DemoPage:
         trainer = status["roles"].get("trainer", {})
         if self._decode is None or not trainer.get("shown"):
             return status
-        samples = [
-            [self._decode(asked)[-_ANSWER:], self._decode(said)[-_ANSWER:], reward]
-            for asked, said, reward in trainer["shown"]
-        ]
+        if self._read[0] != trainer["shown"]:
+            samples = [
+                [self._decode(asked)[-_ANSWER:], self._decode(said)[-_ANSWER:], reward]
+                for asked, said, reward in trainer["shown"]
+            ]
+            self._read = (trainer["shown"], samples)
+        samples = self._read[1]
         return {
             **status,
             "roles": {**status["roles"], "trainer": {**trainer, "samples": samples}},
@@ -86,7 +91,8 @@ class DemoPage:
         """Write the page as one file, to ``path`` or among the temporary files. Raises
         `StorageError`."""
         assert self.feed is not None  # `open_page` has made it
-        text = write_report(self.feed.whole(), self._command)
+        self.feed.look()  # what came in the last second
+        text = write_report(self.feed.whole())
         try:
             if path is None:
                 with tempfile.NamedTemporaryFile(
@@ -108,9 +114,8 @@ def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
     )
     peers = f"{len(nodes)} peers on this machine"
     if trainer.get("algorithm") == "diloco":
-        return (
-            f"{peers} pre-train one model: round {trainer['step']} of {trainer.get('steps')}."
-        )
+        rounds = f"{trainer['step']} of {trainer.get('steps')}"
+        return f"{peers} pre-train one model: round {rounds}."
     if trainer.get("greedy") is None:
         return f"{peers} find each other; the trainer warms up the first policy."
     first, last = trainer["greedy_start"], trainer["greedy"]

@@ -273,9 +273,7 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
                        members={"peer": {"roles": [loud] * 8, "version": loud}})  # fmt: skip
     picture = draw(loud_scene, ROLES, Roll(), 0.0)
     assert len(json.dumps(picture)) < MAX_TEXT * 2 * 3 * MAX_ROWS
-    page = write_report(
-        {"picture": picture, "panels": [], "curves": {}, "wall": 0, "at": 0}, loud
-    )
+    page = write_report({"picture": picture, "panels": [], "curves": {}, "wall": 0, "at": 0})
     assert "<script>document" not in page
     assert page.count("</script>") == 1 + 3  # the data, uPlot, draw, page
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page.partition("uPlot=")[0])

@@ -17,8 +17,8 @@ _DATA: Final = "data"
 """The id of the element that holds what a live page is sent."""
 
 
-def write_report(whole: dict[str, Any], made_by: str) -> str:
-    """The page with ``whole``, as `Feed.whole` gives it, and the command that made it."""
+def write_report(whole: dict[str, Any]) -> str:
+    """The page with ``whole``, as `Feed.whole` gives it."""
     page = _LINKS.sub("", read_part("index.html").decode())
     style = "\n".join(read_part(name).decode() for name in _STYLES)
     scripts = [read_part(name).decode() for name in _SCRIPTS]
@@ -31,7 +31,7 @@ def write_report(whole: dict[str, Any], made_by: str) -> str:
         f"<style>{style}</style>\n</head>"
     )
     # Inside of a script element only the sign that ends it has a meaning to HTML.
-    data = json.dumps({**whole, "made_by": made_by}).replace("<", "\\u003c")
+    data = json.dumps(whole).replace("<", "\\u003c")
     tail = f'<script type="application/json" id="{_DATA}">{data}</script>\n'
     tail += "".join(f"<script>{script}</script>\n" for script in scripts)
     return page.replace("</head>", head, 1).replace("</body>", tail + "</body>", 1)

@@ -68,9 +68,10 @@ def in_words(health: Mapping[str, Any]) -> str:
         if isinstance(role.get("now"), str)
     ]
     newest = health["shardcast"]["newest"]
-    holds = f"holds policy {newest}" if newest >= 0 else "no policy yet"
-    work = ", ".join(health["roles"]) or "relays policies"
-    return f"{'; '.join(said) or work}. It {holds}, among {health['members'] + 1} peers."
+    holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"
+    work = "works as " + " and ".join(health["roles"]) if health["roles"] else "relays policies"
+    now = f"This node: {'; '.join(said)}." if said else f"This node {work}."
+    return f"{now} It {holds}, among {health['members'] + 1} peers."
 
 
 def _said(profile: Any) -> dict[str, object]:

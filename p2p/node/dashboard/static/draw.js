@@ -109,8 +109,9 @@ class Map_ {
     }
     const shown = Object.keys(peers).filter((peer) => moved.has(peer) || peers[peer].state === "known" || peers[peer].state === "self" || Object.keys(peers).length <= MOST_DOTS)
       .sort((a, b) => (moved.get(b) || 0) - (moved.get(a) || 0)).slice(0, MOST_DOTS);
+    if (picture.own in peers && !shown.includes(picture.own)) shown[shown.length - 1] = picture.own;
     if (!shown.length) { this.place.replaceChildren(); return "No peers yet."; }
-    const centre = shown.find((peer) => (peers[peer].roles || []).includes("trainer")) || shown[0];
+    const centre = picture.own in peers ? picture.own : shown.find((peer) => (peers[peer].roles || []).includes("trainer")) || shown[0];
     const around = shown.filter((peer) => peer !== centre).sort((a, b) => nameOf(a) < nameOf(b) ? -1 : 1);
     const crowded = around.length > 12;
     const spots = new Map([[centre, [210, 165]]]);
@@ -130,7 +131,7 @@ class Map_ {
       path.style.strokeWidth = String(1 + 5 * Math.sqrt(flows[key] / most));
       svg.append(path);
     }
-    for (const [peer, [x, y]] of spots) svg.append(this.dot(peer, peers[peer], x, y, newest, peer === centre, crowded, nameOf, open));
+    for (const [peer, [x, y]] of spots) svg.append(this.dot(peer, peers[peer], x, y, newest, (peers[peer].roles || []).includes("trainer"), crowded, nameOf, open));
     const words = keys.length ? `${keys.length} ways carry weights between ${shown.length} peers${busy ? `, ${busy} of them now` : ""}.` : "No weights have travelled yet.";
     const rest = Object.keys(peers).length - shown.length;
     svg.setAttribute("aria-label", words);
@@ -141,13 +142,15 @@ class Map_ {
   dot(peer, row, x, y, newest, isOrigin, crowded, nameOf, open) {
     const group = node("g", {});
     const lag = row.policy === undefined ? 0 : newest - row.policy;
-    const state = row.state === "gone" ? " gone" : lag > 0 ? " behind" : isOrigin ? " origin" : "";
+    const state = row.state === "gone" ? " gone" : lag > 0 ? " behind" : row.state === "self" ? " self" : isOrigin ? " origin" : "";
     group.append(node("circle", {cx: x, cy: y, r: crowded ? 7 : 11, class: "dot" + state}));
-    const name = nameOf(peer), below = y > 165 || isOrigin;
+    const name = row.name ? nameOf(peer) : row.state === "self" ? "this node" : (row.roles || [])[0] || "relay";
+    const below = y >= 165;
     const label = node("text", {x, y: below ? y + 27 : y - 32});
-    label.textContent = crowded ? name.slice(0, 8) : name.slice(0, 16);
+    label.textContent = clean(crowded ? name.slice(0, 8) : name.slice(0, 16));
     const sub = node("text", {x, y: below ? y + 41 : y - 18, class: "sub"});
-    sub.textContent = row.state === "gone" ? "gone" : row.policy >= 0 ? "policy " + row.policy : "no policy";
+    const holds = row.state === "gone" ? "gone" : row.policy >= 0 ? "policy " + row.policy : "no policy";
+    sub.textContent = row.name ? holds : peer.slice(-4) + ", " + holds;
     group.append(label);
     if (!crowded) group.append(sub);
     group.addEventListener("click", () => open(peer));

@@ -7,7 +7,7 @@ const MOST_ROWS = 60; // of the table of peers: more would be searched, not read
 const SILENT = 5000; // milliseconds without a word after which the page says so
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
-const state = {picture: null, panels: [], curves: {}, at: 0, heard: 0, made: ""};
+const state = {picture: null, panels: [], curves: {}, at: 0, heard: 0};
 const plots = new Map();
 const map = new Map_(byId("map-drawing"));
 let drawing = false;
@@ -21,16 +21,22 @@ function el(name, attributes, ...children) {
   return made;
 }
 
+function clean(text) { return String(text).replace(CONTROLS, "\ufffd"); }
+
 // A stranger's words.
 function said(text) {
   const made = document.createElement("bdi");
-  made.textContent = String(text).replace(CONTROLS, "\ufffd");
+  made.textContent = clean(text);
   return made;
 }
 
 function nameOf(peer) {
   const row = state.picture.peers[peer];
-  if (row && row.name) return row.name.replace(CONTROLS, "\ufffd");
+  if (row && row.name) return clean(row.name);
+  return shortened(peer);
+}
+
+function shortened(peer) {
   return peer.length > 14 ? peer.slice(0, 5) + "…" + peer.slice(-4) : peer;
 }
 
@@ -59,11 +65,12 @@ function addPoints(points) {
 // What the node tells.
 
 function takeWhole(whole) {
-  Object.assign(state, {picture: whole.picture, panels: whole.panels, curves: whole.curves, at: whole.at, made: whole.made_by || ""});
+  Object.assign(state, {picture: whole.picture, panels: whole.panels, curves: whole.curves, at: whole.at});
   state.wall = whole.wall;
   plots.clear();
   byId("curves").replaceChildren();
   byId("counts").replaceChildren();
+  byId("figures").replaceChildren();
   byId("panels").replaceChildren();
   map.note(state.picture.flows);
   redraw();
@@ -94,6 +101,7 @@ function draw() {
   drawTiles(byPanel);
   drawCurves(byPanel.filter((one) => one.panel.kind === "curve"));
   drawPanels(byId("counts"), byPanel.filter((one) => one.panel.kind === "counts").reverse());
+  drawPanels(byId("figures"), byPanel.filter((one) => one.panel.kind === "figures"));
   drawPanels(byId("panels"), byPanel.filter((one) => BELOW.includes(one.panel.kind)).sort((a, b) => BELOW.indexOf(a.panel.kind) - BELOW.indexOf(b.panel.kind)));
   byId("map-words").textContent = map.draw(picture, nameOf, openPeer);
   drawPeers();
@@ -119,7 +127,7 @@ function drawTiles(byPanel) {
     panel.values.forEach((value, place) => {
       if (!value.lead || panel.kind !== "figures") return;
       const found = nodes.map(([, shown]) => shown[place]).filter((one) => typeof one === "number");
-      if (!found.length || (found.length > 1 && value.unit === "share")) return;
+      if (!found.length || tiles.some(([label]) => label === value.label) || (found.length > 1 && value.unit === "share")) return;
       tiles.push([value.label, number(found.reduce((a, b) => a + b, 0), value.unit)]);
     });
   }
@@ -160,7 +168,7 @@ function drawCurves(byPanel) {
   }
 }
 
-const BELOW = ["figures", "table", "samples"]; // what stands below the curves, in this order
+const BELOW = ["table", "samples"]; // what stands below all else, in this order
 
 // Numbers of one node stand by themselves, those of several in a table beside each other.
 const DRAWN = {
@@ -187,7 +195,8 @@ const DRAWN = {
   counts(panel, nodes, card) {
     const sums = new Map();
     for (const [, rows] of nodes) for (const [name, count] of rows) sums.set(name, (sums.get(name) || 0) + count);
-    const rows = [...sums].sort((a, b) => b[1] - a[1]).slice(0, 12), most = Math.max(1, ...rows.map((row) => row[1]));
+    const inOrder = [...sums.keys()].every((name) => /^\d+$/.test(name));
+    const rows = [...sums].sort((a, b) => inOrder ? a[0] - b[0] : b[1] - a[1]).slice(0, 12), most = Math.max(1, ...rows.map((row) => row[1]));
     card.append(el("ul", {class: "bars"}, ...rows.map(([name, count]) => {
       const bar = el("i", {});
       bar.style.width = (100 * count / most).toFixed(1) + "%";
@@ -197,7 +206,7 @@ const DRAWN = {
   table(panel, nodes, card) {
     card.classList.add("broad");
     const head = el("tr", {}, el("th", {scope: "col"}, "peer"), ...panel.values.map((value) => el("th", {scope: "col", class: numeric(nodes, panel, value) ? "n" : ""}, value.label)));
-    const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "name"}, name in state.picture.peers ? peerLink(name) : said(name)),
+    const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "name"}, name in state.picture.peers ? peerLink(name) : said(/^12D3Koo\w{45}$/.test(name) ? shortened(name) : name)),
       ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(cell ?? "")))));
     card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
@@ -276,7 +285,7 @@ function peerRow(peer, row, newest) {
   return el("tr", {class: kind}, el("td", {class: "name"}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
     el("td", {class: "n"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
     el("td", {class: "n"}, number(row.received, "bytes")), el("td", {class: "n"}, number(row.sent, "bytes")),
-    el("td", {class: "text"}, said(row.says || (row.load === undefined ? "" : "load " + number(row.load, "share")))));
+    el("td", {class: "text"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
 }
 
 // A page for one peer, by the address's hash.
@@ -313,7 +322,6 @@ function drawFacts() {
   const facts = [...state.picture.facts];
   if (state.picture.own) facts.unshift(["this node", state.picture.own]);
   if (run.id) facts.push(["run", run.id], ["owner", run.owner], ["epoch", run.epoch]);
-  if (state.made) facts.push(["made by", state.made]);
   byId("about").hidden = !facts.length;
   byId("facts").replaceChildren(...facts.flatMap(([label, text]) => [el("dt", {}, said(label)), el("dd", {}, said(text))]));
 }
