@@ -42,7 +42,7 @@ class DemoPage:
         self._decode = decode
         self._command = command
         self._read: tuple[Any, list[Any]] = (None, [])
-        """Answers that were decoded last, and their text: decoding each second is for nothing."""
+        """Answers that were decoded last, and their text."""
         self.url = ""
         self.feed: Feed | None = None
 
@@ -81,11 +81,8 @@ class DemoPage:
                 for asked, said, reward in trainer["shown"]
             ]
             self._read = (trainer["shown"], samples)
-        samples = self._read[1]
-        return {
-            **status,
-            "roles": {**status["roles"], "trainer": {**trainer, "samples": samples}},
-        }
+        readable = {**trainer, "samples": self._read[1]}
+        return {**status, "roles": {**status["roles"], "trainer": readable}}
 
     def report(self, path: Path | None) -> Path:
         """Write the page as one file, to ``path`` or among the temporary files. Raises

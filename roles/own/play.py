@@ -146,9 +146,11 @@ async def play(
 
 
 def _invitation(nodes: LocalNodes, page: DemoPage) -> str:
+    folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
     return (
-        f"see the swarm: {page.url}\njoin from another shell: shoal node --role inference --data"
-        f" ~/shoal-{nodes.run.id.hex()[:6]} --bootstrap {nodes.bootstrap}"
+        f"see the swarm: {page.url}\n"
+        f"join from another shell: shoal node --role inference --data {folder}"
+        f" --bootstrap {nodes.bootstrap}"
     )
 
 

@@ -107,7 +107,8 @@ class Map_ {
     for (const [key, size] of Object.entries(flows)) {
       for (const peer of key.split(" ")) moved.set(peer, (moved.get(peer) || 0) + size);
     }
-    const shown = Object.keys(peers).filter((peer) => moved.has(peer) || peers[peer].state === "known" || peers[peer].state === "self" || Object.keys(peers).length <= MOST_DOTS)
+    const all = Object.keys(peers);
+    const shown = all.filter((peer) => all.length <= MOST_DOTS || moved.has(peer) || peers[peer].state === "known" || peers[peer].state === "self")
       .sort((a, b) => (moved.get(b) || 0) - (moved.get(a) || 0)).slice(0, MOST_DOTS);
     if (picture.own in peers && !shown.includes(picture.own)) shown[shown.length - 1] = picture.own;
     if (!shown.length) { this.place.replaceChildren(); return "No peers yet."; }
@@ -133,7 +134,7 @@ class Map_ {
     }
     for (const [peer, [x, y]] of spots) svg.append(this.dot(peer, peers[peer], x, y, newest, (peers[peer].roles || []).includes("trainer"), crowded, nameOf, open));
     const words = keys.length ? `${keys.length} ways carry weights between ${shown.length} peers${busy ? `, ${busy} of them now` : ""}.` : "No weights have travelled yet.";
-    const rest = Object.keys(peers).length - shown.length;
+    const rest = all.length - shown.length;
     svg.setAttribute("aria-label", words);
     this.place.replaceChildren(svg);
     return rest > 0 ? `${words} ${rest.toLocaleString("en")} more peers are in the table.` : words;

@@ -94,7 +94,7 @@ function redraw() {
 
 function draw() {
   const picture = state.picture;
-  document.title = picture.title + " · Shoal";
+  document.title = clean(picture.title) + " · Shoal";
   byId("title").replaceChildren(said(picture.title));
   byId("says").replaceChildren(said(picture.says));
   const byPanel = panelsWithData();
