@@ -22,6 +22,7 @@ from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.sockets import open_faces
 from p2p.node.live import LiveLine
+from p2p.node.logs import FORMATS
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
@@ -61,6 +62,7 @@ class Options:
     config: Path | None
     device: str | None
     log: str
+    log_format: str
     json: bool
     status: float | None
     dashboard: tuple[str, int] | None
@@ -174,6 +176,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps",
     )
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
+    add("--log-format", choices=FORMATS, default="text", help="of DIR/log (docs/events.md)")
     add("--json", action="store_true", help="one JSON line instead of a block of text")
     add(
         "--status",
@@ -198,6 +201,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         config=parsed.config,
         device=parsed.device,
         log=parsed.log,
+        log_format=parsed.log_format,
         json=parsed.json,
         status=parsed.status,
         dashboard=parsed.dashboard,
@@ -228,7 +232,10 @@ def _prepare(options: Options) -> Start:
 async def _run_node(start: Start) -> None:
     raise_descriptor_limit()
     options, config, document = start.options, start.config, start.document
-    with locked_folder(options.data), logging_to(options.data / "log", options.log):
+    with (
+        locked_folder(options.data),
+        logging_to(options.data / "log", options.log, options.log_format),
+    ):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
