@@ -22,6 +22,7 @@ GRPO: Final = (
     Panel(
         title="Reward in training",
         kind=Kind.CURVE,
+        at=_STEP,
         about="Mean reward of the groups that a step learnt from.",
         values=(Value(key="train_reward", label="reward"),),
     ),
