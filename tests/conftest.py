@@ -33,6 +33,7 @@ settings.load_profile("shoal")
 LIVE: Final = (
     "tests/attacks/test_host_descriptors.py",
     "tests/attacks/test_live.py",
+    "tests/browser/",
     "tests/e2e/",
     "tests/interop/",
     "tests/simulation/test_lab.py",

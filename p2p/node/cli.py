@@ -20,7 +20,9 @@ from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_li
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
+from p2p.node.dashboard.sockets import open_faces
 from p2p.node.live import LiveLine
+from p2p.node.logs import FORMATS
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
@@ -38,6 +40,7 @@ from p2p.node.usage import (
     WRONG_USAGE,
     CommandParser,
     complain,
+    host_port,
     interruptible,
     say,
     seconds,
@@ -59,8 +62,10 @@ class Options:
     config: Path | None
     device: str | None
     log: str
+    log_format: str
     json: bool
     status: float | None
+    dashboard: tuple[str, int] | None
     die_with_parent: bool
     trust_environments: bool
 
@@ -171,12 +176,19 @@ def _parse(argv: Sequence[str] | None) -> Options:
         help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps",
     )
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
+    add("--log-format", choices=FORMATS, default="text", help="of DIR/log (docs/events.md)")
     add("--json", action="store_true", help="one JSON line instead of a block of text")
     add(
         "--status",
         type=seconds,
         metavar="SECONDS",
         help="print the node's health, a JSON line, that often",
+    )
+    add(
+        "--dashboard",
+        type=host_port,
+        metavar="HOST:PORT",
+        help="show a page there, such as 127.0.0.1:8080; elsewhere it asks for a token",
     )
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
@@ -189,8 +201,10 @@ def _parse(argv: Sequence[str] | None) -> Options:
         config=parsed.config,
         device=parsed.device,
         log=parsed.log,
+        log_format=parsed.log_format,
         json=parsed.json,
         status=parsed.status,
+        dashboard=parsed.dashboard,
         die_with_parent=parsed.die_with_parent,
         trust_environments=parsed.trust_environments,
     )
@@ -217,20 +231,28 @@ def _prepare(options: Options) -> Start:
 async def _run_node(start: Start) -> None:
     raise_descriptor_limit()
     options, config, document = start.options, start.config, start.document
-    with locked_folder(options.data), logging_to(options.data / "log", options.log):
+    with (
+        locked_folder(options.data),
+        logging_to(options.data / "log", options.log, options.log_format),
+    ):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
             open_host(world=world, listen=config.listen, config=config.host) as host,
+            open_faces(world, host, start.roles, options.data, options.dashboard) as (
+                sight,
+                url,
+            ),
         ):
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
             asking = bool(config.bootstrap)
-            _report_start(options, host, containment, has_run=has_run, asking=asking)
+            _report_start(options, host, containment, url, has_run=has_run, asking=asking)
             if not has_run and not config.bootstrap:
                 await trio.sleep_forever()
             async with open_node(world, host, config, document=document) as node:
                 _report_run(options, node.run)
+                sight.open(node)
                 async with trio.open_nursery() as nursery:
                     if options.status is not None:
                         nursery.start_soon(
@@ -268,8 +290,9 @@ def _read_document(path: Path) -> bytes:
 
 
 def _report_start(
-    options: Options, host: Host, containment: Containment, *, has_run: bool, asking: bool
-) -> None:
+    options: Options, host: Host, containment: Containment, url: str, *, has_run: bool,
+    asking: bool,
+) -> None:  # fmt: skip
     addrs = [str(addr) for addr in host.addrs]
     if options.json:
         fields = {
@@ -278,12 +301,14 @@ def _report_start(
             "roles": options.role,
             "data": str(options.data),
             "sandbox": containment.mechanism.value,
+            **({"dashboard": url} if url else {}),
         }
         say(json.dumps({"event": "started", **fields}))
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
     lines.append(f"sandbox  {containment}")
+    lines += [f"page     {url}"] if url else []
     if has_run and addrs:
         best = max(host.addrs, key=reach_of)
         lines.append(

@@ -26,6 +26,7 @@ from typing import Final, TextIO
 import trio
 
 from p2p.errors import ConfigError, StorageError
+from p2p.node.logs import formatter
 from p2p.wire import MIB
 
 try:
@@ -78,7 +79,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def logging_to(path: Path, level: str) -> Iterator[None]:
+def logging_to(path: Path, level: str, form: str = "text") -> Iterator[None]:
     """Log to ``path`` at ``level``, and warnings to standard error too, unless that is the same
     file.
 
@@ -92,7 +93,7 @@ def logging_to(path: Path, level: str) -> Iterator[None]:
         raise StorageError(
             f"the log {path} cannot be written: {error.strerror}; remove it"
         ) from None
-    to_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    to_file.setFormatter(formatter(form))
     to_people = logging.StreamHandler(sys.stderr)
     clear = CLEAR_LINE if is_terminal(sys.stderr) else ""  # `LiveLine` may stand there
     to_people.setFormatter(logging.Formatter(f"{clear}%(levelname)s %(name)s %(message)s"))

@@ -98,5 +98,6 @@ class Node:
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
+            "flows": self.shardcast.flows,
             "roles": {role.name: role.health() for role in roles},
         }

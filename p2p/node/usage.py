@@ -133,6 +133,14 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
     return read
 
 
+def host_port(text: str) -> tuple[str, int]:
+    """HOST:PORT, for argparse."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 0.0.0.0:8000")
+    return host.strip("[]"), int(port)
+
+
 def seconds(text: str) -> float:
     """An argparse type: seconds, positive and finite."""
     try:

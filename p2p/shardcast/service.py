@@ -137,6 +137,11 @@ class Shardcast:
         return max(coming, key=lambda download: download.manifest.version, default=None)
 
     @property
+    def flows(self) -> dict[str, dict[str, int]]:
+        """Bytes of chunks ``from`` and ``to`` peers, as plain values for people."""
+        return self._core.flows.health()
+
+    @property
     def stats(self) -> ShardcastStats:
         """What this node moved and dropped since it started."""
         return self._core.stats

@@ -32,6 +32,7 @@ from p2p.node.usage import (
     CommandParser,
     check_target,
     complain,
+    host_port,
     ignore_interrupts,
     interruptible,
     is_interrupt,
@@ -39,7 +40,8 @@ from p2p.node.usage import (
     write_text,
 )
 from roles.demo import pretraining
-from roles.demo.processes import RUN_FILE, DemoError, DemoNodes, DemoPlan
+from roles.demo.page import DemoPage, open_page
+from roles.demo.processes import RUN_FILE, DemoError, DemoFaces, DemoNodes, DemoPlan
 from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
 from roles.demo.view import Readable, draw, plain, sample_line, size
@@ -84,6 +86,19 @@ def parser() -> argparse.ArgumentParser:
     )
     parse.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     parse.add_argument(
+        "--dashboard",
+        type=host_port,
+        metavar="HOST:PORT",
+        default=DemoFaces().address,
+        help="show the swarm's page there (default 127.0.0.1, at a free port)",
+    )
+    parse.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="write the page there at the end (default: among the temporary files)",
+    )
+    parse.add_argument(
         "--data",
         type=Path,
         metavar="DIR",
@@ -107,6 +122,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     console = Console(stderr=_is_piped(options.json))
     try:
         check_target("--json", options.json)
+        check_target("--report", options.report, text=False)
         if options.diloco:
             return _pretrain(options, console)
         show = SORTING if options.model is None else arithmetic(options.model)
@@ -118,7 +134,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
-    plan = DemoPlan(seed=options.seed, show=show, folder=folder)
+    plan = DemoPlan(seed=options.seed, show=show, folder=folder, faces=faces_of(options))
     figures = _played(partial(play, plan, console), console, folder)
     if figures is None:
         return FAILED
@@ -131,7 +147,21 @@ def _main(arguments: Sequence[str] | None) -> int:
         console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
     elif options.data is None:
         shutil.rmtree(folder)
+    _name_report(console, figures)
     return FAILED if failures else 0
+
+
+def faces_of(options: argparse.Namespace) -> DemoFaces:
+    """Where the demo is shown."""
+    words = ["shoal demo", *(["--diloco"] if options.diloco else []), f"--seed {options.seed}"]
+    words += [f"--steps {options.steps}"] if options.steps is not None else []
+    words += [f"--model {options.model}"] if options.model is not None else []
+    return DemoFaces(options.dashboard, options.report, " ".join(words))
+
+
+def _name_report(console: Console, figures: dict[str, Any]) -> None:
+    console.print(f"\nthe whole run as a page: {figures['report']}", highlight=False,
+                  soft_wrap=True, markup=False)  # fmt: skip
 
 
 def _played(
@@ -266,12 +296,16 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             nursery.cancel_scope.cancel()
 
         nodes = DemoNodes(plan, nursery)
+        page = DemoPage(nodes.run, nodes.children, plan.show.decode, plan.faces.command)
         with told_by_signals(end):
             try:
-                with live_view(console, plan.show) as live:
-                    await nodes.start()
-                    _invite(console, nodes)
-                    status = await nodes.wait_done(lambda now: live(now, seconds()))
+                async with open_page(page, plan.faces.address):
+                    with live_view(console, plan.show) as live:
+                        _point_at(console, page)
+                        await nodes.start()
+                        _invite(console, nodes)
+                        status = await nodes.wait_done(lambda now: live(now, seconds()))
+                    report_path = page.report(plan.faces.report)
             finally:
                 with trio.CancelScope(shield=True):
                     await nodes.stop()
@@ -285,7 +319,12 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         **status.answers(),
         "seconds": round(seconds(), 1),
         "cpu_seconds": round(cpu_seconds(), 1),
+        "report": str(report_path),
     }
+
+
+def _point_at(console: Console, page: DemoPage) -> None:
+    console.print(f"see the swarm: {page.url}", soft_wrap=True, markup=False)
 
 
 def cpu_seconds() -> float:

@@ -58,6 +58,18 @@ class DemoError(ShoalError):
     """The demo could not be played to its end; the logs of its nodes are kept."""
 
 
+@dataclass(frozen=True, slots=True)
+class DemoFaces:
+    """Where a demo is shown."""
+
+    address: tuple[str, int] = ("127.0.0.1", 0)
+    """Of its page."""
+    report: Path | None = None
+    """Where the page goes at the end; None is among the temporary files."""
+    command: str = "shoal demo"
+    """What made it, for its reader."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
     """What to play."""
@@ -70,6 +82,8 @@ class DemoPlan:
 
     folder: Path
     """Where the nodes keep their data."""
+
+    faces: DemoFaces = DemoFaces()
 
 
 def write_run(plan: DemoPlan) -> Run:

@@ -115,14 +115,15 @@ def _row(name: str, node: Any) -> list[str]:
         name,
         str(stats["newest"]) if stats["newest"] >= 0 else "-",
         str(node["members"]),
-        _work(node["roles"]),
+        work_of(node["roles"]),
         size(received),
         share,
         size(sent),
     ]
 
 
-def _work(roles: Any) -> str:
+def work_of(roles: Any) -> str:
+    """What a node has done, in a few words."""
     if "trainer" in roles:
         health = roles["trainer"]
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"

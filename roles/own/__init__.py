@@ -1,11 +1,12 @@
-"""A run of one's own: ``shoal run init DIR`` and ``shoal run start DIR``.
+"""A run of one's own: ``shoal run init DIR``, ``start DIR`` and ``report DIR``.
 
 Read `init` first: it makes the folder of a run, with a key for each node, a draft whose recipe
 fits the model, and the signed run file. `drafts` writes that draft, or completes one that is
 given; `layout` names what lies where. `play` starts every node of the folder on this machine,
-shows how they get on, and ends them; started again they go on where they were.
+shows how they get on, and ends them; started again they go on where they were. `report` writes
+their page as one file.
 
-`roles.run` reads the command line and calls in here; what the two commands need is imported
+`roles.run` reads the command line and calls in here; what the commands need is imported
 when one of them is called.
 """
 
@@ -16,14 +17,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from p2p.node.usage import whole_number
+from p2p.node.usage import host_port, whole_number
 
 MAX_NODES: Final = 64
 """Inference nodes that init makes: more than one machine plays, and others join by address."""
 
 
 def add_arguments(commands: Any) -> None:
-    """The two commands, and their options, among those of ``shoal run``."""
+    """The commands, and their options, among those of ``shoal run``."""
     init = commands.add_parser("init", help="make a run of your own: keys, draft, all nodes")
     init.add_argument("folder", type=Path, metavar="DIR", help="a new folder")
     init.add_argument(
@@ -52,6 +53,17 @@ def add_arguments(commands: Any) -> None:
     )
     start = commands.add_parser("start", help="play all nodes of such a folder here")
     start.add_argument("folder", type=Path, metavar="DIR", help="what init made")
+    start.add_argument(
+        "--dashboard",
+        type=host_port,
+        metavar="HOST:PORT",
+        default=("127.0.0.1", 0),
+        help="show the run's page there (default 127.0.0.1, at a free port)",
+    )
+    report = commands.add_parser("report", help="write the page of a run as one file")
+    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
+    report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
+                        help="where the page goes")  # fmt: skip
 
 
 def _init(options: argparse.Namespace) -> int:
@@ -66,8 +78,15 @@ def _start(options: argparse.Namespace) -> int:
     return play.main(options)
 
 
+def _report(options: argparse.Namespace) -> int:
+    from roles.own import report
+
+    return report.main(options)
+
+
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "init": _init,
     "start": _start,
+    "report": _report,
 }
 """By name; each returns the exit code."""

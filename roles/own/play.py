@@ -22,6 +22,7 @@ from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.node.process import check_platform, told_by_signals
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, ignore_interrupts, is_interrupt
 from roles.demo.command import live_view
+from roles.demo.page import DemoPage, open_page
 from roles.demo.processes import LocalNodes
 from roles.demo.shows import Decode
 from roles.demo.status import SwarmStatus
@@ -56,7 +57,7 @@ def main(options: argparse.Namespace) -> int:
         return WRONG_USAGE
     trouble: list[BaseException] = []
     try:
-        trio.run(partial(play, folder, run, view, Console()))
+        trio.run(partial(play, folder, run, view, Console(), options.dashboard))
     except* (ShoalError, KeyboardInterrupt) as errors:
         trouble.extend(leaves(errors))
     if any(map(is_interrupt, trouble)):
@@ -106,7 +107,9 @@ def _decoder(folder: RunFolder) -> Decode:
     return Tokenizer.open(folder.node(TRAINER) / FOLDER).decode
 
 
-async def play(folder: RunFolder, run: Run, view: OwnRun, console: Console) -> None:
+async def play(
+    folder: RunFolder, run: Run, view: OwnRun, console: Console, address: tuple[str, int]
+) -> None:
     """Start the nodes, show how they get on, and end them when the run is over. Raises
     `KeyboardInterrupt` once all have ended, if that was told."""
     began = time.monotonic()  # noqa: TID251 - a command line tool, outside every world
@@ -124,12 +127,14 @@ async def play(folder: RunFolder, run: Run, view: OwnRun, console: Console) -> N
 
         nodes = LocalNodes(folder.path, run, folder.cast(), nursery)
         console.print(f"{run}: {', '.join(nodes.cast)}; Ctrl-C ends them", soft_wrap=True)
+        page = DemoPage(run, nodes.children, view.decode, f"shoal run start {folder.path}")
         with told_by_signals(end):
             try:
-                with live_view(console, view) as live:
-                    await nodes.start()
-                    console.print(_invitation(nodes), soft_wrap=True, markup=False)
-                    status = await nodes.wait_done(lambda now: live(now, seconds()))
+                async with open_page(page, address):
+                    with live_view(console, view) as live:
+                        await nodes.start()
+                        console.print(_invitation(nodes, page), soft_wrap=True, markup=False)
+                        status = await nodes.wait_done(lambda now: live(now, seconds()))
             finally:
                 with trio.CancelScope(shield=True):
                     await nodes.stop()
@@ -140,10 +145,12 @@ async def play(folder: RunFolder, run: Run, view: OwnRun, console: Console) -> N
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def _invitation(nodes: LocalNodes) -> str:
+def _invitation(nodes: LocalNodes, page: DemoPage) -> str:
+    folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
     return (
-        "join from another shell: shoal node --role inference --data"
-        f" ~/shoal-{nodes.run.id.hex()[:6]} --bootstrap {nodes.bootstrap}"
+        f"see the swarm: {page.url}\n"
+        f"join from another shell: shoal node --role inference --data {folder}"
+        f" --bootstrap {nodes.bootstrap}"
     )
 
 

@@ -122,6 +122,7 @@ class ValidatorStats:
         return {
             "accepted": self.records.accepted,
             "rejected": self.records.rejected,
+            "reasons": dict(self.records.reasons),
             "inconclusive": dict(self.inconclusive),
             "refused": dict(self.refused),
             "left_out": self.left_out,

@@ -18,7 +18,7 @@ from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.machine import raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import check_platform
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, host_port, interruptible
 from p2p.policy import PolicyVersion
 from p2p.world import World
 
@@ -44,14 +44,6 @@ def _addr(text: str) -> Multiaddr:
         return Multiaddr.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def host_port(text: str) -> tuple[str, int]:
-    """HOST:PORT, for argparse."""
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or int(port) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT, such as 0.0.0.0:8000")
-    return host.strip("[]"), int(port)
 
 
 def duration(text: str) -> float:

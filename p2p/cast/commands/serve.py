@@ -9,12 +9,12 @@ from pathlib import Path
 
 import trio
 
-from p2p.cast.commands.line import host_port, run_command
+from p2p.cast.commands.line import run_command
 from p2p.cast.commands.source import existing, join_secret, mounted, state_of
 from p2p.cast.ticket import run_of
 from p2p.cast.view import Teller
 from p2p.node.process import locked_folder, until_told_to_end
-from p2p.node.usage import CommandParser
+from p2p.node.usage import CommandParser, host_port
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import publish_alone
 

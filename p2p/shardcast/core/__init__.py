@@ -24,6 +24,7 @@ file              what it decides                                               
   `line`          rate and round trip, and so how much may be on the way            peer
   `allowance`     how much a peer gets for asking                                   version
   `uplink`        what our own uplink carries, measured while it is busy            node
+`flows`           bytes to and from each peer, counted for people                   peer
 `origin`          which of this node's own versions goes out, and which is next     node
   `handout`       which root gets which chunk, and what is given again; made of:    version
     `gifts`       the life of a chunk of a hand-out, as a table

@@ -36,6 +36,7 @@ from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
+from p2p.shardcast.core.flows import Flows
 from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
 from p2p.shardcast.core.peers import Peers
@@ -106,6 +107,7 @@ class ShardcastCore:
             roster_interval=config.roster_interval,
         )
         self._stripe_counts = StripeCounts(local)
+        self.flows = Flows()
         self._has_refused = False
         """Whether a roster for another version of Shoal has come."""
         self._out: list[ev.Effect] = []
@@ -492,6 +494,7 @@ class ShardcastCore:
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
         self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
+        self.flows.count_came(peer, len(data))
         self._stripe_counts.note_pushed(header, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
         self._upload.relay(download, header, peer, self._now)
@@ -522,6 +525,7 @@ class ShardcastCore:
             download = self._downloads.get(header.policy)
         ours = download is not None and download.manifest.trainer == self._local
         self.stats.count_sent(size, origin=ours)
+        self.flows.count_sent(peer, size)
 
     def _stored(self, name: bytes) -> None:
         download = self._downloads.get(name)

@@ -61,6 +61,8 @@ logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""An ASGI application."""
 
 FOREVER: Final = "public, max-age=31536000, immutable"
 """Caching of what belongs to a version: a year, the longest that caches honour."""

@@ -24,7 +24,7 @@ from hypercorn.utils import wrap_app
 
 from p2p.errors import ConfigError
 from p2p.multiaddr import Multiaddr
-from p2p.shardcast.http.app import HttpEdge
+from p2p.shardcast.http.app import App, HttpEdge
 from p2p.swarm.core.limits import group_of
 from p2p.wire import KI
 
@@ -161,13 +161,13 @@ def _hypercorn_config(config: EdgeConfig) -> Config:
 
 
 class _Server:
-    """Connections of one edge."""
+    """Connections of one application."""
 
-    def __init__(self, edge: HttpEdge, config: EdgeConfig) -> None:
+    def __init__(self, app: App, config: EdgeConfig) -> None:
         self._config = config
         self._settings = _hypercorn_config(config)
-        app: Any = edge  # hypercorn's own types of ASGI are narrower than ASGI's dictionaries
-        self._app = wrap_app(app, self._settings.wsgi_max_body_size, "asgi")
+        any_app: Any = app  # hypercorn's types of ASGI are narrower than ASGI's dictionaries
+        self._app = wrap_app(any_app, self._settings.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._door = _Door(config)
         self._streams: dict[trio.SocketStream, None] = {}
@@ -179,7 +179,9 @@ class _Server:
                 peer = stream.socket.getpeername()
             except OSError:
                 return  # gone already
-            with self._door.admit(*peer[:2]) as admitted:
+            # A socket of a folder has no address: its file's mode says who may come.
+            where = peer[:2] if isinstance(peer, tuple) else ("127.0.0.1", 0)
+            with self._door.admit(*where) as admitted:
                 if admitted:
                     await self._converse(stream)
 
@@ -201,6 +203,30 @@ class _Server:
             await trio.aclose_forcefully(stream)
 
 
+async def open_http(host: str, port: int) -> list[trio.SocketListener]:
+    """Sockets that listen at (host, port); port 0 takes any. Raises `ConfigError`."""
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"no HTTP at {host}:{port}: {error.strerror or error}") from None
+
+
+@asynccontextmanager
+async def serve_app(
+    app: App, listeners: list[trio.SocketListener], config: EdgeConfig | None = None
+) -> AsyncIterator[None]:
+    """Answer HTTP requests that come to ``listeners`` for the length of the block."""
+    server = _Server(app, config or EdgeConfig())
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, server.handle, listeners)
+        try:
+            yield
+        finally:
+            with trio.CancelScope(shield=True):
+                await server.end()
+            nursery.cancel_scope.cancel()
+
+
 @asynccontextmanager
 async def serve_http(
     edge: HttpEdge, host: str, port: int, config: EdgeConfig | None = None
@@ -209,17 +235,8 @@ async def serve_http(
 
     Gives the addresses that it listens at. Raises `ConfigError` if it cannot.
     """
-    try:
-        listeners = await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"no HTTP at {host}:{port}: {error.strerror or error}") from None
-    server = _Server(edge, config or EdgeConfig())
-    async with trio.open_nursery() as nursery:
+    listeners = await open_http(host, port)
+    async with serve_app(edge, listeners, config), trio.open_nursery() as nursery:
         nursery.start_soon(edge.keep_listing)
-        nursery.start_soon(trio.serve_listeners, server.handle, listeners)
-        try:
-            yield [listener.socket.getsockname()[:2] for listener in listeners]
-        finally:
-            with trio.CancelScope(shield=True):
-                await server.end()
-            nursery.cancel_scope.cancel()
+        yield [listener.socket.getsockname()[:2] for listener in listeners]
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,189 @@
+"""``shoal status``, ``peers`` and ``top``: a node's own socket, read from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import h11
+import trio
+
+from p2p.concurrency import leaves
+from p2p.errors import ConfigError
+from p2p.node.dashboard.core.patch import apply
+from p2p.node.dashboard.sockets import SOCKET
+from p2p.node.usage import FAILED, CommandParser, complain, interruptible, say
+from p2p.wire import MIB
+
+_PIECE: Final = 64 * 1024
+"""Bytes read at once."""
+MAX_EVENT: Final = 4 * MIB
+"""Bytes of one event: four times what a node lets wait for a viewer."""
+_CLEAR: Final = "\x1b[2J\x1b[H"
+"""Empties a terminal and goes to its first line (ECMA-48, ED and CUP)."""
+
+
+def status_main(argv: Sequence[str]) -> int:
+    """Say what the node in a folder does now."""
+    return _run("shoal status", status_main.__doc__, argv, _status)
+
+
+def peers_main(argv: Sequence[str]) -> int:
+    """List the peers that the node in a folder knows."""
+    return _run("shoal peers", peers_main.__doc__, argv, _peers)
+
+
+def top_main(argv: Sequence[str]) -> int:
+    """Show what the node in a folder does, each second, until Ctrl-C."""
+    return _run("shoal top", top_main.__doc__, argv, _top)
+
+
+def _run(
+    name: str,
+    text: str | None,
+    argv: Sequence[str],
+    main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
+) -> int:
+    parser = CommandParser(prog=name, description=text)
+    parser.add_argument("--data", type=Path, metavar="DIR", default=Path.home() / ".shoal",
+                        help="the node's folder (default ~/.shoal)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="for machines")
+    options = parser.parse_args(argv)
+    options.data = options.data.expanduser()
+    return interruptible(partial(_ask, options, main))
+
+
+def _ask(
+    options: argparse.Namespace, main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]]
+) -> int:
+    failures: list[BaseException] = []
+    try:
+        trio.run(main, options)
+    except* ConfigError as group:
+        failures.extend(leaves(group))
+    for failure in failures:
+        complain(failure)
+    return FAILED if failures else 0
+
+
+async def _status(options: argparse.Namespace) -> None:
+    whole = json.loads(await read(options.data, "/api/picture"))
+    say(json.dumps(whole["picture"]) if options.json else describe(whole))
+
+
+async def _peers(options: argparse.Namespace) -> None:
+    whole = json.loads(await read(options.data, "/api/picture"))
+    peers = whole["picture"]["peers"]
+    say(json.dumps(peers) if options.json else "\n".join(peer_lines(peers)))
+
+
+async def _top(options: argparse.Namespace) -> None:
+    whole: dict[str, Any] = {}
+    async with following(options.data) as hear:
+        while (event := await hear()) is not None:
+            name, value = event
+            if name == "whole":
+                whole = value
+            else:
+                whole["picture"] = apply(whole["picture"], value["patch"])
+            text = json.dumps(whole["picture"]) if options.json else _CLEAR + describe(whole)
+            say(text)
+
+
+def describe(whole: Mapping[str, Any]) -> str:
+    """A picture for a terminal."""
+    picture = whole["picture"]
+    lines = [printable(picture["title"]), printable(picture["says"]), ""]
+    lines += [f"{label:<12}{printable(text)}" for label, text in picture["facts"]]
+    for panel in whole["panels"]:
+        shown = picture["roles"].get(panel["role"], {}).get(picture["own"], {})
+        values = shown.get(panel["number"])
+        if panel["kind"] == "figures" and values:
+            lines += ["", f"{panel['role']}: {panel['title']}"]
+            lines += [
+                f"  {value if isinstance(value, str) else f'{value:,}':>14}  {one['label']}"
+                for one, value in zip(panel["values"], values, strict=True)
+                if value is not None
+            ]
+    return "\n".join(lines)
+
+
+def peer_lines(peers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """A line for each peer, the newest policy first."""
+    order = sorted(peers.items(), key=lambda item: (-int(item[1].get("policy", -1)), item[0]))
+    lines = [f"{'peer':<54}{'roles':<22}{'policy':>7}  state"]
+    for peer, row in order:
+        roles = printable(", ".join(row["roles"]) or "none")
+        lines.append(f"{peer:<54}{roles:<22}{row.get('policy', -1):>7}  {row['state']}")
+    return lines
+
+
+def printable(text: str) -> str:
+    """Strangers' words, fit for a terminal."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+async def read(folder: Path, path: str) -> bytes:
+    """The whole body of a node's answer. Raises `ConfigError`."""
+    body = bytearray()
+    async with asking(folder, path) as receive:
+        while part := await receive():
+            body += part
+    return bytes(body)
+
+
+@asynccontextmanager
+async def following(
+    folder: Path,
+) -> AsyncIterator[Callable[[], Awaitable[tuple[str, dict[str, Any]] | None]]]:
+    """What a node tells its viewers: a function that returns the next event's name and data,
+    None at the end. Raises `ConfigError`."""
+    waiting = bytearray()
+    async with asking(folder, "/api/events") as receive:
+
+        async def hear() -> tuple[str, dict[str, Any]] | None:
+            while b"\n\n" not in waiting:
+                part = await receive()
+                if not part or len(waiting) > MAX_EVENT:
+                    return None
+                waiting.extend(part)
+            event, _, rest = bytes(waiting).partition(b"\n\n")
+            waiting[:] = rest
+            name, _, data = event.partition(b"\n")
+            return name.removeprefix(b"event: ").decode(), json.loads(data[len(b"data: ") :])
+
+        yield hear
+
+
+@asynccontextmanager
+async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
+    """Ask the node in ``folder``: a function that returns the next part of the answer's body,
+    nothing at its end. Raises `ConfigError`."""
+    where = folder / SOCKET
+    try:
+        stream = await trio.open_unix_socket(where)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"no node answers at {where}: {error}") from None
+    http = h11.Connection(h11.CLIENT)
+
+    async def receive() -> bytes:
+        while True:
+            match event := http.next_event():
+                case h11.NEED_DATA:
+                    http.receive_data(await stream.receive_some(_PIECE))
+                case h11.Response() if event.status_code != 200:
+                    raise ConfigError(f"the node at {where} answers {event.status_code}")
+                case h11.Data():
+                    return bytes(event.data)
+                case h11.EndOfMessage() | h11.ConnectionClosed():
+                    return b""
+
+    async with stream:
+        head = h11.Request(method="GET", target=path, headers=[("host", "localhost")])
+        await stream.send_all((http.send(head) or b"") + (http.send(h11.EndOfMessage()) or b""))
+        yield receive

@@ -1,0 +1,124 @@
+"""The node's numbers in Prometheus' text format.
+
+As many series at 1,000 peers as at 10: members are counted by role, and only by roles that are
+installed here, since others' names are strangers' words. No peer id is a label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from p2p.node.dashboard.core.picture import Scene
+from p2p.node.dashboard.core.reading import Health, find, plain
+from p2p.node.entries import installed
+from p2p.node.panels import Kind, Panels, Value
+from p2p.node.plugins import NO_ROLE, ROLES
+from p2p.shardcast.config import ShardcastStats
+
+OTHER: Final = "other"
+"""How members are counted whose role is not installed here."""
+_UNITS: Final = {"bytes": "_bytes", "seconds": "_seconds", "share": "_ratio"}
+"""Base units, as Prometheus names them."""
+_BYTES: Final = ("uploaded_as_origin", "uploaded_as_relay", "from_origin", "from_peers")
+"""Counts of SHARDCAST that are bytes by direction."""
+
+
+def write_metrics(scene: Scene, panels: Panels, viewers: int) -> bytes:
+    """All series of one node."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Numbers(scene, panels, viewers))
+    return bytes(generate_latest(registry))
+
+
+class _Numbers:
+    """A collector of one moment, as prometheus-client asks for it."""
+
+    def __init__(self, scene: Scene, panels: Panels, viewers: int) -> None:
+        self._scene = scene
+        self._panels = panels
+        self._viewers = viewers
+
+    def collect(self) -> Iterator[Metric]:
+        """Each family once."""
+        health: Health = next((one.health for one in self._scene.known.values()), {})
+        yield _gauge("shoal_viewers", "Dashboards that are open.", self._viewers)
+        yield self._members()
+        yield _gauge("shoal_connections", "Peers connected.", find(health, "connected"))
+        yield _gauge(
+            "shoal_policy_version",
+            "Newest policy that is whole here; -1 if none is.",
+            find(health, "shardcast.newest"),
+        )
+        yield from _moved(health)
+        for role, panels in self._panels.items():
+            status = find(health, f"roles.{role}")
+            if isinstance(status, Mapping):
+                scalars = (one for panel in panels for one in panel.values)
+                yield from _of_role(role, status, scalars)
+                counts = (panel for panel in panels if panel.kind is Kind.COUNTS)
+                for panel in counts:
+                    yield _total(role, status, panel.rows, panel.title)
+
+    def _members(self) -> Metric:
+        family = GaugeMetricFamily(
+            "shoal_members", "Peers that are alive, by role; other for unknown roles.",
+            labels=["role"],
+        )  # fmt: skip
+        counts = dict.fromkeys((*installed(ROLES), OTHER, NO_ROLE), 0)
+        for member in self._scene.members.values():
+            for role in member.get("roles") or (NO_ROLE,):
+                counts[role if role in counts else OTHER] += 1
+        for role, count in counts.items():
+            family.add_metric([role], count)
+        return family
+
+
+def _moved(health: Health) -> Iterator[Metric]:
+    family = CounterMetricFamily(
+        "shoal_policy_bytes", "Bytes of policies moved, by direction.", labels=["direction"]
+    )
+    for name in _BYTES:
+        family.add_metric([name], _number(find(health, f"shardcast.{name}")))
+    yield family
+    for field in fields(ShardcastStats):
+        if field.name.startswith(("chunks_", "versions_")):
+            yield CounterMetricFamily(
+                f"shoal_policy_{field.name}",
+                f"Of SHARDCAST: {field.name.replace('_', ' ')}.",
+                value=_number(find(health, f"shardcast.{field.name}")),
+            )
+
+
+def _of_role(role: str, status: Health, values: Iterator[Value]) -> Iterator[Metric]:
+    told = set()
+    for value in values:
+        number = plain(find(status, value.key))
+        if isinstance(number, int | float) and value.key not in told:
+            told.add(value.key)
+            unit = _UNITS.get(value.unit, "")
+            name = f"shoal_{role}_{value.key.replace('.', '_')}"
+            name = name if name.endswith(unit) else name + unit
+            text = value.about or f"{value.label}."
+            kind = CounterMetricFamily if value.counts else GaugeMetricFamily
+            yield kind(name, text, value=float(number))
+
+
+def _total(role: str, status: Health, key: str, title: str) -> Metric:
+    rows = find(status, key)
+    counts = rows.values() if isinstance(rows, Mapping) else ()
+    name = f"shoal_{role}_{key.replace('.', '_')}"
+    return CounterMetricFamily(name, f"{title}.", value=sum(map(_number, counts)))
+
+
+def _gauge(name: str, text: str, number: object) -> Metric:
+    return GaugeMetricFamily(name, text, value=_number(number))
+
+
+def _number(value: object) -> float:
+    number = plain(value)
+    return float(number) if isinstance(number, int | float) else 0.0

@@ -1,0 +1,85 @@
+"""How a node sees itself: the scene that its own page shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from p2p.host import Host
+from p2p.node.dashboard.core.picture import Known, Scene
+from p2p.node.node import Node
+from p2p.node.role import Role
+
+
+class Sight:
+    """Looks at one node, from before it has a run until its end."""
+
+    def __init__(self, host: Host, roles: Sequence[Role]) -> None:
+        self._host = host
+        self._roles = roles
+        self._node: Node | None = None
+
+    def open(self, node: Node) -> None:
+        """The node has joined its run."""
+        self._node = node
+
+    def unready(self) -> str:
+        """Why the node cannot work yet; empty if it can."""
+        if self._node is None:
+            return "no run yet"
+        return "" if self._node.shardcast.newest >= 0 else "no policy yet"
+
+    def scene(self) -> Scene:
+        """What the node knows now."""
+        own, node = str(self._host.peer_id), self._node
+        if node is None:
+            return Scene(
+                title="Shoal", own=own, says="no run yet: asks the bootstrap peers for one",
+                known={own: Known(health={"roles": {}})}, facts=self._addresses(),
+            )  # fmt: skip
+        run, health = node.run, node.health(self._roles)
+        return Scene(
+            title=run.name,
+            says=in_words(health),
+            run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
+                 "owner": str(run.owner)},
+            own=own,
+            known={own: Known(health=health)},
+            members={str(one.peer): _said(one.profile) for one in node.membership.members()
+                     if one.run in (b"", run.id)},
+            facts=[
+                *self._addresses(),
+                ("clock", str(health["clock"])),
+                ("connected", f"{health['connected']} peers"),
+                ("run file", "in force" if node.book.in_force else "not in force yet"),
+            ],
+        )  # fmt: skip
+
+    def _addresses(self) -> list[tuple[str, str]]:
+        addrs = [str(addr) for addr in self._host.addrs]
+        return [("address", addr) for addr in addrs] or [("address", "listens nowhere")]
+
+
+def in_words(health: Mapping[str, Any]) -> str:
+    """What a node does now: what its roles say of it, else that it relays."""
+    said = [
+        str(role["now"])
+        for role in health["roles"].values()
+        if isinstance(role.get("now"), str)
+    ]
+    newest = health["shardcast"]["newest"]
+    holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"
+    work = "works as " + " and ".join(health["roles"]) if health["roles"] else "relays policies"
+    now = f"This node: {'; '.join(said)}." if said else f"This node {work}."
+    return f"{now} It {holds}, among {health['members'] + 1} peers."
+
+
+def _said(profile: Any) -> dict[str, object]:
+    """What a peer says of itself, as plain values."""
+    return {
+        "roles": list(profile.roles),
+        "policy": profile.policy,
+        "load": round(profile.load, 2),
+        "upload": profile.upload,
+        "version": profile.version,
+    }

@@ -1,0 +1,133 @@
+"""The demo's page: all its nodes in one picture, live and, at the end, as a file.
+
+The demo hears its nodes' statuses anyway. What a node's own page cannot know is here: names,
+who was killed, and the answers as text, which the demo can read.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from p2p.errors import StorageError
+from p2p.machine import open_world
+from p2p.node.dashboard.core.picture import Known, Scene
+from p2p.node.dashboard.feed import Feed
+from p2p.node.dashboard.report import write_report
+from p2p.node.dashboard.sockets import Faces
+from p2p.node.entries import installed
+from p2p.node.panels import PANELS, load_panels
+from roles.demo.processes import NodeProcess
+from roles.demo.shows import Decode
+from roles.demo.view import work_of
+from roles.run import Run
+
+_ANSWER: Final = 300
+"""Characters of a question and of an answer: the last, where what was asked stands."""
+
+
+class DemoPage:
+    """What is shown of a demo's nodes."""
+
+    def __init__(
+        self, run: Run, children: Mapping[str, NodeProcess], decode: Decode | None, command: str
+    ) -> None:
+        self._run = run
+        self._children = children
+        self._decode = decode
+        self._command = command
+        self._read: tuple[Any, list[Any]] = (None, [])
+        """Answers that were decoded last, and their text."""
+        self.url = ""
+        self.feed: Feed | None = None
+
+    def scene(self) -> Scene:
+        """All nodes that run, by what they last said."""
+        living = {
+            name: child.status
+            for name, child in self._children.items()
+            if child.status is not None
+            and child.process is not None
+            and child.process.returncode is None
+        }
+        run = self._run
+        return Scene(
+            title=f"Demo: {run.name}",
+            says=says(living),
+            run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
+                 "owner": str(run.owner)},
+            known={
+                str(status["peer"]): Known(
+                    health=self._readable(status), name=name, says=work_of(status["roles"])
+                )
+                for name, status in living.items()
+            },
+            facts=[("command", self._command)],
+        )  # fmt: skip
+
+    def _readable(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the trainer's held-out answers as text, if they can be read."""
+        trainer = status["roles"].get("trainer", {})
+        if self._decode is None or not trainer.get("shown"):
+            return status
+        if self._read[0] != trainer["shown"]:
+            samples = [
+                [self._decode(asked)[-_ANSWER:], self._decode(said)[-_ANSWER:], reward]
+                for asked, said, reward in trainer["shown"]
+            ]
+            self._read = (trainer["shown"], samples)
+        readable = {**trainer, "samples": self._read[1]}
+        return {**status, "roles": {**status["roles"], "trainer": readable}}
+
+    def report(self, path: Path | None) -> Path:
+        """Write the page as one file, to ``path`` or among the temporary files. Raises
+        `StorageError`."""
+        assert self.feed is not None  # `open_page` has made it
+        self.feed.look()  # what came in the last second
+        text = write_report(self.feed.whole())
+        try:
+            if path is None:
+                with tempfile.NamedTemporaryFile(
+                    "w", prefix="shoal-demo-", suffix=".html", encoding="utf-8", delete=False
+                ) as file:
+                    file.write(text)
+                return Path(file.name)
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise StorageError(f"the report cannot be written: {error.strerror}") from None
+        return path
+
+
+def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
+    """What goes on, in a sentence."""
+    trainers = [one["roles"]["trainer"] for one in nodes.values() if "trainer" in one["roles"]]
+    trainer: Mapping[str, Any] = max(
+        trainers, key=lambda one: int(one.get("step", -1)), default={}
+    )
+    peers = f"{len(nodes)} peers on this machine"
+    if trainer.get("algorithm") == "diloco":
+        rounds = f"{trainer['step']} of {trainer.get('steps')}"
+        return f"{peers} pre-train one model: round {rounds}."
+    if trainer.get("greedy") is None:
+        return f"{peers} find each other; the trainer warms up the first policy."
+    first, last = trainer["greedy_start"], trainer["greedy"]
+    gain = f"held-out reward {first:.2f}" + (f" → {last:.2f}" if last != first else "")
+    if trainer["done"]:
+        return f"{peers} have trained one model in {trainer['step']} steps: {gain}."
+    return f"{peers} train one model: step {trainer['step']} of {trainer['steps']}, {gain}."
+
+
+@asynccontextmanager
+async def open_page(page: DemoPage, address: tuple[str, int]) -> AsyncIterator[None]:
+    """Serve ``page`` for the length of the block. Raises `ConfigError`."""
+    async with open_world() as world, trio.open_nursery() as nursery:
+        feed = page.feed = Feed(world, load_panels(installed(PANELS)), page.scene)
+        nursery.start_soon(feed.run)
+        async with Faces(world, feed).at_address(*address) as page.url:
+            yield
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,38 @@
+"""What an inference node shows on the dashboard."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2p.node.panels import Kind, Panel, Value
+
+PANELS: Final = (
+    Panel(
+        title="Work",
+        kind=Kind.FIGURES,
+        values=(
+            Value(key="life.made", label="rollouts made", lead=True),
+            Value(key="life.accepted", label="accepted", lead=True),
+            Value(key="life.rejected", label="rejected"),
+            Value(key="life.learnt", label="learnt from", lead=True),
+            Value(key="life.share", label="of the swarm's work", unit="share", lead=True),
+            Value(key="tokens_per_second", label="tokens a second", lead=True),
+            Value(key="submitted", label="submissions", counts=True, lead=True,
+                  about="Since the node was started; each has several rollouts."),
+            Value(key="accepted", label="submissions accepted", counts=True, lead=True),
+            Value(key="rejected", label="submissions rejected", counts=True),
+            Value(key="version", label="policy in the engine"),
+            Value(key="policies_skipped", label="policies skipped", counts=True,
+                  about="Policies that came while the engine was at work."),
+            Value(key="retries", label="asked again", counts=True,
+                  about="Times that a validator was asked again for a verdict."),
+        ),
+    ),
+    Panel(
+        title="Tokens a second",
+        kind=Kind.CURVE,
+        at="version",
+        about="Over the last minute, by the policy that drew them.",
+        values=(Value(key="tokens_per_second", label="tokens a second"),),
+    ),
+)  # fmt: skip

@@ -1,0 +1,129 @@
+"""``shoal run report DIR -o FILE``: the page of a run as one file.
+
+``DIR`` is a node's folder, or one that has folders of nodes (of `roles.own`, of a demo). A node
+that runs is asked at its socket, and knows most. Of a trainer that does not run, the curves are
+read from its metrics and its progress.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import trio
+
+from p2p.errors import ConfigError
+from p2p.node.dashboard.commands import read
+from p2p.node.dashboard.core.history import History
+from p2p.node.dashboard.core.picture import Known, Roll, Scene, draw, layout, note_curves
+from p2p.node.dashboard.report import write_report
+from p2p.node.dashboard.sockets import SOCKET
+from p2p.node.panels import load_panels
+from p2p.node.usage import WRONG_USAGE, check_target, complain, say, write_text
+from roles.trainer.curve import PROGRESS
+from roles.trainer.metrics import METRICS, OLDER
+
+ROLE: Final = "trainer"
+ASK_SECONDS: Final = 10.0
+"""How long a node may take to answer: it may be computing on a busy machine."""
+
+
+def main(options: argparse.Namespace) -> int:
+    """Write the report; the exit code."""
+    folder: Path = options.folder.expanduser().absolute()
+    try:
+        check_target("-o", options.out)
+        found = list(_found(folder))
+        if not found:
+            raise ConfigError(f"{folder} has no node that runs, nor a trainer's curves")
+        whole = merged(found)
+        whole["picture"]["facts"].append(["made by", f"shoal run report {folder}"])
+        write_text("-o", options.out, write_report(whole))
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    say(f"the run as a page: {options.out}")
+    return 0
+
+
+def _found(folder: Path) -> Iterator[dict[str, Any]]:
+    """What each node says or has left, the trainer's first, as `Feed.whole` gives it."""
+    folders = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
+    order = sorted(folders, key=lambda path: not (path / METRICS).exists())
+    for place in order:
+        said = trio.run(_asked, place) if (place / SOCKET).exists() else None
+        if said is None and (place / PROGRESS).exists():
+            said = kept(place)
+        if said is not None:
+            yield said
+
+
+async def _asked(place: Path) -> dict[str, Any] | None:
+    try:
+        with trio.move_on_after(ASK_SECONDS):
+            found: dict[str, Any] = json.loads(await read(place, "/api/picture"))
+            return found
+    except ConfigError:  # its socket was left by a kill
+        pass
+    return None
+
+
+def kept(place: Path) -> dict[str, Any]:
+    """What a trainer has left on disk. Raises `ConfigError`."""
+    panels, history, name = load_panels([ROLE]), History(), place.name
+    try:
+        # Behind its digest (`roles.shared.checked_json`), which nothing here is decided by.
+        learnt = json.loads((place / PROGRESS).read_bytes().partition(b"\n")[2])
+        rows = [row for file in (OLDER, METRICS) for row in _rows(place / file)]
+        wall = (place / PROGRESS).stat().st_mtime
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{place / PROGRESS} cannot be read: {error}") from None
+    for row in rows:
+        health = {"step": row.get("step"), "train_reward": row.get("reward"), "last_step": row}
+        note_curves(_scene(name, health), panels, history)
+    scene = _scene(name, {**learnt, "last_step": rows[-1] if rows else {}})
+    note_curves(scene, panels, history)
+    picture = draw(scene, panels, Roll(), 0.0)
+    return {"picture": picture, "panels": layout(panels), "curves": history.curves(),
+            "wall": wall, "at": 0}  # fmt: skip
+
+
+def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The lines of a trainer's metrics; one that a crash has cut off is left out."""
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.endswith("}"):
+            yield json.loads(line)
+
+
+def _scene(name: str, health: Mapping[str, Any]) -> Scene:
+    step = health.get("step", 0)
+    known = Known(health={"roles": {ROLE: health}}, name=name, says=f"{step} steps")
+    return Scene(title=f"Run of {name}", says=f"A trainer that has done {step} steps.",
+                 known={name: known})  # fmt: skip
+
+
+def merged(wholes: list[dict[str, Any]]) -> dict[str, Any]:
+    """One page of what several nodes say. What a node says of itself counts before what others
+    have heard of it."""
+    first, *others = wholes
+    picture = first["picture"]
+    picture["own"] = picture["own"] if not others else ""
+    layouts = {(one["role"], one["number"]): one for whole in wholes for one in whole["panels"]}
+    for whole in others:
+        more = whole["picture"]
+        for peer, row in more["peers"].items():
+            before = picture["peers"].get(peer)
+            if before is None or row["state"] == "self":
+                picture["peers"][peer] = row
+        for role, nodes in more["roles"].items():
+            picture["roles"].setdefault(role, {}).update(nodes)
+        picture["flows"] = {**more["flows"], **picture["flows"]}
+        first["curves"] |= whole["curves"]
+    for row in picture["peers"].values():
+        row["state"] = "known" if row["state"] == "self" and others else row["state"]
+    return {**first, "picture": picture, "panels": list(layouts.values())}

@@ -1,0 +1,43 @@
+"""What a validator shows on the dashboard."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from p2p.node.panels import Kind, Panel, Value
+
+PANELS: Final = (
+    Panel(
+        title="Judging",
+        kind=Kind.FIGURES,
+        values=(
+            Value(key="accepted", label="submissions accepted", counts=True, lead=True),
+            Value(key="rejected", label="submissions rejected", counts=True, lead=True),
+            Value(key="queue", label="waiting", about="Submissions that wait for the scorer."),
+            Value(key="left_out", label="places left out", counts=True,
+                  about="Places in draw orders that were never filled."),
+        ),
+    ),
+    Panel(
+        title="Rejected, by reason",
+        kind=Kind.COUNTS,
+        rows="reasons",
+        about="The first check that failed. An honest node sees none of these.",
+    ),
+    Panel(
+        title="Refused or undecided",
+        kind=Kind.COUNTS,
+        rows="refused",
+        about="Workers that were told to ask again, or that they may not ask.",
+    ),
+    Panel(
+        title="Verdicts, by worker",
+        kind=Kind.TABLE,
+        rows="nodes",
+        values=(
+            Value(key="accepted", label="accepted"),
+            Value(key="rejected", label="rejected"),
+            Value(key="reasons", label="because"),
+        ),
+    ),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""A real browser for tests: what it complains of, whom it asks, what is wrong with its page."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+import pytest
+
+CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+SECONDS: Final = 60.0
+"""For a browser to start and draw, on a busy machine."""
+
+
+class Look:
+    """One open page."""
+
+    def __init__(self, page: Any, url: str) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.foreign: list[str] = []
+        self._session: Any = None
+        page.set_default_timeout(1000 * SECONDS)
+        page.on("console", lambda one: self.complaints.append(f"{one.type}: {one.text}"))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda asked: self._note(asked.url, url))
+        page.goto(url, wait_until="domcontentloaded")
+
+    def _note(self, asked: str, url: str) -> None:
+        own = url.rsplit("/", 1)[0]
+        if not asked.startswith((own, "data:", "file:")):
+            self.foreign.append(asked)
+
+    def text(self, selector: str) -> str:
+        """What a reader sees there."""
+        return str(self.page.inner_text(selector))
+
+    def wait(self, selector: str) -> None:
+        """Until it is on the page. The page forbids what would evaluate a condition in it."""
+        self.page.wait_for_selector(selector, state="attached")
+
+    def spent(self) -> tuple[float, float]:
+        """CPU seconds of the page's thread so far, and bytes of its heap after a collection."""
+        if self._session is None:
+            self._session = self.page.context.new_cdp_session(self.page)
+            self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+        self._session.send("HeapProfiler.collectGarbage")
+        found = self._session.send("Performance.getMetrics")["metrics"]
+        by_name = {one["name"]: one["value"] for one in found}
+        return float(by_name["TaskDuration"]), float(by_name["JSHeapUsedSize"])
+
+    def check_quiet(self) -> None:
+        """It complained of nothing, asked nobody else, and does not scroll sideways."""
+        assert self.complaints == []
+        assert self.foreign == []
+        assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@contextmanager
+def looking_at(url: str, *, width: int = 1200, scheme: str = "light") -> Iterator[Look]:
+    """A page that is open; skips where there is no browser, or nothing to drive it with."""
+    drivers = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed")
+    with drivers.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"]
+        )
+        context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        yield Look(context.new_page(), url)
+        browser.close()

@@ -1,0 +1,47 @@
+"""The demo's page in a browser, while a swarm of real processes learns: who is there, what
+flows, who is caught, and who was killed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import trio
+
+from roles.demo.page import DemoPage, open_page
+from roles.demo.processes import DemoNodes, DemoPlan
+from tests.browser.looking import looking_at
+
+KILLED = "inference-2"
+
+
+async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: Path) -> None:
+    def look(url: str, nodes: DemoNodes) -> None:
+        with looking_at(url) as look:
+            look.wait("#rows tr >> nth=5")
+            look.wait(".curve.first canvas")
+            look.wait(".flow.now")
+            look.wait("#counts .bars li")  # why the cheat is rejected
+            look.wait("#panels td:text('cheat-1')")
+            trio.from_thread.run_sync(nodes.children[KILLED].kill)
+            look.page.wait_for_selector("#rows tr.gone", timeout=20_000)
+            assert KILLED in look.text("#rows tr.gone")
+            trio.from_thread.run(nodes.start_child, KILLED)
+            look.page.wait_for_selector("#rows tr.gone", state="detached")
+            assert look.page.locator("#rows tr").count() == 6
+            step = int(look.text("#tiles .tile >> nth=2").split()[0])
+            look.wait(f"#tiles b:text-is('{step + 2}')")
+            look.check_quiet()
+
+    plan = DemoPlan(folder=tmp_path)
+    async with trio.open_nursery() as nursery:
+        nodes = DemoNodes(plan, nursery)
+        page = DemoPage(nodes.run, nodes.children, plan.show.decode, "a test")
+        try:
+            async with open_page(page, ("127.0.0.1", 0)):
+                await nodes.start()
+                await trio.to_thread.run_sync(look, page.url, nodes)
+        finally:
+            with trio.CancelScope(shield=True):
+                await nodes.stop()
+        nursery.cancel_scope.cancel()
+    assert "<script" in page.report(tmp_path / "report.html").read_text(encoding="utf-8")
