@@ -20,7 +20,7 @@ from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_li
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
-from p2p.node.live import LiveLine
+from p2p.node.live import LiveScreen, Terminal
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
 from p2p.node.process import (
@@ -171,12 +171,12 @@ def _parse(argv: Sequence[str] | None) -> Options:
         help="what the roles compute on: auto (the default), cpu, cuda, cuda:N or mps",
     )
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
-    add("--json", action="store_true", help="one JSON line instead of a block of text")
+    add("--json", action="store_true", help="JSON lines instead of text")
     add(
         "--status",
         type=seconds,
         metavar="SECONDS",
-        help="print the node's health, a JSON line, that often",
+        help="print the node's health, a JSON line, that often; implies --json",
     )
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
@@ -189,7 +189,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         config=parsed.config,
         device=parsed.device,
         log=parsed.log,
-        json=parsed.json,
+        json=parsed.json or parsed.status is not None,
         status=parsed.status,
         die_with_parent=parsed.die_with_parent,
         trust_environments=parsed.trust_environments,
@@ -218,7 +218,11 @@ def _prepare(options: Options) -> Start:
 async def _run_node(start: Start) -> None:
     raise_descriptor_limit()
     options, config, document = start.options, start.config, start.document
-    with locked_folder(options.data), logging_to(options.data / "log", options.log):
+    terminal = Terminal()
+    with (
+        locked_folder(options.data),
+        logging_to(options.data / "log", options.log, terminal.above),
+    ):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
@@ -238,7 +242,7 @@ async def _run_node(start: Start) -> None:
                             _report_health, node, start.roles, max(options.status, 0.05)
                         )
                     elif not options.json:
-                        nursery.start_soon(LiveLine(node, start.roles).run)
+                        nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
                     await run_roles(node, start.roles)
 
 
