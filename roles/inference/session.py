@@ -220,7 +220,8 @@ class InferenceSession:
                 except trio.WouldBlock:
                     return False
             else:
-                self.counts.doing = Doing.WAITS_FOR_VERDICTS
+                if not self._room.value:
+                    self.counts.doing = Doing.WAITS_FOR_VERDICTS
                 await self._room.acquire()
             self._has_turn = True
         await self._standing.wait()
@@ -298,6 +299,8 @@ class InferenceSession:
     async def load_newest(self) -> PolicyVersion:
         """Make the engine run the newest whole policy; returns it."""
         node, loaded = self.node, self.counts.version
+        if node.shardcast.newest == NO_POLICY:
+            self.counts.doing = Doing.WAITS_FOR_POLICY
         version = await node.shardcast.wait_policy(self.loaded)
         if (
             node.shardcast.holds(loaded)
@@ -345,7 +348,6 @@ class InferenceSession:
         elif verdict.reason.startswith(TOO_LONG):  # only the run's owner can change that
             logger.warning("not judged version=%d index=%d: %s", version, index, reason)
         await self._durable.insist(partial(self._outbox.remove, submission))
-        self.book.forget(submission)
         self._room.release()
 
     async def _ask_in_time(

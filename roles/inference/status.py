@@ -20,7 +20,7 @@ from roles.shared.reasons import because
 from roles.shared.trainer_watch import TrainerWatch, clock
 
 NOT_LEARNT = {
-    "no_spread": "all alike",
+    "no_spread": "scored alike",
     "stale": "too old",
     "left_over": "left over",
     "waiting": "waiting",
@@ -118,7 +118,7 @@ def now_of(
 ) -> str:
     """What the node does or waits for: the cause that a person can do most about, first."""
     kept = "your work is kept" if pending else "nothing is lost"
-    away = "" if watch is None or not watch.was_heard else watch.why_idle(kept)
+    away = "" if watch is None else watch.why_idle(kept)
     match counts.doing:
         case _ if rests:
             return f"rests: {rests}"

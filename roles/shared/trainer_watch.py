@@ -27,6 +27,8 @@ from roles.protocol.core.account import (
 from roles.protocol.request import ask
 from roles.run import run_of
 
+FIRST_PAUSE: Final = 1.0
+"""Seconds after the first question without an answer, doubled to"""
 PAUSE: Final = 15.0
 """Seconds between questions to a trainer that does not answer: half of what it takes to see
 that a peer has died."""
@@ -66,22 +68,23 @@ class TrainerWatch:
             return None
         return self._began if self._heard is None else self._heard
 
-    @property
-    def was_heard(self) -> bool:
-        """Whether there was a sign of it in this life of the node."""
-        return self._heard is not None
-
     async def watch(self) -> None:
         """Ask until cancelled."""
-        world = self._node.world
+        world, pause = self._node.world, FIRST_PAUSE
         while True:
             trainer = run_of(self._node).terms.trainers[0]
             account = await self._ask(trainer)
             if account is not None or trainer in self._node.membership:
                 self._heard = world.wall()
             self.account = account or self.account
-            self.is_away = account is None and trainer not in self._node.membership
-            pause = PAUSE if account is None else min(max(account.pause, 1), LONGEST_PAUSE)
+            is_missed = account is None and trainer not in self._node.membership
+            # a node that has just begun knows nobody yet
+            is_new = self._heard is None and world.wall() - self._began < PAUSE
+            self.is_away = is_missed and not is_new
+            if account is None:
+                pause = min(2 * pause, PAUSE)
+            else:
+                pause = min(max(account.pause, FIRST_PAUSE), LONGEST_PAUSE)
             await world.sleep_until(world.now() + pause)
 
     async def _ask(self, trainer: PeerId) -> Account | None:
@@ -97,8 +100,6 @@ class TrainerWatch:
 
     def why_no_policy(self) -> str:
         """What a node without any policy waits for."""
-        if self.is_away:
-            return "waiting for the first policy: no trainer is heard"
         if self.account is None or self.account.doing is TrainerDoing.OVER:
             return "waiting for the first policy"
         return f"waiting for the first policy: {DOINGS[self.account.doing]}"
@@ -109,7 +110,8 @@ class TrainerWatch:
         if self.away_since is None:
             return ""
         since = clock(self.away_since, self._node.world.wall())
-        return f"the trainer is away since {since}; {kept}"
+        what = "no trainer was heard" if self._heard is None else "the trainer is away"
+        return f"{what} since {since}; {kept}"
 
 
 def clock(when: float, now: float) -> str:

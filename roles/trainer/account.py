@@ -71,6 +71,8 @@ class Accounts:
     def __init__(self) -> None:
         self._rows: BoundedDict[PeerId, Row] = BoundedDict(MAX_NODES)
         self.total = Row()
+        self.submissions = 0
+        """Taken and counted: as many receipts as the ledger had when these books were kept."""
 
     @property
     def pause(self) -> int:
@@ -83,6 +85,7 @@ class Accounts:
 
     def take(self, node: PeerId, groups: int, no_spread: int) -> None:
         """So many ``groups`` were taken, of which some teach nothing."""
+        self.submissions += 1
         for row in self._both(node):
             row.taken += groups
             row.no_spread += no_spread
@@ -109,8 +112,9 @@ class Accounts:
     async def keep(self, disk: Disk) -> None:
         """Put them on disk, if the disk takes them."""
         rows = {str(node): astuple(row) for node, row in self._rows.items()}
+        state = {"submissions": self.submissions, "total": astuple(self.total), "rows": rows}
         try:
-            await keep(disk, PATH, {"total": astuple(self.total), "rows": rows})
+            await keep(disk, PATH, state)
         except StorageError as error:
             logger.info("accounts_not_kept: %s", error)
 
@@ -123,6 +127,7 @@ class Accounts:
             return
         if found is None:
             return
+        self.submissions = found["submissions"]
         self.total = Row(*found["total"])
         for node, row in found["rows"].items():
             self._rows[PeerId.from_base58(node)] = Row(*row)

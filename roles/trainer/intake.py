@@ -20,6 +20,7 @@ the buffer, not what an earlier life took.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Sequence
@@ -172,6 +173,7 @@ class Intake:
     async def restore(self, step: int) -> None:
         """Take up again what was received and, by ``step``, not learnt from."""
         self._step = step
+        counted = dict.fromkeys(itertools.islice(self._taken, self.accounts.submissions))
         async for work, used in self._inbox.restore(step):
             commitment = work.verdict.commitment
             content = commitment.content
@@ -179,6 +181,8 @@ class Intake:
             if content not in self._taken:  # killed between the file and the receipt
                 self._taken[content] = None
                 await self._durable.insist(partial(self._ledger.append, RECEIPT_KIND, content))
+            if content not in counted:  # killed between the receipt and the next step
+                self._count_taken(work)
             if not self._node.shardcast.holds(commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
             if self._check.why_refused(work.verdict.validator):
@@ -330,6 +334,12 @@ class Intake:
         self._is_turning_away = False
         return Receipt.TAKEN, ""
 
+    def _count_taken(self, work: AcceptedWork) -> None:
+        rewards, size = work.verdict.rewards, self._recipe.group_size
+        groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
+        no_spread = sum(not has_spread(one) for one in groups)
+        self.accounts.take(work.verdict.commitment.node, len(groups), no_spread)
+
     def _count_turned_down(self, commitment: Commitment) -> None:
         groups = self._recipe.submission
         self.accounts.turn_down(commitment.node, groups, is_over=self._is_over)
@@ -379,8 +389,7 @@ class Intake:
             await dawdle(self._node.world, "trainer/slow receipt")
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
-            teaching = sum(has_spread(one.group.rewards) for one in groups)
-            self.accounts.take(verdict.commitment.node, len(groups), len(groups) - teaching)
+            self._count_taken(work)
             # while the disk worked, it may have been convicted
             if not self._check.why_refused(verdict.validator):
                 self._put(work, groups)

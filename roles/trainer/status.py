@@ -72,7 +72,7 @@ def facts_of(status: TrainerStatus, session: TrainerSession) -> Iterator[Fact]:
     others = [
         f"{count:,} {words}"
         for count, words in (
-            (fates.no_spread, "all alike"),
+            (fates.no_spread, "scored alike"),
             (fates.stale, "too old"),
             (fates.left_over, "left over"),
         )

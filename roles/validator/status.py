@@ -46,7 +46,7 @@ def status_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> V
 def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
     kept = session.undelivered
     what = f"{kept} accepted submissions are kept for it" if kept else "nothing is lost"
-    away = watch.why_idle(what) if watch.was_heard else ""
+    away = watch.why_idle(what)
     if session.why_not:
         return f"rests: {session.why_not}"
     if session.writes_waiting:
