@@ -53,6 +53,8 @@ SCENES: Final = {
         roles=(worker("drawing under policy 123456", HUGE, 123_456.0),),
     ),
     "foreign": Scene(
-        policy="3", peers=1, roles=(Progress(facts=(Fact("now", "rests: “Größe” → ≤ 3 … oder"),)),)
+        policy="3",
+        peers=1,
+        roles=(Progress(facts=(Fact("now", "“Größe” → ≤ 3 … oder"),)),),
     ),
 }
