@@ -229,6 +229,21 @@ def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> Non
         assert process.wait(timeout=START_SECONDS) == 0
 
 
+def test_status_is_json_lines_and_nothing_else(tmp_path: Path) -> None:
+    """A block of text came first, and a program had to know which lines to skip."""
+    run_file = tmp_path / "run.shoal"
+    run_file.write_bytes(RUN.document)
+    arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
+    with started("-m", "p2p.node", *arguments, "--status", "0.05") as process:
+        assert process.stdout is not None
+        said = [json.loads(process.stdout.readline()) for _ in range(5)]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=START_SECONDS)
+    assert [one.get("event") for one in said] == ["started", "joined", None, None, None]
+    assert said[-1]["peer"] == said[0]["peer"]
+    assert all(json.loads(line)["members"] == 0 for line in rest.splitlines())
+
+
 def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
     tmp_path: Path,
 ) -> None:
@@ -585,6 +600,7 @@ def no_demo_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--sed", "3"], "there is no option --sed; did you mean '--seed'?"),
         (["--steps", "-1"], "argument --steps: -1 is not from 1 to"),
         (["--steps", "0"], "argument --steps: 0 is not from 1 to"),
         (["--seed", "1e30"], "argument --seed: '1e30' is no whole number"),

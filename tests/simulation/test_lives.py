@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +18,7 @@ from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario, load_scenario
 from sim.workloads.spine import Spine
 
+ROOT = Path(__file__).parent.parent.parent
 CAST = {
     "relay-1": "none",
     "trainer-1": "trainer",
@@ -124,3 +128,25 @@ def test_a_worker_says_what_it_waits_for(lives: tuple[Lives, Mapping[str, Any]])
     assert "drawing under policy " in said
     assert "waiting for the first policy: the trainer warms up" in said
     assert play.said[-1] == "the run has all its steps: this node only relays"
+
+
+def test_the_page_names_every_key_of_a_status(lives: tuple[Lives, Mapping[str, Any]]) -> None:
+    """Whoever reads ``--status`` had to guess."""
+    table = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- status:.*?-->\n(.*?)\n\n", table, re.DOTALL)
+    assert found is not None
+    named: dict[str, set[str]] = {}
+    for row in found.group(1).splitlines()[2:]:
+        of, keys = row.strip("| ").split(" | ", 1)
+        plain = re.sub(r"\([^()]*\)", "", keys)
+        named.setdefault(of.strip("`"), set()).update(re.findall(r"`(\w+)`", plain))
+    _, health = lives
+    roles = {name: role for one in health.values() for name, role in one["roles"].items()}
+    said = {
+        "the node": health["trainer-1"],
+        "shardcast": health["trainer-1"]["shardcast"],
+        "life": roles["inference"]["life"],
+        **roles,
+    }
+    assert named == {of: set(keys) for of, keys in said.items()}
+    json.dumps(health)
