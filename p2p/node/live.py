@@ -33,6 +33,9 @@ OVER: Final = (
     "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
 )
 
+ENDED: Final = "the same command line goes on where this node was"
+"""What is said on a terminal, where all else stands above."""
+
 
 def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
     """Policy, what the roles do and did, peers: what a person asks of a node that runs."""
@@ -130,7 +133,8 @@ class LiveScreen:
                 await self._node.world.sleep_until(due)
         finally:
             self._terminal.end()
-            self._terminal.say(f"ended    {self._line}")
+            said = ENDED if self._terminal.is_redrawn else self._line
+            self._terminal.say(f"ended    {said}")
 
     @property
     def _scene(self) -> Scene:

@@ -119,6 +119,7 @@ def now_of(
     """What the node does or waits for: the cause that a person can do most about, first."""
     kept = "your work is kept" if pending else "nothing is lost"
     away = "" if watch is None else watch.why_idle(kept)
+    meanwhile = "" if watch is None else watch.meanwhile
     match counts.doing:
         case _ if rests:
             return f"rests: {rests}"
@@ -141,8 +142,8 @@ def now_of(
             since = clock(counts.unanswered_since, wall)
             return f"no validator answers since {since}; your work is kept"
         case Doing.WAITS_FOR_VERDICTS:
-            return f"waiting for the verdicts on {pending} submissions"
-    return "waiting for the next policy"
+            return f"waiting for the verdicts on {pending} submissions{meanwhile}"
+    return f"waiting for the next policy{meanwhile}"
 
 
 def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]:

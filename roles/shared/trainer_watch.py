@@ -98,6 +98,14 @@ class TrainerWatch:
             node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
             return None
 
+    @property
+    def meanwhile(self) -> str:
+        """What the trainer does while this node waits, for the end of a sentence; empty if
+        unknown."""
+        if self.account is None or self.is_away:
+            return ""
+        return f"; {DOINGS[self.account.doing]}"
+
     def why_no_policy(self) -> str:
         """What a node without any policy waits for."""
         if self.account is None or self.account.doing is TrainerDoing.OVER:

@@ -17,12 +17,12 @@ from typing import Final
 
 import trio
 
-from p2p.bounded import BoundedDict
+from p2p.bounded import BoundedDict, RateLimit
 from p2p.errors import StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.wire import FrameReader
-from p2p.world import Disk
+from p2p.world import Disk, World
 from roles.protocol.core.account import Account, Fates
 from roles.shared.checked_json import DamagedFile, keep, recall
 
@@ -37,6 +37,8 @@ QUESTIONS: Final = 20
 rarely. One costs 0.1 ms."""
 SHORTEST_PAUSE: Final = 5
 """Seconds between two questions of a node, of which the trainer may have few."""
+IMPATIENCE: Final = 8.0
+"""Questions that a node may ask at once: those of a node that is started again and again."""
 QUESTION_SECONDS: Final = 10.0
 """How long a question may take to arrive: an empty frame."""
 
@@ -133,8 +135,20 @@ class Accounts:
             self._rows[PeerId.from_base58(node)] = Row(*row)
 
 
-async def answer(account_of: Callable[[PeerId], Account], stream: Stream) -> None:
-    """A `StreamHandler`: one question, one answer."""
-    with trio.move_on_after(QUESTION_SECONDS):
-        if await FrameReader(stream, 0).receive() is not None:
-            await send_frame(stream, account_of(stream.peer).to_bytes())
+class AccountDesk:
+    """Where nodes ask about their accounts: each as often as it may, and no more."""
+
+    def __init__(self, world: World, account_of: Callable[[PeerId], Account]) -> None:
+        self._world = world
+        self._account_of = account_of
+        self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_NODES)
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one question, one answer; none for a peer that asks too often."""
+        limit = self._asking.get(stream.peer) or RateLimit(1 / SHORTEST_PAUSE, IMPATIENCE)
+        self._asking.renew(stream.peer, limit)
+        if not limit.allows(1.0, self._world.now()):
+            return
+        with trio.move_on_after(QUESTION_SECONDS):
+            if await FrameReader(stream, 0).receive() is not None:
+                await send_frame(stream, self._account_of(stream.peer).to_bytes())

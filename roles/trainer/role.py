@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import partial
 from typing import ClassVar, Final, Self
 
 from p2p.concurrency import leaves
@@ -30,7 +29,7 @@ from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
-from roles.trainer.account import SHORTEST_PAUSE, answer
+from roles.trainer.account import SHORTEST_PAUSE, AccountDesk
 from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
@@ -136,7 +135,8 @@ class Trainer:
             await self._member.run(node)
             return
         self._steps = run.terms.recipe.steps
-        with node.host.serving(ACCOUNT_PROTOCOL, partial(answer, self.account_of)):
+        desk = AccountDesk(node.world, self.account_of)
+        with node.host.serving(ACCOUNT_PROTOCOL, desk.serve):
             await self._learn(node, run)
 
     async def _learn(self, node: Node, run: Run) -> None:
