@@ -200,6 +200,11 @@ class DilocoSession:
             **asdict(self.figures),
         }
 
+    @property
+    def past_exchange(self) -> ev.Reduce | None:
+        """What was computed last, from all contributions."""
+        return self._reduced
+
     # Life.
 
     async def work_forever(self) -> None:

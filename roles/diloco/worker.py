@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from p2p.errors import MissingDependency, ShoalError
 from p2p.node.tables import read_table
-from roles.diloco.core.gauntlet import PARTS
+from roles.diloco.core.gauntlet import PARTS, TRIED
 from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
@@ -106,7 +106,7 @@ class InnerServer:
 
     def _tried(self) -> list[NDArray[np.int64]]:
         """Parts of what is held out, each one pass; of much text the first windows."""
-        held = self._corpus.held_out[: PARTS * EVALUATED]
+        held = self._corpus.held_out[:TRIED]
         return [self._corpus.read(part) for part in np.array_split(held, PARTS) if part.size]
 
 

@@ -244,9 +244,9 @@ def test_steps_taken_during_an_exchange_are_kept_when_it_ends() -> None:
 def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     one, two = pretrainer(), pretrainer()
     one.train(batches(5), 1)
-    one.save(tmp_path / "moments", tmp_path / "before")
+    one.save(tmp_path / "moments", tmp_path / "before", 3)
     two.load(one.vector())
-    assert two.restore(tmp_path / "moments")
+    assert two.restore(tmp_path / "moments") == 3
     one.train(batches(3), 6)
     two.train(batches(3), 6)
     assert np.array_equal(one.vector(), two.vector())
@@ -255,7 +255,7 @@ def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: P
     (tmp_path / "moments").write_bytes(data)
     with pytest.raises(EngineError, match="damaged"):
         two.restore(tmp_path / "moments")
-    assert not two.restore(tmp_path / "nothing")
+    assert two.restore(tmp_path / "nothing") is None
 
 
 def test_the_model_is_written_as_a_folder_that_can_be_read_again(tmp_path: Path) -> None:

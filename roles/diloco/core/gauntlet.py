@@ -49,6 +49,9 @@ SIGMAS: Final = 2.0
 """Standard errors that a gain must be away from zero, to count."""
 PARTS: Final = 8
 """Of the text that is held out: enough to tell the spread of a gain."""
+TRIED: Final = 64
+"""Windows of the text that is held out on which updates are tried: a pass over them costs about
+what three inner steps of eight windows do."""
 FADES: Final = 0.8
 """What is left of a score after a round in which nothing was judged: half after three."""
 MOST_DOUBTED: Final = 2

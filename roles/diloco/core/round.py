@@ -378,15 +378,13 @@ class RoundCore:
         if said.step != self.record.step + 1 or said.author not in self.members:
             return
         known = this.said.get(said.slot)
-        if known is not None and known.digest == said.digest:
-            return
-        if this.counts.get(said.author, 0) >= MAX_STATEMENTS and known is None:
+        is_one_too_many = known is None and this.counts.get(said.author, 0) >= MAX_STATEMENTS
+        if is_one_too_many or (known is not None and known.digest == said.digest):
             return
         if not said.is_genuine(self._run, self._verify):
             raise BadMessage("a statement is not signed by its author")
         if isinstance(said, Promise):
-            if self._is_promise(said):
-                self._take_promise(said)
+            self._take_promise(said, is_sound=self._is_promise(said))
             return
         if known is not None:
             self._convict(Doubled(known, said))
@@ -474,10 +472,10 @@ class RoundCore:
             )
         )
 
-    def _take_promise(self, promise: Promise) -> None:
+    def _take_promise(self, promise: Promise, *, is_sound: bool = True) -> None:
         old = self.round.promises.get(promise.author)
         is_near = promise.view <= self.round.view + MOST_AHEAD
-        if is_near and (old is None or old.view < promise.view):
+        if is_sound and is_near and (old is None or old.view < promise.view):
             self.round.promises[promise.author] = promise
 
     def _on_chain(self, records: Sequence[Record], now: float) -> None:
