@@ -285,6 +285,8 @@ class Pretraining:
             ),
             "wrongly_named": len(wrongly),
             "convicted": max((len(one.core.convicted) for one in honest.values()), default=0),
+            "unnamed": len(self._hostile)
+            - min((len(one.core.convicted) for one in honest.values()), default=0),
             "named_by_round": max(self._named.values(), default=0),
             "moved": round(self._moved, 3),
             "steps_again": max(
