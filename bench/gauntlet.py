@@ -52,11 +52,11 @@ def run(args: list[str]) -> int:
     report, console = Report("gauntlet"), Console(file=sys.stdout)
     for (members, kind), found in gains.items():
         case = f"{kind}, 1 of {members}"
-        usual = statistics.median(map(np.mean, gains[members, "honest"]))
+        usual = statistics.median(map(statistics.fmean, gains[members, "honest"]))
         limits = [bounds(one) for one in found]
         report.add(case, "trials", "counts as harm", "", [_share(h < 0 for _, h in limits)])
         report.add(case, "trials", "counts as help", "", [_share(low > 0 for low, _ in limits)])
-        middle = statistics.median(map(np.mean, found)) / usual
+        middle = statistics.median(map(statistics.fmean, found)) / usual
         report.add(case, "trials", "gain beside an honest one's", "", [middle])
         report.add(case, "trials", "number", "", [float(len(found))])
     console.print(str(report), highlight=False, soft_wrap=True)
@@ -98,7 +98,7 @@ def course(terms: DilocoTerms, seed: int) -> dict[tuple[int, str], list[list[flo
             gains = members[0].gains(state.weights, vectors, tried)
             for (kind, _), gain in zip(kinds, gains, strict=True):
                 found.setdefault((count, kind), []).append(gain)
-        mean = np.mean(updates, 0, dtype=np.float32)
+        mean = np.stack(updates).mean(0, dtype=np.float32)
         state = state.after(mean, rate=terms.outer_rate, decay=terms.outer_momentum)
     return found
 

@@ -31,6 +31,7 @@ from p2p.concurrency import AutoResetEvent, Notifier, leaves
 from p2p.errors import BadMessage, StorageError, WorkerDied
 from p2p.host import Host
 from p2p.identity import PeerId
+from p2p.wire import MIB
 from p2p.world import World
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
@@ -68,6 +69,9 @@ ENOUGH: Final = 0.9
 """Share of a view's patience after which a member says from whom pieces are missing."""
 EXPORT: Final = f"{FOLDER}/export"
 """Where the model is written for others to use."""
+MOST_WAITING: Final = 64 * MIB
+"""Bytes of messages that wait for the core, while a full disk holds it up: a message of each
+member. What does not fit is lost, as on a line, and said again."""
 ROUNDS_SHOWN: Final = 200
 """Newest rounds of which figures are kept for people."""
 
@@ -148,7 +152,10 @@ class DilocoSession:
         self.core: RoundCore
         self._grid = PieceGrid.of(engine.size, terms.codec)
         self._state: OuterState
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[tuple[ev.Event, int]] = deque()
+        """With the bytes of the message that they came in."""
+        self._waiting = 0
+        """Bytes of messages in the queue."""
         self._awake = AutoResetEvent()
         self._news = Notifier()
         self._tentative: dict[bytes, DigestedState] = {}
@@ -270,10 +277,14 @@ class DilocoSession:
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         if not self._may.may_train(peer):
             return  # it may have a newer edition of the run than we
-        self._feed(ev.Received(peer, decode_message_untrusted(data)))
+        message = decode_message_untrusted(data)
+        if self._waiting + len(data) > MOST_WAITING:
+            return
+        self._waiting += len(data)
+        self._feed(ev.Received(peer, message), len(data))
 
-    def _feed(self, event: ev.Event) -> None:
-        self._events.append(event)
+    def _feed(self, event: ev.Event, size: int = 0) -> None:
+        self._events.append((event, size))
         self._awake.set()
 
     async def _ring(self) -> None:
@@ -286,7 +297,8 @@ class DilocoSession:
         """Feed the core, and carry out what it asks, in order."""
         while True:
             while self._events:
-                event = self._events.popleft()
+                event, size = self._events.popleft()
+                self._waiting -= size
                 try:
                     effects = self.core.handle(event, self._world.now())
                 except BadMessage as error:

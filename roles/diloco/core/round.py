@@ -753,7 +753,11 @@ class RoundCore:
             self._next_view(views[needed], now)
 
     def _proposer(self, view: int) -> PeerId:
-        return self.members[(self.record.step + view) % len(self.members)]
+        """Those that have just joined have no turn yet: as a rule they sit their first step
+        out, and would be waited for."""
+        before = self.records[-2].members if self.record.step else self.members
+        peers = [peer for peer in self.members if peer in before] or self.members
+        return peers[(self.record.step + view) % len(peers)]
 
     def _propose(self, now: float) -> None:
         this = self.round
