@@ -153,22 +153,17 @@ class DilocoSession:
         self._grid = PieceGrid.of(engine.size, terms.codec)
         self._state: OuterState
         self._events: deque[tuple[ev.Event, int]] = deque()
-        """With the bytes of the message that they came in."""
         self._waiting = 0
-        """Bytes of messages in the queue."""
-        self._awake = AutoResetEvent()
-        self._news = Notifier()
+        """Bytes of messages among the events, each of which has its own beside it."""
+        self._awake, self._news = AutoResetEvent(), Notifier()
         self._tentative: dict[bytes, DigestedState] = {}
         """States that were computed and have no record, by their outcome's digest."""
-        self._means: dict[int, bytes] = {}
-        """Roots of the newest means, by step."""
-        self._states: dict[int, bytes] = {}
-        """Roots of states that are served, by step."""
+        self._means: dict[int, bytes] = {}  # roots of the newest means, by step
+        self._states: dict[int, bytes] = {}  # and of the states that are served
         self._update_root = b""
         self._residual: Values | None = None
         self._exchange: trio.CancelScope | None = None
         self._reduced: ev.Reduce | None = None
-        """The exchange that was computed last, from all contributions."""
         self._trial: Trial | None = None
         """Of the updates of the newest step; none if this member was not there."""
         self._first_step_at: float | None = None

@@ -217,12 +217,9 @@ class RoundCore:
         self.convicted: dict[PeerId, Fault] = {}
         self.is_stalled = False
         self.gauntlet = Gauntlet()
-        self.scores: dict[PeerId, Scores] = {}
-        """The newest of each member."""
-        self._answered: dict[PeerId, float] = {}
-        """When a peer was last given what it lacks."""
-        self._shown = 0
-        """Turns of evidence."""
+        self.scores: dict[PeerId, Scores] = {}  # the newest of each member
+        self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
+        self._shown = 0  # turns of evidence
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
         self._verify, self._may_join, self._anchor = verify, may_join, anchor
         self._heard: dict[PeerId, tuple[float, Beat]] = {}
