@@ -15,6 +15,7 @@ from roles.diloco.core.messages import (
     Chain,
     Doubled,
     Harm,
+    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -22,7 +23,6 @@ from roles.diloco.core.messages import (
     Ready,
     Record,
     RoundMessage,
-    Scores,
     Sum,
     Unreadable,
     Vote,
@@ -56,7 +56,7 @@ def everything(count: int) -> list[RoundMessage]:
     total = signed(Sum(3, 1, plan(count).id, 0, (digest(b"p"),), author=me))
     other = signed(Sum(3, 1, plan(count).id, 0, (digest(b"q"),), author=me))
     scores = tuple(
-        signed(Scores(3, 0, tuple((one, 2.5) for one in PEERS[:count]), author=peer))
+        signed(HarmScores(3, 0, tuple((one, 2.5) for one in PEERS[:count]), author=peer))
         for peer in PEERS[:count]
     )
     record = Record(1, outcome, tuple((vote.author, vote.signature) for vote in votes))

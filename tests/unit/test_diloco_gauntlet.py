@@ -22,10 +22,10 @@ from roles.diloco.core.gauntlet import (
 from roles.diloco.core.messages import (
     Doubled,
     Harm,
+    HarmScores,
     Outcome,
     Plan,
     Record,
-    Scores,
     decode_message_untrusted,
     encode_message,
 )
@@ -112,8 +112,8 @@ def test_an_honest_member_is_named_as_seldom_as_the_arithmetic_says() -> None:
 # What a core makes of scores.
 
 
-def said(author: PeerId, found: dict[PeerId, float], step: int = 1) -> Scores:
-    made = Scores(step, 0, tuple(sorted(found.items())), author=author)
+def said(author: PeerId, found: dict[PeerId, float], step: int = 1) -> HarmScores:
+    made = HarmScores(step, 0, tuple(sorted(found.items())), author=author)
     return made.signed(RUN, FakeSigner(author))
 
 
@@ -160,7 +160,7 @@ TOLD = tuple(said(peer, {LIAR: 2.0}) for peer in (PEERS[0], *PEERS[2:4]))
     ],
 )
 def test_evidence_of_harm_without_a_majority_of_its_time_proves_nothing(
-    told: tuple[Scores, ...],
+    told: tuple[HarmScores, ...],
 ) -> None:
     made = core()
     steps = {one.step for one in told}

@@ -3,7 +3,7 @@
 Messages are msgpack lists that begin with their kind. A *statement* is a message with an author
 and a signature over all of it, the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
 member makes one for a step (and view): two that differ are proof against it, from any peer
-(`Fault`). A `Promise` and `Scores` may be made again.
+(`Fault`). A `Promise` and `HarmScores` may be made again.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ class Sum(Statement):
 
 
 @dataclass(frozen=True, slots=True)
-class Scores(Statement):
+class HarmScores(Statement):
     """Whose updates did harm by this member's own measure, and how persistently. Its view is
     always 0."""
 
@@ -578,7 +578,7 @@ class Harm:
     KIND: ClassVar[int] = 14
 
     culprit: PeerId
-    told: tuple[Scores, ...]
+    told: tuple[HarmScores, ...]
 
     def to_wire(self) -> list[object]:
         """For msgpack."""
@@ -590,7 +590,7 @@ Fault = Doubled | BadPart | BadSum | Unreadable | Harm
 RoundMessage = Statement | Record | Beat | Chain | Fault
 
 _STATEMENTS: Final[dict[int, Any]] = {
-    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum, Scores)
+    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum, HarmScores)
 }
 
 
@@ -649,7 +649,7 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
             found = Doubled(decode_statement_untrusted(one), decode_statement_untrusted(other))
             if found.one.slot != found.other.slot or found.one.digest == found.other.digest:
                 raise BadMessage("two statements that may both be made are no fault")
-            if isinstance(found.one, Promise | Scores):
+            if isinstance(found.one, Promise | HarmScores):
                 raise BadMessage("a promise and scores may be made again")
             return found
         case BadPart.KIND:
@@ -669,7 +669,7 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
         case Harm.KIND:
             culprit, told = fields_untrusted(fields, bytes, list, what="fault")
             said = tuple(decode_statement_untrusted(one) for one in told[: MAX_MEMBERS + 1])
-            scores = tuple(one for one in said if isinstance(one, Scores))
+            scores = tuple(one for one in said if isinstance(one, HarmScores))
             if len({one.author for one in scores}) < len(told):
                 raise BadMessage("harm is told by scores, one of each member")
             return Harm(decode_peer_id_untrusted(culprit), scores)

@@ -64,6 +64,7 @@ from roles.diloco.core.messages import (
     Doubled,
     Fault,
     Harm,
+    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -71,7 +72,6 @@ from roles.diloco.core.messages import (
     Ready,
     Record,
     RoundMessage,
-    Scores,
     Statement,
     Sum,
     Unreadable,
@@ -217,7 +217,7 @@ class RoundCore:
         self.convicted: dict[PeerId, Fault] = {}
         self.is_stalled = False
         self.gauntlet = Gauntlet()
-        self.scores: dict[PeerId, Scores] = {}  # the newest of each member
+        self.scores: dict[PeerId, HarmScores] = {}  # the newest of each member
         self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
         self._shown = 0  # turns of evidence
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
@@ -359,7 +359,7 @@ class RoundCore:
                 self._on_chain(records, now)
             case Record():
                 self._on_chain((message,), now)
-            case Scores():
+            case HarmScores():
                 self._on_scores(message)
             case Statement():
                 self._on_statement(peer, message, now)
@@ -492,6 +492,9 @@ class RoundCore:
         self.past = self.round if len(records) == 1 else None
         self.records += records
         self.round = Round(now)
+        self.scores = {
+            peer: one for peer, one in self.scores.items() if one.step >= records[-1].step
+        }
         if self._is_new:
             self._sit_out()
         for vote in odd:
@@ -507,7 +510,7 @@ class RoundCore:
         else:
             unproven[peer] = unproven.get(peer, 0) + 1
 
-    # Scores.
+    # HarmScores.
 
     def _scored(self, event: ev.Scored) -> None:
         """Add to the running scores what the step of the newest record has shown."""
@@ -527,12 +530,12 @@ class RoundCore:
         ]
         if self.me not in self.members or not (found or self.me in self.scores):
             return
-        said = Scores(self.record.step + 1, 0, tuple(found), author=self.me)
+        said = HarmScores(self.record.step + 1, 0, tuple(found), author=self.me)
         self.scores[self.me] = said.signed(self._run, self._signer)
         self._tell(self.scores[self.me])
         self._look_for_harm()
 
-    def _on_scores(self, said: Scores) -> None:
+    def _on_scores(self, said: HarmScores) -> None:
         """Those of a member, of this step or the one before."""
         known = self.scores.get(said.author)
         if (
