@@ -158,6 +158,8 @@ def _documents(name: str, place: Path) -> Iterator[str]:
 def _text(name: str, path: Path) -> str:
     """Files of Python's own library that are not UTF-8 are its tests of that; elsewhere it is a
     mistake."""
+    if path.stat().st_size > MAX_BYTES:
+        raise ConfigError(f"the corpus {name!r}: {path} has more than {MAX_BYTES >> 30} GiB")
     try:
         return path.read_bytes().decode("utf-8")
     except UnicodeDecodeError as error:
@@ -170,32 +172,43 @@ def _text(name: str, path: Path) -> str:
 
 
 def _json_lines(name: str, path: Path) -> Iterator[str]:
-    for number, line in enumerate(_text(name, path).splitlines(), 1):
+    # not by splitlines, which also cuts where a text has U+2028
+    for number, line in enumerate(_text(name, path).split("\n"), 1):
         if not line.strip():
             continue
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        if not isinstance(row, dict) or not _is_text(row.get("text")):
             raise ConfigError(
                 f"the corpus {name!r}: line {number} of {path} is no object with a text"
             )
         yield row["text"]
 
 
+def _is_text(value: object) -> bool:
+    """Whether it can be written as UTF-8: JSON may have halves of surrogate pairs."""
+    if not isinstance(value, str):
+        return False
+    return value.isascii() or not any("\ud800" <= one <= "\udfff" for one in value)
+
+
 def _parquet(name: str, path: Path) -> Iterator[str]:
     try:
-        from pyarrow import ArrowInvalid, parquet
+        from pyarrow import ArrowException, parquet, types
     except ImportError as error:
         raise MissingDependency(
             f"{path} needs pyarrow: pip install pyarrow ({error})"
         ) from error
     try:
         file = parquet.ParquetFile(path)
+        kind = file.schema_arrow.field("text").type
+        if not types.is_string(kind) and not types.is_large_string(kind):
+            raise KeyError(f"its text is {kind}")
         for batch in file.iter_batches(columns=["text"]):
             yield from (text for text in batch.column(0).to_pylist() if text)
-    except (ArrowInvalid, IndexError, KeyError) as error:
+    except (ArrowException, OSError, IndexError, KeyError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"the corpus {name!r}: {path} is no Parquet file with a column text: {error}"
         ) from None

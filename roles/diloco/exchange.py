@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import trio
@@ -101,6 +101,8 @@ class PieceServer:
         self._world, self._may = world, may
         self._blobs: dict[bytes, Blob] = {}
         self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
+        self._parts: dict[bytes, tuple[int, int, Sequence[bytes]]] = {}
+        """What was summed here of others' updates, by root: step, first piece, pieces."""
         self._oldest = (0, 0)
         self._news = Notifier()
         self.sent = 0
@@ -122,14 +124,30 @@ class PieceServer:
         """The blob of this root, if it is here."""
         return self._blobs.get(root)
 
+    def offer_part(self, root: bytes, step: int, first: int, pieces: Sequence[bytes]) -> None:
+        """Give what this member has of an update to those that try it."""
+        self._parts[root] = step, first, pieces
+
+    def held_pieces(self, root: bytes, span: range) -> Sequence[bytes] | None:
+        """Pieces that are here, of a blob or a part of one."""
+        blob = self._blobs.get(root)
+        if blob is not None:
+            return [blob.piece(one) for one in span] if span.stop <= len(blob.digests) else None
+        _, first, pieces = self._parts.get(root, (0, 0, ()))
+        if not first <= span.start < span.stop <= first + len(pieces):
+            return None
+        return pieces[span.start - first : span.stop - first]
+
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
         """Give what was summed to those that wait for it."""
         self._sums[total.step, total.view] = total, pieces
         self._news.notify_all()
 
     def forget_before(self, step: int, view: int) -> None:
-        """No sum of an earlier step or view is of use any more."""
+        """No sum of an earlier step or view is of use any more; parts of updates are tried in
+        the step after theirs."""
         self._oldest = step, view
+        self._parts = {root: one for root, one in self._parts.items() if one[0] >= step - 1}
         self._sums = {at: one for at, one in self._sums.items() if at >= self._oldest}
         self._news.notify_all()
 
@@ -152,10 +170,15 @@ class PieceServer:
 
     async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
         blob = self._blobs.get(root)
-        if blob is None or not 0 <= first < first + count <= len(blob.digests):
-            await send_frame(stream, b"")
+        span = range(max(0, first), max(0, first) + min(count, MAX_PIECES))
+        if blob is not None and 0 <= first < first + count <= len(blob.digests):
+            await self._send(stream, map(blob.piece, span))
             return
-        await self._send(stream, (blob.piece(one) for one in range(first, first + count)))
+        part = self.held_pieces(root, span) if blob is None and first >= 0 < count else None
+        if part is None:
+            await send_frame(stream, b"")
+        else:
+            await self._send(stream, part)
 
     async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
         with trio.move_on_after(SUM_PATIENCE):
@@ -262,47 +285,91 @@ class PieceClient:
     async def blob(self, root: bytes, sources: Sequence[PeerId]) -> list[bytes]:
         """All pieces of a blob, from all ``sources`` at once, each judged. Raises
         `PiecesUnavailable`."""
-        digests: tuple[bytes, ...] | None = None
-        for peer in sources:
+        digests = await self._list(root, sources)
+        if digests is None:
+            raise PiecesUnavailable(f"none of {len(sources)} peers has what is wanted")
+        pull, before = _Pull(digests, deque(range(0, len(digests), BATCH))), -1
+        while pull.waiting and len(pull.found) > before:  # what one failed at, the others take
+            before = len(pull.found)
+            async with trio.open_nursery() as nursery:
+                pull.scope = nursery.cancel_scope
+                for peer in sources:
+                    nursery.start_soon(self._pull, peer, root, pull)
+        if len(pull.found) < len(digests):
+            raise PiecesUnavailable(
+                f"{len(digests) - len(pull.found)} pieces came from no peer"
+            )
+        return [pull.found[one] for one in range(len(digests))]
+
+    async def _list(self, root: bytes, sources: Sequence[PeerId]) -> tuple[bytes, ...] | None:
+        """A blob's digests, from the first of all ``sources`` that gives them."""
+        found: list[tuple[bytes, ...]] = []
+
+        async def ask(peer: PeerId) -> None:
             try:
                 digests = await self.digests(peer, root)
             except PEER_TROUBLE as error:
                 logger.info("no_list peer=%s: %r", peer.short, error)
+                return
             if digests is not None:
-                break
-        if digests is None:
-            raise PiecesUnavailable(f"none of {len(sources)} peers has what is wanted")
-        waiting = deque(range(0, len(digests), BATCH))
-        found: dict[int, bytes] = {}
-        before = -1
-        while waiting and len(found) > before:  # what one failed at, the others take
-            before = len(found)
-            async with trio.open_nursery() as nursery:
-                for peer in sources:
-                    nursery.start_soon(self._pull, peer, root, digests, waiting, found)
-        if len(found) < len(digests):
-            raise PiecesUnavailable(f"{len(digests) - len(found)} pieces came from no peer")
-        return [found[one] for one in range(len(digests))]
+                found.append(digests)
+                nursery.cancel_scope.cancel()
 
-    async def _pull(
-        self,
-        peer: PeerId,
-        root: bytes,
-        digests: Sequence[bytes],
-        waiting: deque[int],
-        found: dict[int, bytes],
-    ) -> None:
-        """Take batches from the common list until it is empty, or this peer fails."""
-        while waiting:
-            first = waiting.popleft()
-            wanted = digests[first : first + BATCH]
+        async with trio.open_nursery() as nursery:
+            for peer in sources:
+                nursery.start_soon(ask, peer)
+        return found[0] if found else None
+
+    async def _pull(self, peer: PeerId, root: bytes, pull: _Pull) -> None:
+        """Take batches until there are none, or this peer fails."""
+        tried: set[int] = set()
+        while (first := pull.next_batch(tried)) is not None:
+            tried.add(first)
+            wanted = pull.digests[first : first + BATCH]
             try:
                 pieces = await self.pieces(peer, root, first, wanted)
             except (PiecesUnavailable, *PEER_TROUBLE) as error:
-                waiting.append(first)
+                pull.give_back(first)
                 logger.info("pieces_failed peer=%s: %r", peer.short, error)
                 return
-            found.update(enumerate(pieces, first))
+            pull.found.update(enumerate(pieces, first))
+            if len(pull.found) == len(pull.digests):
+                pull.scope.cancel()
+
+
+@dataclass(slots=True)
+class _Pull:
+    """What several sources give at once: a common list of batches.
+
+    When it is empty, a source that is done takes one that another has still under way. So a
+    source that drips costs its batch a second time, and no time.
+    """
+
+    digests: Sequence[bytes]
+    waiting: deque[int]
+    found: dict[int, bytes] = field(default_factory=dict)
+    takers: dict[int, int] = field(default_factory=dict)
+    """Batches under way, by how many sources."""
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+
+    def next_batch(self, tried: Collection[int]) -> int | None:
+        """The next of the list, or the one under way that the fewest have."""
+        late = [one for one in self.takers if one not in tried and one not in self.found]
+        if self.waiting:
+            first = self.waiting.popleft()
+        elif late:
+            first = min(late, key=lambda one: (self.takers[one], one))
+        else:
+            return None
+        self.takers[first] = self.takers.get(first, 0) + 1
+        return first
+
+    def give_back(self, first: int) -> None:
+        """A source has failed at a batch: if no other is at it, it waits again."""
+        self.takers[first] -= 1
+        if not self.takers[first] and first not in self.found:
+            del self.takers[first]
+            self.waiting.append(first)
 
 
 def split(data: bytes) -> tuple[bytes, ...]:

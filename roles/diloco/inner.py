@@ -5,7 +5,7 @@ Paths are those of the node's disk. Importing this does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -15,6 +15,7 @@ import numpy as np
 from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError, WorkerDied
 from p2p.node.tables import write_table
 from p2p.world import World
+from roles.diloco.core.gauntlet import PARTS
 from roles.diloco.core.quant import Values
 from roles.diloco.core.terms import DilocoTerms
 from roles.engines import codec
@@ -78,16 +79,23 @@ class InnerEngine(Protocol):
         """Nats a token of the weights that were loaded, on windows that are held out."""
         ...
 
+    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
+        """How much each update, taken from the weights ``before``, lowers the loss, on each of
+        `PARTS` parts of what is held out."""
+        ...
+
     async def write(self, text: str, count: int) -> str:
         """What the model would write behind ``text``."""
         ...
 
-    async def save(self) -> None:
-        """Make the optimiser's state durable. Raises `StorageError`."""
+    async def save(self, step: int) -> None:
+        """Make the optimiser's state durable, as the one that the round after ``step`` begins
+        with. Raises `StorageError`."""
         ...
 
-    async def restore(self) -> bool:
-        """Take up what was saved; whether there was something."""
+    async def restore(self, step: int) -> bool:
+        """Take up what was saved after the round that led to ``step``, or else what is newest;
+        whether there was something."""
         ...
 
     async def export(self, folder: str) -> None:
@@ -188,22 +196,40 @@ class WorkerInner:
         """See `InnerEngine`."""
         return float(await self._call("loss"))
 
+    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
+        """See `InnerEngine`."""
+        vectors = np.concatenate([before, *updates]).astype("<f4")
+        await self._world.disk.write(f"{FOLDER}/trial", vectors.tobytes())
+        found = await self._call("gains", self._path("trial"), len(updates))
+        return [[float(one) for one in parts] for parts in found]
+
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""
         return str(await self._call("write", text, count, 0))
 
-    async def save(self) -> None:
+    async def save(self, step: int) -> None:
         """See `InnerEngine`."""
-        await self._call("save", self._path("moments"), self._path("moments.previous"))
+        moments, previous = self._path("moments"), self._path("moments.previous")
+        await self._call("save", moments, previous, step)
 
-    async def restore(self) -> bool:
-        """See `InnerEngine`."""
-        for name in ("moments", "moments.previous"):
-            try:
-                return bool(await self._call("restore", self._path(name)))
-            except EngineError as error:
-                self._world.trace("moments_damaged", file=name, error=str(error))
-        return False
+    async def restore(self, step: int) -> bool:
+        """See `InnerEngine`. Killed between a save and what it was for, a member finds the
+        moments of the round that it begins again in the older file."""
+        newest = await self._restored("moments")
+        if newest == step:
+            return True
+        if await self._restored("moments.previous") == step:
+            return True
+        return await self._restored("moments") is not None
+
+    async def _restored(self, name: str) -> int | None:
+        """Of which step the moments are that were taken up; None if there are none."""
+        try:
+            found = await self._call("restore", self._path(name))
+        except EngineError as error:
+            self._world.trace("moments_damaged", file=name, error=str(error))
+            return None
+        return None if found is None else int(found)
 
     async def export(self, folder: str) -> None:
         """See `InnerEngine`."""
@@ -260,14 +286,20 @@ class FakeInner:
         """See `InnerEngine`."""
         return self._distance()
 
+    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
+        """See `InnerEngine`; a part is an eighth of the weights."""
+        vectors = [before, *(before - one for one in updates)]
+        far = [np.square(one - self._goal).reshape(PARTS, -1).mean(1) for one in vectors]
+        return [[float(gain) for gain in far[0] - one] for one in far[1:]]
+
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""
         return text[:count]
 
-    async def save(self) -> None:
+    async def save(self, step: int) -> None:
         """See `InnerEngine`; there is nothing to keep."""
 
-    async def restore(self) -> bool:
+    async def restore(self, step: int) -> bool:
         """See `InnerEngine`."""
         return True
 

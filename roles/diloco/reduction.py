@@ -176,6 +176,8 @@ class Reduction:
                 logger.warning("diloco_bad_part peer=%s: %s", ready.author.short, error)
                 self.found(BadPart(ready, index, piece))
                 raise ReductionFailed([ready.author]) from error
+        if len(span) > 1:  # an auditor's single piece is of no use to those that try it
+            self.server.offer_part(root, self._plan.step, span.start, pieces)
         parts[ready.author] = pieces
         self.parts_missing.pop(ready.author, None)
 

@@ -31,6 +31,7 @@ from p2p.concurrency import AutoResetEvent, Notifier, leaves
 from p2p.errors import BadMessage, StorageError, WorkerDied
 from p2p.host import Host
 from p2p.identity import PeerId
+from p2p.wire import MIB
 from p2p.world import World
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
@@ -54,6 +55,7 @@ from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavaila
 from roles.diloco.inner import FOLDER, InnerEngine
 from roles.diloco.membership import MayTrain
 from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
+from roles.diloco.scoring import Trial
 from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.protocol.request import Backoff
@@ -67,6 +69,9 @@ ENOUGH: Final = 0.9
 """Share of a view's patience after which a member says from whom pieces are missing."""
 EXPORT: Final = f"{FOLDER}/export"
 """Where the model is written for others to use."""
+MOST_WAITING: Final = 64 * MIB
+"""Bytes of messages that wait for the core, while a full disk holds it up: a message of each
+member. What does not fit is lost, as on a line, and said again."""
 ROUNDS_SHOWN: Final = 200
 """Newest rounds of which figures are kept for people."""
 
@@ -147,18 +152,20 @@ class DilocoSession:
         self.core: RoundCore
         self._grid = PieceGrid.of(engine.size, terms.codec)
         self._state: OuterState
-        self._events: deque[ev.Event] = deque()
-        self._awake = AutoResetEvent()
-        self._news = Notifier()
+        self._events: deque[tuple[ev.Event, int]] = deque()
+        self._waiting = 0
+        """Bytes of messages among the events, each of which has its own beside it."""
+        self._awake, self._news = AutoResetEvent(), Notifier()
         self._tentative: dict[bytes, DigestedState] = {}
         """States that were computed and have no record, by their outcome's digest."""
-        self._means: dict[int, bytes] = {}
-        """Roots of the newest means, by step."""
-        self._states: dict[int, bytes] = {}
-        """Roots of states that are served, by step."""
+        self._means: dict[int, bytes] = {}  # roots of the newest means, by step
+        self._states: dict[int, bytes] = {}  # and of the states that are served
         self._update_root = b""
         self._residual: Values | None = None
         self._exchange: trio.CancelScope | None = None
+        self._reduced: ev.Reduce | None = None
+        self._trial: Trial | None = None
+        """Of the updates of the newest step; none if this member was not there."""
         self._first_step_at: float | None = None
         self._ahead = InnerProgress()
         """Of the next round, taken during an exchange."""
@@ -195,6 +202,11 @@ class DilocoSession:
             **asdict(self.figures),
         }
 
+    @property
+    def past_exchange(self) -> ev.Reduce | None:
+        """What was computed last, from all contributions."""
+        return self._reduced
+
     # Life.
 
     async def work_forever(self) -> None:
@@ -223,7 +235,7 @@ class DilocoSession:
             held, self._state = found
         elif len(records) == 1:
             held, self._state = 0, OuterState.begin(await self._engine.begin())
-        await self._engine.restore()
+        await self._engine.restore(held)
         self.core = RoundCore(
             world.signer,
             terms.rounds(),
@@ -260,10 +272,14 @@ class DilocoSession:
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         if not self._may.may_train(peer):
             return  # it may have a newer edition of the run than we
-        self._feed(ev.Received(peer, decode_message_untrusted(data)))
+        message = decode_message_untrusted(data)
+        if self._waiting + len(data) > MOST_WAITING:
+            return
+        self._waiting += len(data)
+        self._feed(ev.Received(peer, message), len(data))
 
-    def _feed(self, event: ev.Event) -> None:
-        self._events.append(event)
+    def _feed(self, event: ev.Event, size: int = 0) -> None:
+        self._events.append((event, size))
         self._awake.set()
 
     async def _ring(self) -> None:
@@ -276,7 +292,8 @@ class DilocoSession:
         """Feed the core, and carry out what it asks, in order."""
         while True:
             while self._events:
-                event = self._events.popleft()
+                event, size = self._events.popleft()
+                self._waiting -= size
                 try:
                     effects = self.core.handle(event, self._world.now())
                 except BadMessage as error:
@@ -354,6 +371,7 @@ class DilocoSession:
         carried = request.carried
         if carried is None:
             pieces = await reduction.mean()
+            self._reduced = request
         else:
             pieces = await reduction.carried(carried)
         after = await self._step(pieces)
@@ -455,6 +473,7 @@ class DilocoSession:
 
     async def _begin(self, record: Record, found: DigestedState) -> None:
         """Put a state in force: served, and what is older forgotten."""
+        self._trial = self._new_trial(record)
         self._state = found.state
         self._tentative.clear()
         self._means[record.step] = record.outcome.sum_root
@@ -464,6 +483,21 @@ class DilocoSession:
         self._note(record)
         if record.step >= self._terms.outer_steps:
             self.is_over = True
+
+    def _new_trial(self, record: Record) -> Trial | None:
+        """Of the updates that led to ``record``, if this member has computed it from them."""
+        request, wanted = self._reduced, self.core.to_score()
+        if (
+            not self._terms.gauntlet
+            or request is None
+            or request.plan != record.outcome.plan
+            or self.core.held != record.step - 1
+        ):
+            return None
+        return Trial(
+            self._grid, self.server, self.client, record.step, self._state.weights,
+            request.readys, wanted, {},
+        )  # fmt: skip
 
     def _serve_state(self, step: int, found: DigestedState) -> None:
         self._states[step] = self.server.offer(found.blob)
@@ -497,9 +531,12 @@ class DilocoSession:
             except WorkerDied as error:
                 logger.error("engine_died %s; the round is begun again", error)
                 self._ahead = InnerProgress()
-                await self._engine.restore()
+                await self._engine.restore(record.step)
             except EngineError as error:
                 logger.error("diloco_diverged step=%d: %s", record.step, error)
+                await backoff.wait()
+            except StorageError as error:
+                logger.error("diloco_waits_for_disk step=%d: %s", record.step, error)
                 await backoff.wait()
 
     def _may_begin(self) -> bool:
@@ -526,6 +563,9 @@ class DilocoSession:
         if self.is_over:
             self.sample = await self._engine.write("def ", 160) or " "
             return
+        trial = self._trial
+        if trial is not None:
+            self._nursery.start_soon(trial.collect)
         window = part_of(
             record,
             self._world.signer.peer_id,
@@ -541,11 +581,20 @@ class DilocoSession:
         self._feed(ev.Trained(ready))
         while self._is_current(record) and self.core.round.ready is None:
             await self._news.wait()
+        await self._score(record, trial)
         if self._terms.overlap and record.step + 1 < self._terms.outer_steps:
             # The next record is not there yet: these windows are this member's if all stay.
             self._ahead = InnerProgress(record.step + 1)
             behind = window + len(record.members) * self._terms.phase_windows
             await self._inner_steps(record, self._ahead, behind)
+
+    async def _score(self, record: Record, trial: Trial | None) -> None:
+        """Try the updates of the round before, while this one's are exchanged."""
+        if trial is None or not self._is_current(record):
+            return
+        gains = await trial.judge(self._engine)
+        self._world.sometimes("diloco/tried updates", len(gains) > 1)
+        self._feed(ev.Scored(record.step, gains))
 
     async def _export(self, record: Record) -> None:
         """The model as a folder in Hugging Face's layout, with a card; a disk that refuses it
@@ -608,7 +657,7 @@ class DilocoSession:
         self._residual = encoded.residual if self._terms.feedback else None
         pieces, blob = encoded.pieces, encoded.blob
         await self._durable.insist(partial(self._store.save_update, pieces))
-        await self._durable.insist(self._engine.save)
+        await self._durable.insist(partial(self._engine.save, record.step + 1))
         self._update_root = self.server.offer(blob)
         return Ready(
             record.step + 1,

@@ -81,7 +81,7 @@ class MemberStore:
     async def keep(self, kept: Keep) -> None:
         """Make durable what was signed."""
         said = [[] if one is None else one.to_wire() for one in (kept.ready, kept.vote)]
-        body = pack([self._run, kept.step, kept.view, kept.proposed, *said])
+        body = pack([self._run, kept.step, kept.view, kept.proposed, *said, kept.accepted])
         await self._disk.replace(KEPT, hashlib.sha256(body).digest() + body)
 
     async def kept(self) -> Keep | None:
@@ -94,14 +94,17 @@ class MemberStore:
             logger.warning("diloco_signed_damaged: this step is sat out")
             return None
         match unpack_untrusted(body, max_items=4096, max_depth=9):
-            case [self._run, int(step), int(view), int(proposed), list(ready), list(vote)]:
+            case [
+                self._run, int(step), int(view), int(proposed), list(ready), list(vote),
+                bytes(accepted),
+            ]:  # fmt: skip
                 said = [
                     decode_statement_untrusted(one) if one else None for one in (ready, vote)
                 ]
                 found, voted = said
                 assert found is None or isinstance(found, Ready)
                 assert voted is None or isinstance(voted, Vote)
-                return Keep(step, view, proposed, found, voted)
+                return Keep(step, view, proposed, found, voted, accepted)
         return None
 
     async def save_update(self, pieces: Sequence[bytes]) -> None:

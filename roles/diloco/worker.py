@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from p2p.errors import MissingDependency, ShoalError
 from p2p.node.tables import read_table
+from roles.diloco.core.gauntlet import PARTS, TRIED
 from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
@@ -69,11 +70,14 @@ class InnerServer:
                 return None
             case "loss", []:
                 return trainer.loss(self._held_out())
+            case "gains", [path, count]:
+                vectors = np.memmap(path, "<f4", "r", shape=(1 + count, trainer.size))
+                return trainer.gains(vectors[0], vectors[1:], self._tried())
             case "write", [text, count, seed]:
                 start = self._text.encode(text)
                 return self._text.decode(trainer.continue_text(start, count, seed))
-            case "save", [path, previous]:
-                trainer.save(Path(path), Path(previous))
+            case "save", [path, previous, step]:
+                trainer.save(Path(path), Path(previous), step)
                 return None
             case "restore", [path]:
                 return trainer.restore(Path(path))
@@ -99,6 +103,11 @@ class InnerServer:
             self._corpus.read(held[at : at + EVALUATED])
             for at in range(0, held.size, EVALUATED)
         ]
+
+    def _tried(self) -> list[NDArray[np.int64]]:
+        """Parts of what is held out, each one pass; of much text the first windows."""
+        held = self._corpus.held_out[:TRIED]
+        return [self._corpus.read(part) for part in np.array_split(held, PARTS) if part.size]
 
 
 class _TextCodec:

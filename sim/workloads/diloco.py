@@ -2,13 +2,15 @@
 
 Real sessions on simulated hosts, links and disks; only the model is pretended. The first
 ``founders`` nodes found the run, the others join at ``join_at`` seconds. Of the founders the
-last ``hostile`` are hostile in one way each, by turns: pieces that are NaN, an update a
-thousand times too large, sums that are none. Faults come from the scenario. Replicas must have
-one state at each step, whatever happens.
+last ``hostile`` are hostile in one way each, from ``way`` on: pieces that are NaN, an update a
+thousand times too large, sums that are none, another vote for every second peer, an update that
+undoes a third of what the others learn. Faults come from the scenario. Replicas must have one
+state at each step, whatever happens.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
@@ -18,12 +20,14 @@ import numpy as np
 from p2p.identity import PeerId
 from p2p.world import World
 from roles.diloco.config import DilocoConfig
-from roles.diloco.core.messages import Ready, Record, Sum
-from roles.diloco.core.pieces import digest_of
+from roles.diloco.core import events as ev
+from roles.diloco.core.messages import NO_DIGEST, Harm, Ready, Record, Sum, Vote
+from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
 from roles.diloco.core.quant import Codec, Values
+from roles.diloco.core.round import shares_of
 from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.exchange import Blob, PieceServer
-from roles.diloco.inner import FakeInner
+from roles.diloco.inner import FakeInner, Phase
 from roles.diloco.session import DilocoSession
 from roles.engines.config import DeviceProfile, EngineConfig
 from sim.node.swarm import SimNode, Swarm
@@ -31,6 +35,8 @@ from sim.run.scenario import Scenario
 from sim.workloads.supervision import supervise
 
 RUN: Final = b"simulated pre-training run, 32 b"
+WAYS: Final = 5
+"""To be hostile."""
 LOOK: Final = 1.0
 """Virtual seconds between looks at the swarm."""
 
@@ -81,6 +87,26 @@ class ThousandfoldInner(FakeInner):
         return np.float32(1000) * await super().update()
 
 
+class HarmfulInner(FakeInner):
+    """Its updates go the wrong way, by less than the others' go the right one."""
+
+    async def update(self) -> Values:
+        """See `InnerEngine`."""
+        return np.float32(-0.3) * await super().update()
+
+
+class TwoStories(DilocoSession):
+    """Votes for what it has computed, and tells every second peer something else."""
+
+    async def _carry_out(self, effect: ev.Effect) -> None:
+        if isinstance(effect, ev.Send) and isinstance(effect.message, Vote):
+            vote = effect.message
+            if self._founders.index(effect.peer) % 2:
+                lie = replace(vote, outcome=replace(vote.outcome, sum_root=NO_DIGEST))
+                effect = ev.Send(effect.peer, lie.signed(RUN, self._world.signer))
+        await super()._carry_out(effect)
+
+
 class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
 
@@ -99,6 +125,7 @@ class Pretraining:
         "join_at",
         "rounds",
         "hostile",
+        "way",
         "anchor",
         "step_seconds",
         "overlap",
@@ -111,7 +138,10 @@ class Pretraining:
         self._sessions: dict[str, DilocoSession] = {}
         self._states: dict[int, dict[str, bytes]] = {}
         self._members: dict[int, int] = {}
-        self._named: dict[str, int] = {}
+        self._named: dict[tuple[str, PeerId], int] = {}
+        self._moved = 0.0
+        self._trained: dict[str, Counter[int]] = {}
+        """How often a site has learnt from each batch."""
         self._terms = DilocoTerms()
         self._profile = DeviceProfile()
         self._founders: list[PeerId] = []
@@ -127,7 +157,10 @@ class Pretraining:
         self._peers = [signer(name).peer_id for name in names]
         self._founders = self._peers[:founders]
         self._hostile = {
-            name: number for number, name in enumerate(names[founders - hostile : founders])
+            name: number % WAYS
+            for number, name in enumerate(
+                names[founders - hostile : founders], int(scenario.parameter("way", 0))
+            )
         }
         self._profile = DeviceProfile(step_seconds=scenario.parameter("step_seconds", 0.1))
         self._terms = DilocoTerms(
@@ -154,11 +187,12 @@ class Pretraining:
 
     async def _process(self, machine: SimNode) -> None:
         way = self._hostile.get(machine.name)
-        inner = ThousandfoldInner if way == 1 else FakeInner
+        inner = {1: ThousandfoldInner, 4: HarmfulInner}.get(way or 0, FakeInner)
         engine = inner(
             machine.world, EngineConfig(kind="fake", profile=self._profile), self._terms
         )
-        kind = NanSession if way == 0 else DilocoSession
+        self._count_batches(machine.name, engine)
+        kind = {0: NanSession, 3: TwoStories}.get(-1 if way is None else way, DilocoSession)
         may = Anyone(self._peers)
         async with machine.open_host() as host:
             for other in machine.siblings:
@@ -180,6 +214,18 @@ class Pretraining:
             self._sessions[machine.name] = session
             await session.work_forever()
 
+    def _count_batches(self, name: str, engine: FakeInner) -> None:
+        """Count what is learnt from twice: by a site that was killed, what it had lost."""
+        train, counts = engine.train, self._trained.setdefault(name, Counter())
+        sequences = self._terms.sequences
+
+        async def counted(first: int, steps: int, window: int) -> Phase:
+            phase = await train(first, steps, window)
+            counts.update(range(window, window + steps * sequences, sequences))
+            return phase
+
+        engine.train = counted  # type: ignore[method-assign]
+
     def _look(self) -> None:
         for name, session in self._sessions.items():
             if not hasattr(session, "core"):
@@ -189,8 +235,24 @@ class Pretraining:
             for figures in session.figures.rounds:
                 digests = self._states.setdefault(figures.step, {})
                 digests[name] = figures.digest.encode()
-            if session.core.convicted and name not in self._hostile:
-                self._named.setdefault(name, session.step)
+            if name in self._hostile:
+                continue
+            for peer, fault in session.core.convicted.items():
+                step = session.step
+                if isinstance(fault, Harm):  # this look may be in the round after
+                    step = max(one.step for one in fault.told) - 1
+                self._named.setdefault((name, peer), step)
+            if session.past_exchange is not None:
+                self._moved = max(self._moved, self._moved_by(session.past_exchange.readys))
+
+    def _moved_by(self, readys: Sequence[Ready]) -> float:
+        """The most that a hostile site's update counts in the mean, in median norms."""
+        norms = {one.author: total_norm(one.norms) for one in readys}
+        by, usual = shares_of(readys), usual_norm(norms)
+        liars = [self._peers[int(name.removeprefix("site-"))] for name in self._hostile]
+        return max(
+            (float(by[one]) * norms[one] / usual for one in liars if one in norms), default=0.0
+        )
 
     def _is_over(self, swarm: Swarm) -> bool:
         living = [node.name for node in swarm.alive]
@@ -223,7 +285,14 @@ class Pretraining:
             ),
             "wrongly_named": len(wrongly),
             "convicted": max((len(one.core.convicted) for one in honest.values()), default=0),
+            "unnamed": len(self._hostile)
+            - min((len(one.core.convicted) for one in honest.values()), default=0),
             "named_by_round": max(self._named.values(), default=0),
+            "moved": round(self._moved, 3),
+            "steps_again": max(
+                (sum(counts.values()) - len(counts) for counts in self._trained.values()),
+                default=0,
+            ),
             "views": max((one.figures.views for one in honest.values()), default=0),
             "utilised": round(
                 min((one.figures.utilised for one in honest.values()), default=0.0), 3

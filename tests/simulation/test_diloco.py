@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import pytest
 import trio
 
+from p2p.errors import StorageError
 from p2p.host import Stream
 from roles.diloco.core.messages import Ready, Record, Sum
-from roles.diloco.core.pieces import digest_of
+from roles.diloco.core.pieces import CLIP, digest_of
+from roles.diloco.core.quant import Values
 from roles.diloco.exchange import Blob, PieceServer
+from roles.diloco.inner import FakeInner
 from roles.diloco.session import DilocoSession
 from sim.faults.plan import Fault
 from sim.net.link import LinkSpec
@@ -44,19 +46,18 @@ def test_a_storm_of_faults_leaves_equal_replicas(seed: int) -> None:
     assert metrics["members_end"] == 7
 
 
-@pytest.mark.parametrize(
-    ("second", "kind"),
-    swept([*product((12.5, 14.0, 21.0, 22.0, 23.5, 30.0), ("torn", "kill"))], 5),
-)
-def test_a_trainer_killed_at_any_point_comes_back_and_contradicts_nothing(
-    second: float, kind: str
-) -> None:
-    """Power cuts as well: what it had signed was durable before it was sent."""
-    fault = Fault(at=second, kind=kind, who=("site-1",), seconds=2.0)
-    metrics = played(quiet(faults=(fault,)))
-    assert metrics["rounds"] == 6
+@pytest.mark.parametrize("point", swept(range(20), 5))
+def test_a_trainer_killed_at_any_point_loses_one_inner_phase_at_most(point: int) -> None:
+    """With -9, by turns with a power cut, at twenty points of two rounds: what it signed was
+    durable before it was sent, so it contradicts nothing."""
+    kind = ("kill", "torn")[point % 2]
+    fault = Fault(at=12.0 + 1.05 * point, kind=kind, who=("site-1",), seconds=2.0)
+    scenario = changed(quiet(faults=(fault,)), {"rounds": 4})
+    metrics = played(scenario)
+    assert metrics["rounds"] == 4
     assert metrics["members_end"] == 4
     assert metrics["convicted"] == 0
+    assert metrics["steps_again"] <= 100
 
 
 def test_a_wiped_disk_is_a_joiner() -> None:
@@ -86,13 +87,34 @@ def test_without_an_anchor_half_of_them_stop() -> None:
     assert metrics["rounds"] < 4
 
 
-def test_hostile_sites_are_named_and_do_not_hold_the_run_up() -> None:
-    scenario = replace(load_scenario("diloco_hostile"), nodes=7)
-    metrics = played(changed(scenario, {"founders": 7, "rounds": 6}))
-    assert metrics["rounds"] == 6
-    assert metrics["convicted"] == 2
+@pytest.mark.parametrize("way", range(5))
+def test_one_hostile_site_of_fourteen_is_named_within_three_rounds(way: int) -> None:
+    """NaN, a thousandfold, wrong sums, two stories, small harm that persists: until then it
+    moves the mean by a clipped share at most."""
+    scenario = changed(load_scenario("diloco_hostile"), {"hostile": 1, "way": way, "rounds": 5})
+    metrics = played(scenario, seed=way + 1)
+    assert metrics["rounds"] == 5
+    assert metrics["convicted"] == 1
     assert metrics["named_by_round"] <= 3
+    assert metrics["moved"] <= CLIP / 14 * 1.01
     assert metrics["loss"] < 0.3
+
+
+def test_a_disk_that_takes_no_weights_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's own files are written each round; a disk that refused one ended the role."""
+    refused = 0
+    load = FakeInner.load
+
+    async def full(self: FakeInner, weights: Values) -> None:
+        nonlocal refused
+        refused += 1
+        if refused in range(3, 9):
+            raise StorageError("no space left")
+        await load(self, weights)
+
+    monkeypatch.setattr(FakeInner, "load", full)
+    assert played(quiet())["rounds"] == 6
+    assert refused > 9
 
 
 def test_with_overlap_compute_does_not_wait_for_the_exchange() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import trio
 
+from p2p.host import Stream
 from p2p.world import World
 from roles.diloco.core.messages import PIECES_PROTOCOL
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
@@ -36,6 +37,22 @@ class Half(PieceServer):
             blob.digests, lambda one: blob.piece(one) if one < 24 else blob.piece(one)[:-1]
         )
         return root
+
+
+class Dripper(PieceServer):
+    """Has all, and gives a byte a second."""
+
+    async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
+        for byte in b"\xff" * 1000:
+            await stream.send_all(bytes([byte]))
+            await self._world.sleep(1.0)
+
+
+class Mute(PieceServer):
+    """Takes every question, and answers none."""
+
+    async def serve(self, stream: Stream) -> None:
+        await trio.sleep_forever()
 
 
 def fetched(kinds: list[type[PieceServer]], most: float = 600.0) -> tuple[float, list[bytes]]:
@@ -99,6 +116,15 @@ def test_one_source_that_lies_or_has_half_does_no_harm(kind: type[PieceServer]) 
     for kinds in ([kind, PieceServer, PieceServer], [PieceServer, kind]):
         _, pieces = fetched(kinds)
         assert pieces == PIECES
+
+
+@pytest.mark.parametrize("kind", [Dripper, Mute])
+def test_a_source_that_drips_delays_no_recovery(alone: float, kind: type[PieceServer]) -> None:
+    """The first source was waited for, two minutes for the list and one for each piece; now
+    what one has under way another brings as well."""
+    seconds, pieces = fetched([kind, PieceServer, PieceServer])
+    assert pieces == PIECES
+    assert seconds < alone
 
 
 def test_without_an_honest_source_there_is_no_state() -> None:

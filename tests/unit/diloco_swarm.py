@@ -15,6 +15,7 @@ from random import Random
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from roles.diloco.core import events as ev
+from roles.diloco.core.election import is_majority
 from roles.diloco.core.messages import (
     NO_DIGEST,
     Doubled,
@@ -80,6 +81,8 @@ class DilocoSwarm:
             lambda machine, peer, message: message
         )
         """What a hostile member sends instead."""
+        self.voted: dict[tuple[int, int, bytes], set[PeerId]] = {}
+        """Who has made a vote durable for an outcome, by step and view."""
         self.trace = hashlib.sha256()
         for machine in self.machines:
             machine.records = [genesis(RUN, self.founders)]
@@ -187,6 +190,10 @@ class DilocoSwarm:
                     self._send(machine, self.by_peer[peer], said)
             case ev.Keep():
                 machine.kept = effect
+                if effect.vote is not None:
+                    vote = effect.vote
+                    place = (vote.step, vote.view, vote.outcome.digest)
+                    self.voted.setdefault(place, set()).add(machine.peer)
             case ev.Store(records):
                 machine.records = [*machine.records, *records]
             case ev.Reduce():
@@ -263,6 +270,26 @@ class DilocoSwarm:
             assert len(records) == 1, f"two records of step {step}"
             states = {m.states[step] for m in self.machines if step in m.states}
             assert len(states) <= 1, f"two states of step {step}"
+        self._check_finished()
+
+    def _check_finished(self) -> None:
+        """A step that a majority has computed and signed in one view is the one that counts,
+        also if they all died then: no such step is lost."""
+        history = max((machine.records for machine in self.machines), key=len)
+        for (step, view, outcome), voters in self.voted.items():
+            if step < len(history) and is_majority(
+                voters, history[step - 1].members, self.anchor
+            ):
+                assert history[step].digest == outcome, f"step {step} of view {view} is lost"
+
+    def proposer(self) -> Machine | None:
+        """The one whose plan is being computed by some member."""
+        for machine in self.alive:
+            assert machine.core is not None
+            this = machine.core.round
+            if this.proposal is not None and this.vote is None:
+                return self.by_peer[this.proposal.author]
+        return None
 
 
 def double_vote(core: RoundCore, vote: Vote) -> Doubled:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from random import Random
 
 import pytest
@@ -28,8 +29,10 @@ from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest, double_vo
 @pytest.mark.parametrize("seed", swept(range(40), 8))
 def test_faults_of_all_kinds_cost_no_step_and_no_replica(seed: int) -> None:
     """Loss, deaths in the middle of anything, restarts, partitions, clocks off by a minute,
-    late joiners: one history, one state a step, and the run goes on after the faults."""
+    late joiners: one history, one state a step, no step lost that a majority has signed, and
+    the run goes on after the faults. `python -m tests.unit.test_diloco_rounds` plays 200."""
     play_faults(seed)
+    play_deaths(seed)
 
 
 def play_faults(seed: int) -> None:
@@ -54,6 +57,42 @@ def play_faults(seed: int) -> None:
     assert len(swarm.alive) == 7, seed
     assert swarm.step() > before, f"seed {seed} stands still at {before}"
     assert len(swarm.machines[0].records[-1].members) == 7, f"seed {seed}: some are out"
+
+
+def play_deaths(seed: int) -> None:
+    """Proposers killed in the middle of what they proposed, three joins in one round, then half
+    of the members at once: the anchor and the rest go on. Clocks are off by a minute."""
+    swarm = DilocoSwarm(8, seed, skew=60.0, loss=0.02, founders=5, anchor=0)
+    dice = Random(seed)
+    swarm.start(0, 1, 2, 3, 4)
+    for _ in range(3):
+        kill_proposer(swarm, dice.uniform(1, 50), dice)
+    swarm.at(dice.uniform(5, 50), lambda: swarm.start(5, 6, 7))
+    swarm.run(130)
+    swarm.check()
+    assert len(swarm.machines[0].records[-1].members) == 8, f"seed {seed}: some are out"
+    half = dice.sample(range(1, 8), 4)
+    swarm.at(swarm.now + dice.uniform(0, 12), lambda: swarm.kill(*half))
+    at = swarm.machines[0].held
+    swarm.run(swarm.now + 130)
+    swarm.check()
+    assert swarm.step() >= at + 3, f"seed {seed} stands still at {swarm.step()}"
+    assert len(swarm.machines[0].records[-1].members) == 4
+
+
+def kill_proposer(swarm: DilocoSwarm, after: float, dice: Random) -> None:
+    """From ``after`` seconds on, the first proposer whose plan is being computed."""
+
+    def look() -> None:
+        victim = swarm.proposer()
+        if victim is None or victim.core is None:
+            swarm.at(swarm.now + 0.1, look)
+            return
+        number = swarm.machines.index(victim)
+        swarm.kill(number)
+        swarm.at(swarm.now + dice.uniform(0.5, 20), lambda: swarm.start(number))
+
+    swarm.at(after, look)
 
 
 def test_same_seed_same_trace() -> None:
@@ -346,5 +385,8 @@ def test_odd_times_are_refused() -> None:
 
 
 if __name__ == "__main__":
-    for number in range(200):
+    first, last = map(int, sys.argv[1:] or ("0", "199"))
+    for number in range(first, last + 1):
         play_faults(number)
+        play_deaths(number)
+    sys.stdout.write(f"seeds {first} to {last}: one history, no step lost, all went on\n")

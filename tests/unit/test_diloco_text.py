@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from p2p.errors import ConfigError
+from roles.diloco import corpus
 from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
 from roles.diloco.core.terms import DilocoTerms, Inner
 from roles.diloco.core.windows import dealt, part_of, windows
@@ -78,6 +79,51 @@ def test_a_corpus_that_cannot_be_learnt_from_is_refused_by_name(
     with pytest.raises(ConfigError, match=said) as error:
         opened({"books": tmp_path})
     assert "books" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000,
+        b'{"text": "\\ud800"}',
+        b'{"text": 5}',
+        b'{"text": ["a"]}',
+        b'{"text": "a"}{"text": "b"}',
+        b"\x00" * 50,
+        b'{"text": ' + b"9" * 5000 + b"}",
+    ],
+)
+def test_lines_from_strangers_are_refused_by_number(tmp_path: Path, line: bytes) -> None:
+    """Half of a surrogate pair, and lists in lists without end, were errors of our own."""
+    (tmp_path / "x.jsonl").write_bytes(b'{"text": "a"}\n' + line + b"\n")
+    with pytest.raises(ConfigError, match="line 2 of"):
+        opened({"books": tmp_path})
+
+
+def test_a_text_may_have_every_character(tmp_path: Path) -> None:
+    """U+2028 and U+0085 end a line for Python, and not for JSON."""
+    text = TEXT[:400] + "\u2028\u0085\x0b\x00\U0001f600"
+    row = json.dumps({"text": text}, ensure_ascii=False)
+    (tmp_path / "x.jsonl").write_text("\n".join([row] * 3) + "\n\n", encoding="utf-8")
+    assert opened({"a": tmp_path}).tokens.size == 3 * (len(text.encode()) + 1)
+
+
+def test_a_corpus_beyond_all_memory_is_refused_before_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "MAX_BYTES", 1000)
+    (tmp_path / "x.txt").write_bytes(b"\xff" * 1001)  # not even decoded
+    with pytest.raises(ConfigError, match="more than"):
+        opened({"a": tmp_path})
+
+
+def test_a_parquet_column_of_another_kind_is_refused(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for rows in ([1, 2], [b"a", b"b"], [["a"], ["b"]]):
+        parquet.write_table(pyarrow.table({"text": rows}), tmp_path / "x.parquet")
+        with pytest.raises(ConfigError, match="no Parquet file with a column text"):
+            opened({"a": tmp_path})
 
 
 def test_a_corpus_that_is_missing_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -244,9 +290,9 @@ def test_steps_taken_during_an_exchange_are_kept_when_it_ends() -> None:
 def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: Path) -> None:
     one, two = pretrainer(), pretrainer()
     one.train(batches(5), 1)
-    one.save(tmp_path / "moments", tmp_path / "before")
+    one.save(tmp_path / "moments", tmp_path / "before", 3)
     two.load(one.vector())
-    assert two.restore(tmp_path / "moments")
+    assert two.restore(tmp_path / "moments") == 3
     one.train(batches(3), 6)
     two.train(batches(3), 6)
     assert np.array_equal(one.vector(), two.vector())
@@ -255,7 +301,7 @@ def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: P
     (tmp_path / "moments").write_bytes(data)
     with pytest.raises(EngineError, match="damaged"):
         two.restore(tmp_path / "moments")
-    assert not two.restore(tmp_path / "nothing")
+    assert two.restore(tmp_path / "nothing") is None
 
 
 def test_the_model_is_written_as_a_folder_that_can_be_read_again(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from p2p.node.tables import write_table
 from roles.diloco import worker
+from roles.diloco.core.gauntlet import bounds
 from roles.diloco.core.terms import DilocoTerms
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_to_wire
@@ -70,7 +71,7 @@ def test_a_round_from_a_base_with_its_own_tokenizer(tmp_path: Path) -> None:
         ("load", start),
         ("loss",),
         ("write", "hello", 4, 0),
-        ("save", str(tmp_path / "moments"), str(tmp_path / "older")),
+        ("save", str(tmp_path / "moments"), str(tmp_path / "older"), 1),
         ("restore", str(tmp_path / "moments")),
         ("export", folder),
     )
@@ -79,7 +80,7 @@ def test_a_round_from_a_base_with_its_own_tokenizer(tmp_path: Path) -> None:
     assert after < before - 0.1
     assert np.fromfile(start, "<f4").size == np.fromfile(update, "<f4").size == size
     assert isinstance(rest[0], str)
-    assert rest[2] is True
+    assert rest[2] == 1
     assert (tmp_path / "export" / "config.json").exists()
 
 
@@ -95,3 +96,34 @@ def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
     assert isinstance(said, codec.Failure)
     assert said.kind == "ConfigError"
     assert "is empty" in said.message
+
+
+def test_a_round_begun_again_after_any_of_its_steps_gives_the_same_bits(tmp_path: Path) -> None:
+    """Killed with -9 at twenty points: windows, moments and schedule are where they were."""
+    calls, size = opened(tmp_path)
+    names = ("start", "moments", "older", "killed", "whole")
+    start, moments, older, killed, whole = (str(tmp_path / name) for name in names)
+    second = ("train", 20, 20, 80)  # of the round after, on the windows behind
+    calls(
+        ("begin", start), ("load", start), ("train", 0, 20, 0),
+        ("save", moments, older, 1), ("load", start), second, ("update", whole),
+    )  # fmt: skip
+    expected = np.fromfile(whole, "<f4")
+    assert np.count_nonzero(expected) > size // 2
+    for done in range(20):
+        calls(("restore", moments), ("load", start), ("train", 20, done, 80))  # and it dies
+        found = calls(("restore", moments), ("load", start), second, ("update", killed))
+        assert found[0] == 1
+        assert np.array_equal(np.fromfile(killed, "<f4"), expected), done
+
+
+def test_an_update_that_helps_and_one_turned_round_are_told_apart(tmp_path: Path) -> None:
+    calls, size = opened(tmp_path)
+    start, update, trial = (str(tmp_path / name) for name in ("start", "update", "trial"))
+    calls(("begin", start), ("load", start), ("train", 1, 20, 0), ("update", update))
+    before, change = np.fromfile(start, "<f4"), np.fromfile(update, "<f4")
+    np.concatenate([before, change / 4, change / -4]).astype("<f4").tofile(trial)
+    _, (help_, harm) = calls(("begin", start), ("gains", trial, 2))
+    assert len(help_) == len(harm) == 8
+    assert bounds(help_)[0] > 0 > bounds(harm)[1]
+    assert len(change) == size

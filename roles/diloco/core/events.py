@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p.identity import PeerId
@@ -54,6 +55,16 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """What updates of the newest record's step do to the loss on what is held out."""
+
+    step: int
+    gains: Mapping[PeerId, Sequence[float]]
+    """How much each lowers it, on each part of what is held out; this member's own among
+    them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """The owner of this machine wants it to leave at the next border."""
 
@@ -63,7 +74,7 @@ class Tick:
     """The time is ``next_deadline``."""
 
 
-Event = Received | Trained | Reduced | ReduceFailed | Held | Found | Leave | Tick
+Event = Received | Trained | Reduced | ReduceFailed | Held | Found | Scored | Leave | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +96,8 @@ class Keep:
     """The last view in which a proposal was made; -1: none."""
     ready: Ready | None
     vote: Vote | None
+    accepted: bytes = b""
+    """The plan that is computed in this view, by its id: sums of another would contradict."""
 
 
 @dataclass(frozen=True, slots=True)

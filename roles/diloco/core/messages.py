@@ -3,7 +3,7 @@
 Messages are msgpack lists that begin with their kind. A *statement* is a message with an author
 and a signature over all of it, the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
 member makes one for a step (and view): two that differ are proof against it, from any peer
-(`Fault`).
+(`Fault`). A `Promise` and `HarmScores` may be made again.
 """
 
 from __future__ import annotations
@@ -343,6 +343,37 @@ class Sum(Statement):
 
 
 @dataclass(frozen=True, slots=True)
+class HarmScores(Statement):
+    """Whose updates did harm by this member's own measure, and how persistently. Its view is
+    always 0."""
+
+    KIND: ClassVar[int] = 13
+    FIELDS: ClassVar[tuple[type, ...]] = (list,)
+
+    found: tuple[tuple[PeerId, float], ...]
+    """Running scores above zero."""
+
+    def of(self, peer: PeerId) -> float:
+        """The score of a member; 0 if it does no harm."""
+        return dict(self.found).get(peer, 0.0)
+
+    def body(self) -> list[object]:
+        """See `Statement.body`."""
+        return [[[peer.digest, score] for peer, score in self.found]]
+
+    @classmethod
+    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
+        """Raise `BadMessage`."""
+        pairs = [fields_untrusted(one, bytes, float, what="score") for one in body[0]]
+        found = tuple((decode_peer_id_untrusted(peer), score) for peer, score in pairs)
+        if view or len({peer for peer, _ in found}) < len(found) or len(found) > MAX_MEMBERS:
+            raise BadMessage("scores are of view 0, and one of each member")
+        if not all(0 < score < math.inf for _, score in found):
+            raise BadMessage("a score is above zero, and finite")
+        return cls(step, view, found, author=author)
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """A step that a majority of the members before it has signed."""
 
@@ -540,12 +571,26 @@ class Unreadable:
         return [self.KIND, self.told.to_wire(), self.index, self.piece]
 
 
-Fault = Doubled | BadPart | BadSum | Unreadable
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """What a majority has measured: this member's updates do harm, again and again."""
+
+    KIND: ClassVar[int] = 14
+
+    culprit: PeerId
+    told: tuple[HarmScores, ...]
+
+    def to_wire(self) -> list[object]:
+        """For msgpack."""
+        return [self.KIND, self.culprit.digest, [one.to_wire() for one in self.told]]
+
+
+Fault = Doubled | BadPart | BadSum | Unreadable | Harm
 """Evidence against a member that every other can judge by itself."""
 RoundMessage = Statement | Record | Beat | Chain | Fault
 
 _STATEMENTS: Final[dict[int, Any]] = {
-    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum)
+    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum, HarmScores)
 }
 
 
@@ -604,8 +649,8 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
             found = Doubled(decode_statement_untrusted(one), decode_statement_untrusted(other))
             if found.one.slot != found.other.slot or found.one.digest == found.other.digest:
                 raise BadMessage("two statements that may both be made are no fault")
-            if isinstance(found.one, Promise):
-                raise BadMessage("a promise may be made again")
+            if isinstance(found.one, Promise | HarmScores):
+                raise BadMessage("a promise and scores may be made again")
             return found
         case BadPart.KIND:
             ready, index, piece = fields_untrusted(fields, list, int, bytes, what="fault")
@@ -621,6 +666,13 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
             if not isinstance(total, Sum) or not total.has(index):
                 raise BadMessage("what cannot be read is a piece of a sum")
             return Unreadable(total, index, piece)
+        case Harm.KIND:
+            culprit, told = fields_untrusted(fields, bytes, list, what="fault")
+            said = tuple(decode_statement_untrusted(one) for one in told[: MAX_MEMBERS + 1])
+            scores = tuple(one for one in said if isinstance(one, HarmScores))
+            if len({one.author for one in scores}) < len(told):
+                raise BadMessage("harm is told by scores, one of each member")
+            return Harm(decode_peer_id_untrusted(culprit), scores)
     raise BadMessage(f"a message of a round has no kind {kind}")
 
 

@@ -120,6 +120,11 @@ class PieceGrid:
         """One piece. Raises `BadMessage`."""
         return decode_untrusted(self.codec, data, self.values(index))
 
+    def decode_span(self, span: range, pieces: Sequence[bytes]) -> Values:
+        """Pieces that lie together. Raises `BadMessage`."""
+        parts = [self.decode_untrusted(at, one) for at, one in zip(span, pieces, strict=True)]
+        return np.concatenate([np.empty(0, np.float32), *parts])
+
     def join(self, pieces: Sequence[bytes]) -> Values:
         """The vector of pieces that were all judged before. Raises `BadMessage`."""
         vector = np.empty(self.count, np.float32)
@@ -166,13 +171,18 @@ def owners(pieces: int, rates: Mapping[PeerId, float]) -> list[PeerId]:
     return found
 
 
+def usual_norm(norms: Mapping[PeerId, float]) -> float:
+    """The median; of an even number the lower, so that one of two cannot raise it."""
+    return statistics.median_low(norms.values())
+
+
 def shares(
     tokens: Mapping[PeerId, int], norms: Mapping[PeerId, float]
 ) -> dict[PeerId, np.float32]:
     """What each contribution is multiplied by before it is added: its part of the tokens, less
     if its norm is too large."""
     total = sum(tokens.values())
-    limit = CLIP * statistics.median(norms.values())
+    limit = CLIP * usual_norm(norms)
     return {
         peer: np.float32(
             tokens[peer] / total * min(1.0, limit / norms[peer] if norms[peer] else 1.0)

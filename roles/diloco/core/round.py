@@ -22,15 +22,18 @@ differ by whole steps only, and the one that is behind fetches what it lacks.
 
 Those that want to join send `Beat`s like members, which say whose state they hold. A proposer
 adds them when they hold the newest; members that are not heard, want to leave or were convicted
-it leaves out. So members change at borders of steps alone.
+it leaves out. So members change at borders of steps alone. A member agrees only to changes that
+it sees as well, and to a mean of a majority's contributions: a proposer that leaves out whom it
+likes, or adds who is not there, loses its turn.
 
 Messages may be lost. Every member sends each other a `Beat` about once a second, with bits for
 what it has, and gets what it lacks. Liveness is judged by these, on the receiver's clock.
 
 A member signs one statement of a kind for a step and view. What it has signed is durable before
 it is sent (`Keep`), so a restarted member does not contradict itself. Two statements convict
-(`Doubled`), as do pieces that are none (`BadPart`) and sums that are not (`BadSum`): evidence
-travels to all, each judges it, and no honest member agrees to a plan with the convict in it.
+(`Doubled`), as do pieces that are none (`BadPart`), sums that are not (`BadSum`), and scores of
+a majority (`Harm`, see `gauntlet`): evidence travels to all, each judges it, and no honest
+member agrees to a plan with the convict in it.
 
 With too few members for a majority nothing can be decided. The rest stop and say so
 (`Stalled`), and go on when enough are back, or when the run's next edition begins anew.
@@ -49,6 +52,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
+from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
 from roles.diloco.core.messages import (
     MAX_CHAIN,
     MAX_MEMBERS,
@@ -59,6 +63,8 @@ from roles.diloco.core.messages import (
     Chain,
     Doubled,
     Fault,
+    Harm,
+    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -94,6 +100,12 @@ MAX_PAST: Final = 4096
 MAX_STATEMENTS: Final = 64
 """Statements of one member that are kept of a round: a view has four, and a peer could invent
 views."""
+MOST_AHEAD: Final = 64
+"""Views that a promise may be ahead of ours: honest members follow each other, and two liars of
+five could else name the last view that there is."""
+MOST_UNPROVEN: Final = 16
+"""Pieces of evidence that prove nothing which one peer may bring in a round: to judge one costs
+up to 64 signatures, and an honest member brings only what convinced it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,6 +173,12 @@ class Round:
         """That of this view, once accepted."""
         self.early: dict[int, Propose] = {}
         """Of views that we may yet enter."""
+        self.accepted = b""
+        """The plan that was accepted in this view, also in an earlier life, by its id."""
+        self.refused_since = math.inf
+        """Since when this view has a proposal that we cannot agree to, or not yet."""
+        self.unproven: dict[PeerId, int] = {}
+        """Evidence that proved nothing, by who brought it."""
         self.reducing = -1
         """The view whose plan is being computed."""
         self.outcome: Outcome | None = None
@@ -198,6 +216,10 @@ class RoundCore:
         self.held = held
         self.convicted: dict[PeerId, Fault] = {}
         self.is_stalled = False
+        self.gauntlet = Gauntlet()
+        self.scores: dict[PeerId, HarmScores] = {}  # the newest of each member
+        self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
+        self._shown = 0  # turns of evidence
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
         self._verify, self._may_join, self._anchor = verify, may_join, anchor
         self._heard: dict[PeerId, tuple[float, Beat]] = {}
@@ -228,8 +250,8 @@ class RoundCore:
         """Take up what an earlier life has signed. It may have proposed in its view, so that
         one is left at the first chance."""
         this = self.round
-        this.view, this.proposed, this.vote, this.ready = (
-            kept.view, kept.proposed, kept.vote, kept.ready,
+        this.view, this.proposed, this.vote, this.ready, this.accepted = (
+            kept.view, kept.proposed, kept.vote, kept.ready, kept.accepted,
         )  # fmt: skip
         this.is_promised = kept.view > 0
         if kept.ready is not None:
@@ -284,6 +306,19 @@ class RoundCore:
             if beat.held >= step and self._is_live(peer, now)
         ]
 
+    def to_score(self) -> list[Ready]:
+        """Contributions to the newest record that this member tries, its own first; none if it
+        has none, or was not there."""
+        record = self.record
+        next_one = lot(record, self.me)
+        if self.past is None or next_one is None:
+            return []
+        recent = [one for one in self.scores.values() if one.step >= record.step]
+        wanted = dict.fromkeys((self.me, next_one, *doubted(recent)))
+        found = [self.past.readys.get(peer) for peer in wanted]
+        named = dict(record.outcome.plan.contributors)
+        return [one for one in found if one is not None and named.get(one.author) == one.digest]
+
     # Events.
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -305,6 +340,8 @@ class RoundCore:
                 self._beat(now)
             case ev.Found(fault):
                 self._convict(fault)
+            case ev.Scored():
+                self._scored(event)
             case ev.Leave():
                 self._leaving = True
                 self._beat(now)
@@ -322,10 +359,12 @@ class RoundCore:
                 self._on_chain(records, now)
             case Record():
                 self._on_chain((message,), now)
+            case HarmScores():
+                self._on_scores(message)
             case Statement():
                 self._on_statement(peer, message, now)
             case _:
-                self._on_fault(message)
+                self._on_fault(peer, message)
 
     def _on_statement(self, peer: PeerId, said: Statement, now: float) -> None:
         """Judge the signature once; then look for a second statement in its slot."""
@@ -336,15 +375,13 @@ class RoundCore:
         if said.step != self.record.step + 1 or said.author not in self.members:
             return
         known = this.said.get(said.slot)
-        if known is not None and known.digest == said.digest:
-            return
-        if this.counts.get(said.author, 0) >= MAX_STATEMENTS and known is None:
+        is_one_too_many = known is None and this.counts.get(said.author, 0) >= MAX_STATEMENTS
+        if is_one_too_many or (known is not None and known.digest == said.digest):
             return
         if not said.is_genuine(self._run, self._verify):
             raise BadMessage("a statement is not signed by its author")
         if isinstance(said, Promise):
-            if self._is_promise(said):
-                self._take_promise(said)
+            self._take_promise(said, is_sound=self._is_promise(said))
             return
         if known is not None:
             self._convict(Doubled(known, said))
@@ -355,7 +392,8 @@ class RoundCore:
             case Ready():
                 self._on_ready(said)
             case Propose():
-                this.early[said.view] = said
+                if self._is_acceptable(said):
+                    this.early[said.view] = said
             case Vote():
                 self._on_vote(peer, said, now)
 
@@ -431,9 +469,10 @@ class RoundCore:
             )
         )
 
-    def _take_promise(self, promise: Promise) -> None:
+    def _take_promise(self, promise: Promise, *, is_sound: bool = True) -> None:
         old = self.round.promises.get(promise.author)
-        if old is None or old.view < promise.view:
+        is_near = promise.view <= self.round.view + MOST_AHEAD
+        if is_sound and is_near and (old is None or old.view < promise.view):
             self.round.promises[promise.author] = promise
 
     def _on_chain(self, records: Sequence[Record], now: float) -> None:
@@ -453,15 +492,89 @@ class RoundCore:
         self.past = self.round if len(records) == 1 else None
         self.records += records
         self.round = Round(now)
+        self.scores = {
+            peer: one for peer, one in self.scores.items() if one.step >= records[-1].step
+        }
         if self._is_new:
             self._sit_out()
         for vote in odd:
             self._tell(vote)
         self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
 
-    def _on_fault(self, fault: Fault) -> None:
-        if fault.culprit not in self.convicted and self._is_proof(fault):
+    def _on_fault(self, peer: PeerId, fault: Fault) -> None:
+        unproven = self.round.unproven
+        if fault.culprit in self.convicted or unproven.get(peer, 0) >= MOST_UNPROVEN:
+            return
+        if self._is_proof(fault):
             self._convict(fault)
+        else:
+            unproven[peer] = unproven.get(peer, 0) + 1
+
+    # HarmScores.
+
+    def _scored(self, event: ev.Scored) -> None:
+        """Add to the running scores what the step of the newest record has shown."""
+        if event.step != self.record.step or self.past is None:
+            return
+        summed = self.record.outcome.plan.summed
+        norms = {
+            peer: total_norm(ready.norms)
+            for peer, ready in self.past.readys.items()
+            if peer in summed
+        }
+        self.gauntlet.judge(self.me, event.gains, oversized(norms) if norms else ())
+        found = [
+            (peer, score)
+            for peer, score in self.gauntlet.scores.items()
+            if peer in self.members and peer not in self.convicted
+        ]
+        if self.me not in self.members or not (found or self.me in self.scores):
+            return
+        said = HarmScores(self.record.step + 1, 0, tuple(found), author=self.me)
+        self.scores[self.me] = said.signed(self._run, self._signer)
+        self._tell(self.scores[self.me])
+        self._look_for_harm()
+
+    def _on_scores(self, said: HarmScores) -> None:
+        """Those of a member, of this step or the one before."""
+        known = self.scores.get(said.author)
+        if (
+            said.author not in self.members
+            or not self.record.step <= said.step <= self.record.step + 1
+            or (known is not None and (known.step > said.step or known.digest == said.digest))
+        ):
+            return
+        if not said.is_genuine(self._run, self._verify):
+            raise BadMessage("scores are not signed by their author")
+        self.scores[said.author] = said
+        self._look_for_harm()
+
+    def _look_for_harm(self) -> None:
+        """Convict whom a majority has found to do harm."""
+        recent = [
+            one
+            for one in self.scores.values()
+            if one.step >= self.record.step and one.author in self.members
+        ]
+        for peer in self.members:
+            told = tuple(one for one in recent if one.of(peer) >= PERSISTENT)
+            if is_majority([one.author for one in told], self.members, self._anchor):
+                self._convict(Harm(peer, told))
+
+    def _is_harm(self, harm: Harm) -> bool:
+        """Whether a majority of the members of that time has signed it, within two steps."""
+        steps = [one.step for one in harm.told]
+        if not steps or max(steps) > min(steps) + 1 or max(steps) > self.record.step + 1:
+            return False
+        members = self.records[max(steps) - 1].members
+        voters = [
+            one.author
+            for one in harm.told
+            if one.of(harm.culprit) >= PERSISTENT
+            and one.author in members
+            and one.is_genuine(self._run, self._verify)
+        ]
+        return is_majority(voters, members, self._anchor)
 
     def _convict(self, fault: Fault) -> None:
         """End a membership, and tell all."""
@@ -497,6 +610,8 @@ class RoundCore:
                 return all(one.is_genuine(run, verify) for one in signed) and is_bad_sum(
                     self._grid, fault
                 )
+            case Harm():
+                return self._is_harm(fault)
 
     # Beats, and what peers lack.
 
@@ -508,8 +623,14 @@ class RoundCore:
             for peer, heard in self._heard.items()
             if heard[0] > gone or peer in self.members
         }
+        self._answered = {
+            peer: when for peer, when in self._answered.items() if peer in self._heard
+        }
         beat = self._own_beat()
         self._out += [ev.Send(peer, beat) for peer in self._others()]
+        scores = self.scores.get(self.me)
+        if scores is not None and scores.step == self.record.step + 1:
+            self._tell(scores)  # they are rare: no beat says who has them
 
     def _own_beat(self) -> Beat:
         this, members = self.round, self.members
@@ -536,19 +657,22 @@ class RoundCore:
             return
         if beat.step <= self.record.step and self.records[beat.step].digest != beat.digest:
             return  # of another run, or of a history that is not ours
-        if peer in self._heard or len(self._heard) < 2 * MAX_MEMBERS:
-            self._heard[peer] = now, beat
+        is_known = peer in self.members or peer in self._heard
+        if not is_known and len(self._heard) >= 2 * MAX_MEMBERS:
+            return
+        self._heard[peer] = now, beat
+        if now < self._answered.get(peer, -math.inf) + self._config.beat / 2:
+            return  # an answer may be four hundred times as long as a beat
+        self._answered[peer] = now
         if beat.step < self.record.step:
             records = self.records[beat.step + 1 :][:MAX_CHAIN]
             self._out.append(ev.Send(peer, Chain(tuple(records))))
         elif beat.step == self.record.step and self.me in self.members:
             self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat)]
-        if beat.faults < len(self.convicted):
-            self._out += [
-                ev.Send(peer, fault)
-                for fault in self.convicted.values()
-                if fault.culprit != peer
-            ]
+        known = [fault for fault in self.convicted.values() if fault.culprit != peer]
+        if beat.faults < len(self.convicted) and known:  # a mebibyte each: one at a time
+            self._shown += 1
+            self._out.append(ev.Send(peer, known[self._shown % len(known)]))
 
     def _lacking(self, peer: PeerId, beat: Beat) -> Iterator[RoundMessage]:
         """What a member of the same round has not, of ours; a proposer helps with others'
@@ -577,7 +701,8 @@ class RoundCore:
             return True
         heard = self._heard.get(peer)
         if heard is None:  # no peer can have been heard in the first seconds of a life
-            return peer in self.members and now - self._began < self._config.silence
+            is_new = now - self._began < self._config.silence
+            return is_new and peer in self.members and peer not in self.convicted
         return now - heard[0] < self._config.silence and peer not in self.convicted
 
     # The round.
@@ -628,7 +753,11 @@ class RoundCore:
             self._next_view(views[needed], now)
 
     def _proposer(self, view: int) -> PeerId:
-        return self.members[(self.record.step + view) % len(self.members)]
+        """Those that have just joined have no turn yet: as a rule they sit their first step
+        out, and would be waited for."""
+        before = self.records[-2].members if self.record.step else self.members
+        peers = [peer for peer in self.members if peer in before] or self.members
+        return peers[(self.record.step + view) % len(peers)]
 
     def _propose(self, now: float) -> None:
         this = self.round
@@ -667,23 +796,20 @@ class RoundCore:
 
     def _is_time(self, now: float) -> bool:
         """Whether all that are heard are ready, or those that are not were waited for."""
-        this = self.round
-        if not this.readys or this.majority_ready == math.inf:
+        this, live = self.round, self.live(now)
+        late = [peer for peer in live if peer not in this.readys]
+        if not is_majority({*live} - {*late}, self.members, self._anchor):
             return False
-        late = [peer for peer in self.live(now) if peer not in this.readys]
         return not late or now >= this.majority_ready + self._config.grace
 
     def _plan(self, promises: Sequence[Promise], now: float) -> Plan | None:
         this, live = self.round, self.live(now)
         accused = [peer for one in promises for peer in one.suspects]
         ready = [peer for peer in live if peer in this.readys]
-        # If all accuse all, the fault is not theirs.
-        summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)] or ready
-        stay = [
-            peer
-            for peer in live
-            if not (self._leaving if peer == self.me else self._wants_to_leave(peer))
-        ]
+        summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)]
+        if not is_majority(summed, self.members, self._anchor):
+            summed = ready  # if all accuse all, the fault is not theirs
+        stay = [peer for peer in live if not self._leaves(peer)]
         members = sorted([*stay, *self.joiners(now)][:MAX_MEMBERS])
         if not summed or not members:
             return None
@@ -699,7 +825,7 @@ class RoundCore:
         this = self.round
         for view in sorted(this.early):
             proposal = this.early[view]
-            if view < this.view or not self._is_acceptable(proposal):
+            if view < this.view:
                 del this.early[view]
             elif view > this.view:
                 for promise in proposal.promises:
@@ -709,23 +835,30 @@ class RoundCore:
         if current is None:
             return
         if this.proposal is None:
-            this.proposal = current
+            is_another = this.accepted not in (b"", current.plan.id)
+            if is_another or not self._can_agree(current, now):
+                this.refused_since = min(this.refused_since, now)
+                return
+            this.proposal, this.accepted = current, current.plan.id
             this.began = now
+            self._keep()
         if this.reducing < this.view and self.held == self.record.step:
             self._begin(current)
 
     def _is_acceptable(self, proposal: Propose) -> bool:
-        """Whether the plan is its proposer's to make, and one that we can agree to."""
+        """Whether the plan is its proposer's to make, and bound by what it carries."""
         plan, view = proposal.plan, proposal.view
         if self._proposer(view) != proposal.author or plan.previous != self.record.digest:
             return False
-        if {*plan.summed} - {*self.members} or not plan.contributors:
+        if {*plan.summed} - {*self.members}:
+            return False
+        if not is_majority(plan.summed, self.members, self._anchor):
             return False
         strangers = [peer for peer in plan.members if peer not in self.members]
         if not all(map(self._may_join, strangers)):
             return False
         if not view:
-            return proposal.carried is None and not self._names_convict(plan)
+            return proposal.carried is None
         promises = proposal.promises
         authors = {one.author for one in promises}
         if len(authors) < len(promises) or not is_majority(authors, self.members, self._anchor):
@@ -738,12 +871,24 @@ class RoundCore:
         found = choose(promises, self.members, self._anchor)
         if isinstance(found, Outcome):
             return proposal.carried == found
-        return (
-            found is Freedom.FREE and proposal.carried is None and not self._names_convict(plan)
-        )
+        return found is Freedom.FREE and proposal.carried is None
 
-    def _names_convict(self, plan: Plan) -> bool:
-        return any(peer in self.convicted for peer in (*plan.summed, *plan.members))
+    def _can_agree(self, proposal: Propose, now: float) -> bool:
+        """Whether we see what a plan changes: no convict is in it, who joins holds the state,
+        and who is left out is gone, leaves or lied. What may have been decided stands."""
+        plan, members = proposal.plan, self.members
+        if proposal.carried is not None:
+            return True
+        if any(peer in self.convicted for peer in (*plan.summed, *plan.members)):
+            return False
+        joined = {*plan.members} - {*members}
+        if joined and not joined <= {*self.joiners(now)}:
+            return False
+        left_out = {*members} - {*plan.members}
+        return not any(self._is_live(peer, now) and not self._leaves(peer) for peer in left_out)
+
+    def _leaves(self, peer: PeerId) -> bool:
+        return self._leaving if peer == self.me else self._wants_to_leave(peer)
 
     def _begin(self, proposal: Propose) -> None:
         """Compute what is proposed, once all contributions' heads are there."""
@@ -815,6 +960,8 @@ class RoundCore:
         """Whether this view waits for the dead."""
         this = self.round
         if this.proposal is None:
+            if now >= this.refused_since + self._config.silence:
+                return True
             proposer = self._proposer(this.view)
             is_ours = proposer == self.me and this.proposed >= this.view
             return is_ours or proposer in self.convicted or not self._is_live(proposer, now)
@@ -830,7 +977,7 @@ class RoundCore:
     def _next_view(self, view: int, now: float) -> None:
         this = self.round
         this.view, this.is_promised, this.began = view, True, now
-        this.proposal = None
+        this.proposal, this.accepted, this.refused_since = None, b"", math.inf
         promise = Promise(
             self.record.step + 1,
             view,
@@ -851,7 +998,14 @@ class RoundCore:
         this = self.round
         self._is_new = False
         self._out.append(
-            ev.Keep(self.record.step + 1, this.view, this.proposed, this.ready, this.vote)
+            ev.Keep(
+                self.record.step + 1,
+                this.view,
+                this.proposed,
+                this.ready,
+                this.vote,
+                this.accepted,
+            )
         )
 
     def _tell(self, message: RoundMessage) -> None:

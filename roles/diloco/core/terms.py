@@ -144,6 +144,11 @@ class DilocoTerms:
     held_out: int = 256
     """Windows on which the loss is measured, and no member trains."""
 
+    gauntlet: bool = True
+    """Whether each update is tried by another member, drawn by lot, and persistent harm ends a
+    membership. A member then fetches half as much again; if members learn from texts that have
+    little in common, what helps one may harm another."""
+
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
         if not 0 < len(self.corpora) <= MAX_CORPORA:

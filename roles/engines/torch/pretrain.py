@@ -29,7 +29,7 @@ from roles.engines.torch.files import load_weights, save_folder
 from roles.engines.torch.model import TransformerModel
 
 _STEPS: Final = "steps"
-"""In a checkpoint: inner steps taken."""
+"""In a checkpoint: inner steps taken, and the outer step that they led to."""
 _NEWTON: Final = (3.4445, -4.7750, 2.0315)
 """Muon's quintic, which brings all singular values near 1 in five turns."""
 _TURNS: Final = 5
@@ -106,10 +106,10 @@ class Pretrainer:
                 at += weight.numel()
 
     @contextmanager
-    def _at_outer(self) -> Iterator[None]:
-        """With the outer weights in the model, for the length of the block."""
+    def _at(self, vector: NDArray[np.float32]) -> Iterator[None]:
+        """With these weights in the model, for the length of the block."""
         inner = self.vector()
-        self._put(self._outer)
+        self._put(vector)
         try:
             yield
         finally:
@@ -170,23 +170,38 @@ class Pretrainer:
 
     def loss(self, batches: Sequence[NDArray[np.int64]]) -> float:
         """Nats a token of the outer weights, on windows that no member learns from."""
-        total, tokens = 0.0, 0
-        with torch.no_grad(), self._at_outer():
-            for batch in batches:
-                read = torch.from_numpy(batch)
-                logits = self.model.logits(self.model(read[:, :-1])).float()
-                sums = F.cross_entropy(
-                    logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum"
-                )
-                total += float(sums)
-                tokens += read[:, 1:].numel()
-        return total / max(1, tokens)
+        with torch.no_grad(), self._at(self._outer):
+            total = sum(map(self._loss_sum, batches))
+        return total / max(1, sum(batch[:, 1:].size for batch in batches))
+
+    def _loss_sum(self, batch: NDArray[np.int64]) -> float:
+        read = torch.from_numpy(batch)
+        logits = self.model.logits(self.model(read[:, :-1])).float()
+        return float(
+            F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum")
+        )
+
+    def gains(
+        self,
+        before: NDArray[np.float32],
+        updates: NDArray[np.float32],
+        parts: Sequence[NDArray[np.int64]],
+    ) -> list[list[float]]:
+        """How much each update alone lowers the loss on each part, in nats a token."""
+        losses = []
+        for vector in (before, *(before - one for one in updates)):
+            with torch.no_grad(), self._at(np.array(vector)):
+                losses.append([self._loss_sum(one) / one[:, 1:].size for one in parts])
+        return [
+            [was - now for was, now in zip(losses[0], after, strict=True)]
+            for after in losses[1:]
+        ]
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
         """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
         generator = torch.Generator().manual_seed(seed)
         read = list(tokens)
-        with torch.no_grad(), self._at_outer():
+        with torch.no_grad(), self._at(self._outer):
             for _ in range(count):
                 context = torch.tensor([read[-self._terms.window :]])
                 hidden = self.model(context)[0, -1:]
@@ -194,33 +209,34 @@ class Pretrainer:
                 read.append(int(torch.multinomial(odds, 1, generator=generator)))
         return read[len(tokens) :]
 
-    def save(self, path: Path, previous: Path) -> None:
-        """The optimiser's state, atomically; what was there is kept at ``previous``."""
-        tensors = {_STEPS: torch.tensor([self._taken])}
+    def save(self, path: Path, previous: Path, step: int) -> None:
+        """The optimiser's state after the outer step ``step``, atomically; what was there is
+        kept at ``previous``."""
+        tensors = {_STEPS: torch.tensor([self._taken, step])}
         for name, first, second in zip(self._names, self._first, self._second, strict=True):
             tensors |= {f"first.{name}": first, f"second.{name}": second}
         write_checkpoint(path, previous, tensors)
 
-    def restore(self, path: Path) -> bool:
-        """Take up what `save` wrote; whether there was something. Raises `EngineError` on a
-        damaged file."""
+    def restore(self, path: Path) -> int | None:
+        """Take up what `save` wrote, and say after which outer step; None if there is nothing.
+        Raises `EngineError` on a damaged file."""
         if not path.exists():
             self._begin_moments()
-            return False
+            return None
         found = read_checkpoint(path)
         expected = {f"{kind}.{name}" for kind in ("first", "second") for name in self._names}
-        if found.keys() != {_STEPS, *expected}:
+        if found.keys() != {_STEPS, *expected} or found[_STEPS].numel() != 2:
             raise EngineError(f"{path} holds the optimiser of another model")
         for name, first, second in zip(self._names, self._first, self._second, strict=True):
             first.copy_(found[f"first.{name}"])
             second.copy_(found[f"second.{name}"])
         self._taken = int(found[_STEPS][0])
-        return True
+        return int(found[_STEPS][1])
 
     def export(self, folder: Path) -> None:
         """The outer weights as a folder that transformers and vLLM load."""
         context, end_tokens = self._config.context, self._config.end_tokens
-        with self._at_outer():
+        with self._at(self._outer):
             save_folder(self.model, folder, context=context, end_tokens=end_tokens)
 
 

@@ -1,0 +1,228 @@
+"""Members that abuse what a round lets them say: plans, views, beats, evidence, memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from p2p.identity import PeerId
+from roles.diloco.core import events as ev
+from roles.diloco.core.messages import (
+    NO_DIGEST,
+    Beat,
+    Chain,
+    Doubled,
+    Outcome,
+    Plan,
+    Promise,
+    Propose,
+    Ready,
+    RoundMessage,
+    Vote,
+)
+from roles.diloco.core.round import MOST_UNPROVEN, RoundCore, genesis
+from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
+from tests.unit.diloco_swarm import CONFIG, GRID, RUN, DilocoSwarm, Machine, digest
+
+PEERS = sorted(peer_named(n) for n in range(4))
+ME, LIAR = PEERS[1], PEERS[3]
+BEFORE = genesis(RUN, PEERS)
+
+Spoil = Callable[[Plan, Machine, DilocoSwarm], Plan]
+
+
+def only_itself(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+    return replace(plan, members=(liar.peer,))
+
+
+def without_one(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+    victim = swarm.machines[0].peer
+    return replace(plan, members=tuple(one for one in plan.members if one != victim))
+
+
+def its_own_update_alone(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+    own = tuple(pair for pair in plan.contributors if pair[0] == liar.peer)
+    return replace(plan, contributors=own)
+
+
+def those_who_are_not_there(plan: Plan, liar: Machine, swarm: DilocoSwarm) -> Plan:
+    absent = [machine.peer for machine in swarm.machines[5:]]
+    return replace(plan, members=tuple(sorted({*plan.members, *absent})))
+
+
+@pytest.mark.parametrize(
+    "spoil", [only_itself, without_one, its_own_update_alone, those_who_are_not_there]
+)
+def test_a_proposer_cannot_change_what_the_others_do_not_see(spoil: Spoil) -> None:
+    """In its turn one member could put all others out, sum its own update alone, or add so many
+    absent ones that there was no majority any more: whatever it planned was computed."""
+    swarm = DilocoSwarm(11, 3, founders=5)
+    liar = swarm.machines[2]
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine is not liar or not isinstance(message, Propose) or message.carried:
+            return message
+        plan = spoil(message.plan, liar, swarm)
+        return replace(message, plan=plan).signed(RUN, FakeSigner(liar.peer))
+
+    swarm.twist = lie
+    swarm.start(0, 1, 2, 3, 4)
+    swarm.run(160)
+    swarm.check()
+    honest = [swarm.machines[n] for n in (0, 1, 3, 4)]
+    for record in honest[0].records[1:]:
+        assert {machine.peer for machine in honest} <= {*record.members}
+        assert {*record.members} <= {*swarm.founders}
+        assert len(record.outcome.plan.contributors) >= 3
+    assert min(machine.held for machine in honest) >= 8
+
+
+def test_two_of_five_that_promise_the_last_view_there_is_stop_no_round() -> None:
+    """The others followed a third of the members there; beyond it no view can be named."""
+    swarm = DilocoSwarm(5, 1)
+    liars = swarm.machines[3:]
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine in liars and isinstance(message, Beat) and machine.core:
+            previous = machine.core.record.digest
+            step = machine.core.record.step + 1
+            far = Promise(step, 2**40, previous, None, author=machine.peer)
+            return far.signed(RUN, FakeSigner(machine.peer))
+        return message
+
+    swarm.twist = lie
+    swarm.start()
+    swarm.run(120)
+    assert min(machine.held for machine in swarm.machines[:3]) >= 5
+
+
+def core(**changes: object) -> RoundCore:
+    arguments: dict[str, object] = {
+        "run": RUN, "records": [BEFORE], "held": 0, "kept": None, "verify": fake_verify,
+        "may_join": lambda peer: True, "anchor": None, "now": 0.0,
+    }  # fmt: skip
+    return RoundCore(FakeSigner(ME), CONFIG, GRID, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def signed(said):  # type: ignore[no-untyped-def]
+    return said.signed(RUN, FakeSigner(said.author))
+
+
+def ready(peer: PeerId) -> Ready:
+    digests = tuple(digest(peer.digest, bytes([one])) for one in range(GRID.pieces))
+    norms = (1.0,) * GRID.pieces
+    return signed(Ready(1, 0, BEFORE.digest, 100, 0.0, norms, digests, author=peer))
+
+
+READYS = [ready(peer) for peer in PEERS]
+PLAN = Plan(1, BEFORE.digest, tuple((one.author, one.digest) for one in READYS), tuple(PEERS))
+
+
+def with_readys(**changes: object) -> RoundCore:
+    made = core(**changes)
+    for one in READYS:
+        made.handle(ev.Received(one.author, one), 0.1)
+        if one.author != ME:
+            made.handle(ev.Received(one.author, Beat(0, BEFORE.digest, 0, 0)), 0.1)
+    return made
+
+
+def test_beats_of_one_that_lacks_everything_are_answered_twice_a_second_at_most() -> None:
+    """A beat of a hundred bytes drew up to 32 records and all evidence, as often as it came."""
+    swarm = DilocoSwarm(4, 0)
+    swarm.start()
+    swarm.run(40)
+    made = swarm.machines[0].core
+    assert made is not None
+    assert made.record.step >= 2
+    for number in range(20):
+        author = peer_named(90 + number)
+        one, other = (Vote(1, 0, outcome(b"%d" % n), author=author) for n in range(2))
+        made.convicted[author] = Doubled(one, other)
+    sent = []
+    for number in range(1000):
+        beat = Beat(0, made.records[0].digest, 0, 0)
+        sent += made.handle(ev.Received(swarm.machines[1].peer, beat), 50 + number / 1000)
+    answers = [
+        one for one in sent
+        if isinstance(one, ev.Send) and isinstance(one.message, Chain | Doubled)
+    ]  # fmt: skip
+    assert 2 <= len(answers) <= 4
+
+
+def outcome(name: bytes) -> Outcome:
+    return Outcome(PLAN, digest(name), digest(name))
+
+
+def test_strangers_that_beat_first_keep_no_member_from_being_heard() -> None:
+    """A new life hears of everybody anew: 128 identities filled its table before the members
+    came, and it stalled."""
+    made = core()
+    for number in range(200):
+        made.handle(ev.Received(peer_named(100 + number), Beat(0, BEFORE.digest, 0, 0)), 0.1)
+    for peer in PEERS:
+        made.handle(ev.Received(peer, Beat(0, BEFORE.digest, 0, 0)), 7.0)
+    assert made.live(7.5) == PEERS
+    assert not made.is_stalled
+
+
+def test_false_evidence_is_judged_sixteen_times_a_round_and_peer() -> None:
+    """Each piece may cost 64 signatures, and brings no penalty: others believed it first."""
+    calls = 0
+
+    def verify(*arguments: object) -> bool:
+        nonlocal calls
+        calls += 1
+        return False
+
+    made = core(verify=verify)
+    one, other = (Vote(1, 0, outcome(name), author=LIAR) for name in (b"a", b"b"))
+    for _ in range(100):
+        made.handle(ev.Received(PEERS[0], Doubled(one, other)), 1.0)
+    assert calls == MOST_UNPROVEN
+    made.handle(ev.Received(PEERS[2], Doubled(one, other)), 1.0)
+    assert calls == MOST_UNPROVEN + 1
+
+
+def test_a_proposal_out_of_turn_displaces_none() -> None:
+    """While a plan could not be agreed to yet, a member out of turn put another in its place:
+    the proposer's was forgotten, and never taken again."""
+    made = with_readys()
+    stranger = peer_named(70)
+    plan = replace(PLAN, members=tuple(sorted((*PEERS, stranger))))
+    right = signed(Propose(1, 0, plan, None, (), author=PEERS[0]))
+    wrong = signed(Propose(1, 0, PLAN, None, (), author=LIAR))
+    for one in (right, wrong):
+        made.handle(ev.Received(one.author, one), 1.0)
+    assert made.round.proposal is None
+    effects = made.handle(ev.Received(stranger, Beat(0, BEFORE.digest, 0, 0)), 1.5)
+    assert any(isinstance(one, ev.Reduce) and one.plan == plan for one in effects)
+
+
+def test_a_restarted_member_sums_no_second_plan_of_one_view() -> None:
+    """A proposer that tells a member one plan, and another after its restart, made it sign two
+    sums: the proof convicted the member."""
+    made = with_readys()
+    first = signed(Propose(1, 0, PLAN, None, (), author=PEERS[0]))
+    effects = made.handle(ev.Received(PEERS[0], first), 1.0)
+    assert any(isinstance(one, ev.Reduce) for one in effects)
+    kept = next(one for one in effects if isinstance(one, ev.Keep))
+    assert effects.index(kept) < [isinstance(one, ev.Reduce) for one in effects].index(True)
+    other = replace(PLAN, contributors=PLAN.contributors[:3])
+    for plan, computed in ((other, False), (PLAN, True)):
+        again = with_readys(kept=kept)
+        second = signed(Propose(1, 0, plan, None, (), author=PEERS[0]))
+        effects = again.handle(ev.Received(PEERS[0], second), 1.0)
+        assert any(isinstance(one, ev.Reduce) for one in effects) == computed
+
+
+def test_beats_from_the_future_make_no_member_and_no_record() -> None:
+    made = with_readys()
+    stranger = peer_named(50)
+    made.handle(ev.Received(stranger, Beat(2**40, NO_DIGEST, 2**40, 2**40)), 1.0)
+    made.handle(ev.Received(LIAR, Beat(2**40, NO_DIGEST, 2**40, 2**40)), 1.0)
+    assert made.joiners(1.0) == []
+    assert made.record == BEFORE
+    assert LIAR in made.live(1.0)
