@@ -187,6 +187,8 @@ class PieceClient:
 
     world: World
     host: Host
+    patience: float = PIECE_PATIENCE
+    """Seconds that one piece may take."""
     received: int = 0
     """Bytes of pieces taken."""
 
@@ -202,7 +204,9 @@ class PieceClient:
             await stream.send_eof()
             reader = FrameReader(stream, MAX_ANSWER)
             for number in range(frames):
-                with trio.fail_after(PIECE_PATIENCE if number else SUM_PATIENCE):
+                with trio.fail_after(
+                    self.patience if number else max(self.patience, SUM_PATIENCE)
+                ):
                     data = await reader.receive()
                 if not data:
                     return
