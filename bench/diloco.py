@@ -4,10 +4,10 @@
 
 Four members in one process, by the product's own inner steps, quantisers, sums and outer
 step, on Python's own library as bytes: one layer, 65,760 weights, 4 windows of 64 bytes a
-member and step. Data parallel takes the same tokens in one batch. Traffic is what a member sends, in
-times less than float32 gradients at every step. Quantisers: the relative error of an encode
-and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in a
-CPU second. ``--quick`` leaves the training out.
+member and step. Data parallel takes the same tokens in one batch. Traffic is what a member
+sends, in times less than float32 gradients at every step. Quantisers: the relative error of an
+encode and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in
+a CPU second. ``--quick`` leaves the training out.
 
 The whole table is 20 to 30 minutes of one core. With ``--results FILE`` each course is added to
 that file as a line of JSON when it ends, and what stands there is not computed again: so
