@@ -50,7 +50,7 @@ from sim.workloads.supervision import supervise
 FOUNDERS: Final = 4
 STEPS: Final = 100
 """Inner steps of a round, as published."""
-TURN: Final = PHASE / 10
+TURN: Final = PHASE / 25
 """Seconds of inner steps between looks at what the others have agreed."""
 BEAT: Final = 30.0
 """Seconds: lines are scaled down and control messages are not, so these are rarer."""
@@ -93,10 +93,9 @@ class Intellect1:
             self._add(swarm, stage.sites)
             await self._pass(swarm, scenario, 1, stage.sites)
             before, first = self._computed(swarm), self._newest
-            began = swarm.simulation.now
             await self._pass(swarm, scenario, rounds, stage.sites)
-            after, seconds = self._computed(swarm), swarm.simulation.now - began
-            worst = min(after[name] - before[name] for name in before) / seconds
+            after = self._computed(swarm)
+            worst = min(_utilised(before[name], after[name]) for name in before)
             waits = [self._seen[step].waited for step in range(first + 1, self._newest + 1)]
             found[f"{stage.name}_utilised"] = round(worst, 4)
             found[f"{stage.name}_seconds"] = round(median(waits), 1)
@@ -140,8 +139,10 @@ class Intellect1:
     def _newest(self) -> int:
         return max((step for step, seen in self._seen.items() if seen.members), default=0)
 
-    def _computed(self, swarm: Swarm) -> dict[str, float]:
-        return {node.name: self._sessions[node.name].figures.computed for node in swarm.alive}
+    def _computed(self, swarm: Swarm) -> dict[str, tuple[float, float]]:
+        """Seconds computed, and seconds, of each site up to the end of its last turn."""
+        figures = {node.name: self._sessions[node.name].figures for node in swarm.alive}
+        return {name: (one.computed, one.present) for name, one in figures.items()}
 
     async def _live(self, machine: SimNode) -> None:
         await supervise(machine, self._process)
@@ -195,6 +196,10 @@ class Intellect1:
             "views": max(one.figures.views for one in self._sessions.values()),
             "days": round(swarm.simulation.now / 86400, 3),
         }
+
+
+def _utilised(before: tuple[float, float], after: tuple[float, float]) -> float:
+    return (after[0] - before[0]) / (after[1] - before[1])
 
 
 @dataclass(slots=True)
