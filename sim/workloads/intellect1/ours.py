@@ -52,10 +52,12 @@ STEPS: Final = 100
 """Inner steps of a round, as published."""
 TURN: Final = PHASE / 25
 """Seconds of inner steps between looks at what the others have agreed."""
-BEAT: Final = 30.0
+BEAT: Final = 120.0
 """Seconds: lines are scaled down and control messages are not, so these are rarer."""
 LOOK: Final = 20.0
 """Virtual seconds between looks at the swarm."""
+VANISHES: Final = 5
+"""Of the cities, the site that is cut off without a word."""
 BASE: Final = 1.0
 """Nats that no training removes: the pretended loss is a distance beyond them."""
 
@@ -76,7 +78,7 @@ class Intellect1:
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
         """Play all stages, each for ``rounds`` rounds with all of its sites."""
         rounds = int(scenario.parameter("rounds", 4))
-        self._size = int(scenario.parameter("size", 1 << 20))
+        self._size = int(scenario.parameter("size", 1 << 18))
         self._sites = {city.name.replace(" ", "-"): city for city in CITIES}
         self._terms = DilocoTerms(
             outer_steps=10**6, inner_steps=STEPS, codec=Codec.INT4, beat=BEAT,
@@ -99,10 +101,11 @@ class Intellect1:
             waits = [self._seen[step].waited for step in range(first + 1, self._newest + 1)]
             found[f"{stage.name}_utilised"] = round(worst, 4)
             found[f"{stage.name}_seconds"] = round(median(waits), 1)
-        swarm.kill(names[5], silent=True)
-        await self._pass(swarm, scenario, 1, len(names) - 1)
-        swarm.restart(names[5])
-        await self._pass(swarm, scenario, 2, len(names))
+        most = STAGES[-1].sites
+        swarm.kill(names[VANISHES], silent=True)
+        await self._pass(swarm, scenario, 1, most - 1)
+        swarm.restart(names[VANISHES])
+        await self._pass(swarm, scenario, 2, most)
         return {**found, **self._totals(swarm)}
 
     def _latency(self, one: Endpoint, other: Endpoint) -> float:
