@@ -19,7 +19,11 @@ Floats = NDArray[np.float32]
 
 FLAT: Final = 1e-4
 """Radians: below, or as near to the opposite, the quotients of sines would be noise."""
-KINDS: Final = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+KINDS: Final[dict[str, np.dtype[Any]]] = {
+    "F32": np.dtype("<f4"),
+    "F16": np.dtype("<f2"),
+    "BF16": np.dtype("<u2"),
+}
 """Of each dtype, how its numbers are read; numpy has no BF16, so that comes as bits."""
 
 
@@ -51,18 +55,20 @@ def blended(parts: Sequence[Floats], factors: Sequence[float]) -> Floats:
     return total
 
 
-def read_floats(dtype: str, data: bytes | NDArray[Any]) -> Floats:
+def read_floats(dtype: str, data: bytes) -> Floats:
     """Numbers of a safetensors dtype as float32."""
-    raw = np.frombuffer(data, KINDS[dtype])
+    raw: NDArray[Any] = np.frombuffer(data, KINDS[dtype])
     if dtype == "BF16":
-        return (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return raw.astype(np.float32)
+        raw = (raw.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    found: Floats = raw.astype(np.float32)
+    return found
 
 
-def write_floats(dtype: str, values: Floats) -> bytes:
+def write_floats(dtype: str, values: NDArray[Any]) -> bytes:
     """The nearest numbers of a safetensors dtype; half-way, the even one."""
     if dtype == "BF16":
         bits = values.view(np.uint32)
         odd = (bits >> np.uint32(16)) & np.uint32(1)
-        return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype("<u2").tobytes()
-    return values.astype(KINDS[dtype]).tobytes()
+        values = (bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)
+    data: bytes = values.astype(KINDS[dtype]).tobytes()
+    return data
