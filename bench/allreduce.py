@@ -5,8 +5,8 @@
 Each machine has a line of its own, both ways; Linux, as root. What a member must send is
 2 (n - 1) / n vectors, whichever way it is done: that at the rate of its line is the least time.
 The share of the line is that time by the time until the slowest member had the mean, encryption
-and digests included; headers alone take 4 %. An audit follows, of a piece of each member: one in
-64 where a vector is small, one in ten thousand where it is as large as INTELLECT-1's. "times
+and digests included; headers alone take 4 %. An audit follows, of a piece of each member: one
+in 64 where a vector is small, one in ten thousand where it is as large as INTELLECT-1's. "times
 faster" is beside gloo in float32.
 """
 
