@@ -12,7 +12,14 @@ from collections.abc import Sequence
 
 import bench
 
-NOT_BENCHES = ("__main__", "engine_work", "foreign_generate", "report", "rl_like")
+NOT_BENCHES = (
+    "__main__",
+    "allreduce_member",
+    "engine_work",
+    "foreign_generate",
+    "report",
+    "rl_like",
+)
 
 
 def names() -> list[str]:

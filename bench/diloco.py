@@ -3,16 +3,22 @@
 ``python -m bench diloco [--json FILE] [--steps 2000] [--seeds 3] [--only NAME] [--quick]``
 
 Four members in one process, by the product's own inner steps, quantisers, sums and outer
-step, on Python's own library as bytes: 115,072 weights, 8 windows of 64 bytes a member and
-step. Data parallel takes the same tokens in one batch. Traffic is what a member sends, in
-times less than float32 gradients at every step. Quantisers: the relative error of an encode
-and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in a
-CPU second. ``--quick`` leaves the training out.
+step, on Python's own library as bytes: one layer, 65,760 weights, 4 windows of 64 bytes a
+member and step. Data parallel takes the same tokens in one batch. Traffic is what a member
+sends, in times less than float32 gradients at every step. Quantisers: the relative error of an
+encode and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in
+a CPU second. ``--quick`` leaves the training out.
+
+The whole table is 20 to 30 minutes of one core. With ``--results FILE`` each course is added to
+that file as a line of JSON when it ends, and what stands there is not computed again: so
+``--minutes 9`` pieces add up, and two processes may share the file if ``--only`` parts the
+work. Exchanges on shaped lines, beside gloo: ``python -m bench allreduce``.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -42,7 +48,6 @@ from roles.engines.torch.pretrain import Pretrainer
 MEMBERS: Final = 4
 VALUES: Final = 1 << 22
 """Of the quantisers' test vectors."""
-PARALLEL: Final = "data parallel"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,7 @@ class Case:
         return self.inner_steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
 
 
+PARALLEL: Final = Case(name="data parallel", inner_steps=1, codec=Codec.FP32)
 CASES: Final = (
     *(
         Case(name=f"H {steps}, {codec.value}", inner_steps=steps, codec=codec)
@@ -79,7 +85,10 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench diloco")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--only", nargs="*", help="names of rows, without data parallel's")
+    parser.add_argument("--windows", type=int, default=4, help="of a member's inner step")
+    parser.add_argument("--only", nargs="*", help="names of rows")
+    parser.add_argument("--results", type=Path, help="courses found, a JSON line each")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no course later")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(args)
@@ -88,13 +97,20 @@ def run(args: list[str]) -> int:
     quantisers(report)
     failures: list[str] = []
     if not options.quick:
-        terms = DilocoTerms(outer_steps=options.steps // 100, inner_steps=100, warmup=200)
+        terms = DilocoTerms(
+            outer_steps=options.steps // 100, inner_steps=100, warmup=200,
+            sequences=options.windows,
+        )  # fmt: skip
         corpus = open_corpora(
             terms.corpora, {}, str.encode, end=0, vocabulary=256, window=terms.window,
             held_out=terms.held_out,
         )  # fmt: skip
-        cases = [one for one in CASES if not options.only or one.name in options.only]
-        failures = table(report, console, corpus, terms, cases, options.seeds)
+        cases = [
+            one for one in (PARALLEL, *CASES) if not options.only or one.name in options.only
+        ]
+        results = Results(options.results, terms, console)
+        results.fill(corpus, cases, options.seeds, options.minutes)
+        failures = results.tell(report, cases)
     console.print(str(report), highlight=False, soft_wrap=True)
     report.write(options.json)
     for failure in failures:
@@ -102,46 +118,74 @@ def run(args: list[str]) -> int:
     return 1 if failures else 0
 
 
-def table(
-    report: Report,
-    console: Console,
-    corpus: Windows,
-    terms: DilocoTerms,
-    cases: list[Case],
-    seeds: int,
-) -> list[str]:
-    """Train every case with every seed. Returns what went otherwise than promised."""
-    losses: dict[str, list[float]] = {}
-    for seed in range(seeds):
-        for name, loss in _losses(corpus, terms, cases, seed):
-            losses.setdefault(name, []).append(loss)
-            console.print(f"seed {seed}  {name:28} {loss:.4f}", highlight=False)
-    for name, found in losses.items():
-        report.add("pre-training", name, "held-out loss", "nats a byte", found)
+class Results:
+    """Held-out losses by case and seed, kept in a file if there is one."""
+
+    def __init__(self, path: Path | None, terms: DilocoTerms, console: Console) -> None:
+        self._path, self._terms, self._console = path, terms, console
+        self._losses: dict[tuple[str, int], float] = {}
+        kept = path.read_text("utf-8") if path is not None and path.exists() else ""
+        for row in map(json.loads, kept.splitlines()):
+            if row["steps"] == terms.total_steps and row["windows"] == terms.sequences:
+                self._losses[row["case"], row["seed"]] = row["loss"]
+
+    def fill(self, corpus: Windows, cases: list[Case], seeds: int, minutes: float) -> None:
+        """Train every case with every seed, as far as the time allows."""
+        began = time.perf_counter()
+        for seed in range(seeds):
+            for case in cases:
+                if (case.name, seed) in self._losses:
+                    continue
+                if time.perf_counter() - began > 60 * minutes:
+                    return
+                course = parallel if case is PARALLEL else diloco
+                self._keep(case, seed, course(corpus, self._terms, case, seed))
+
+    def _keep(self, case: Case, seed: int, loss: float) -> None:
+        self._losses[case.name, seed] = loss
+        self._console.print(f"seed {seed}  {case.name:28} {loss:.4f}", highlight=False)
+        if self._path is not None:
+            row = {
+                "case": case.name, "seed": seed, "loss": loss,
+                "steps": self._terms.total_steps, "windows": self._terms.sequences,
+            }  # fmt: skip
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+
+    def of(self, case: Case) -> dict[int, float]:
+        """By seed."""
+        return {seed: loss for (name, seed), loss in self._losses.items() if name == case.name}
+
+    def tell(self, report: Report, cases: list[Case]) -> list[str]:
+        """Losses, what data parallel is better by, traffic. Returns what went otherwise than
+        promised."""
+        known = [case for case in cases if self.of(case)]
+        parallel = self.of(PARALLEL)
+        for case in known:
+            losses = self.of(case)
+            report.add(
+                "pre-training", case.name, "held-out loss", "nats a byte", [*losses.values()]
+            )
+            gaps = [losses[seed] - parallel[seed] for seed in losses if seed in parallel]
+            if gaps:
+                mean = float(np.mean(gaps))
+                report.add("pre-training", case.name, "above parallel", "nats a byte", [mean])
+            report.add("pre-training", case.name, "traffic", "times less", [case.factor])
+        return list(_complaints(known, {case.name: self.of(case) for case in known}))
+
+
+def _complaints(cases: list[Case], losses: dict[str, dict[int, float]]) -> Iterator[str]:
     for case in cases:
-        report.add("pre-training", case.name, "traffic", "times less", [case.factor])
-    return list(_complaints(cases, losses))
+        plain = losses.get(case.name.replace(case.codec.value, Codec.FP32.value), {})
+        found = losses[case.name]
+        both = [found[seed] - plain[seed] for seed in found if seed in plain]
+        if case.codec is Codec.INT4 and len(both) > 1:
+            error = float(np.std(both, ddof=1) / np.sqrt(len(both)))
+            if np.mean(both) > 2 * error:
+                yield f"{case.name} is {np.mean(both):.4f} nats above float32"
 
 
-def _complaints(cases: list[Case], losses: dict[str, list[float]]) -> Iterator[str]:
-    for case in cases:
-        plain = losses.get(case.name.replace(case.codec.value, Codec.FP32.value))
-        if case.codec is Codec.INT4 and plain is not None and len(plain) > 1:
-            differences = np.subtract(losses[case.name], plain)
-            error = differences.std(ddof=1) / np.sqrt(len(plain))
-            if differences.mean() > 2 * error:
-                yield f"{case.name} is {differences.mean():.4f} nats above float32"
-
-
-def _losses(
-    corpus: Windows, terms: DilocoTerms, cases: list[Case], seed: int
-) -> Iterator[tuple[str, float]]:
-    yield PARALLEL, parallel(corpus, terms, seed)
-    for case in cases:
-        yield case.name, diloco(corpus, terms, case, seed)
-
-
-def parallel(corpus: Windows, terms: DilocoTerms, seed: int) -> float:
+def parallel(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
     """Data parallel: one batch of all members' windows a step."""
     trainer = Pretrainer(config(seed), terms, None)
     rows = terms.sequences * MEMBERS
@@ -185,7 +229,7 @@ def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
 
 
 def config(seed: int) -> EngineConfig:
-    return EngineConfig(shape=SHAPE, environment=None, seed=seed)
+    return EngineConfig(shape=replace(SHAPE, layers=1), environment=None, seed=seed)
 
 
 def batch(corpus: Windows, seed: int, first: int, count: int) -> NDArray[np.int64]:

@@ -7,7 +7,8 @@ and cut into windows. Of each corpus the last windows are held out.
 
 Several corpora are mixed by weight: the walk over windows is over a table in which each corpus
 has as many rows as its weight says, so that those with much weight and little text come again
-before others have come once.
+before others have come once. While the rate falls at the end of a run the table is another, of
+the annealing mixture; the walk goes on in it at the place where it is.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class Windows:
     tokens: NDArray[np.int32]
     starts: NDArray[np.int64]
     """Where each window to be learnt from begins."""
+    annealed: NDArray[np.int64]
+    """The same, of the mixture at the end of the run."""
     held_out: NDArray[np.int64]
     width: int
     """Tokens of a window, the first of which is only read."""
@@ -55,7 +58,7 @@ class Windows:
         return found
 
 
-def open_corpora(
+def open_corpora(  # noqa: PLR0913 - the mixture, and how it is cut
     weights: Mapping[str, float],
     places: Mapping[str, str],
     encode: Encode,
@@ -64,30 +67,39 @@ def open_corpora(
     vocabulary: int,
     window: int,
     held_out: int,
+    anneal: Mapping[str, float] | None = None,
 ) -> Windows:
-    """Raises `ConfigError` if a corpus is missing, empty, no text, or of another vocabulary."""
+    """``anneal`` are the weights at the end of the run, if they are others; the loss is
+    measured on the mixture before. Raises `ConfigError` if a corpus is missing, empty, no text,
+    or of another vocabulary."""
     width = window + 1
     tokens, kept, out, offset = [], dict[str, NDArray[np.int64]](), [], 0
-    share = {name: weight / sum(weights.values()) for name, weight in weights.items()}
-    for name in sorted(weights):
+    share, last = _shares(weights), _shares(anneal or weights)
+    for name in sorted(share.keys() | last.keys()):
         found = _tokens(name, _place(name, places), encode, end)
         if int(found.max(initial=0)) >= vocabulary or int(found.min(initial=0)) < 0:
             raise ConfigError(
                 f"the corpus {name!r} has token {int(found.max())}, and the model's vocabulary"
                 f" ends at {vocabulary}: the tokenizer is another model's"
             )
-        held = max(1, round(held_out * share[name]))
+        held = max(1, round(held_out * share.get(name, 0.0)))
         starts = offset + np.arange(found.size // width, dtype=np.int64) * width
         if starts.size < 2 * held:
             raise ConfigError(
                 f"the corpus {name!r} has {starts.size} windows of {width} tokens; it needs at"
                 f" least {2 * held}, half of them to measure the loss on"
             )
-        out.append(starts[-held:])
+        if name in share:
+            out.append(starts[-held:])
         kept[name] = starts[:-held]
         tokens.append(found)
         offset += found.size
-    return Windows(np.concatenate(tokens), _mixed(kept, share), np.concatenate(out), width)
+    mixed, annealed = _mixed(kept, share), _mixed(kept, last)
+    return Windows(np.concatenate(tokens), mixed, annealed, np.concatenate(out), width)
+
+
+def _shares(weights: Mapping[str, float]) -> Mapping[str, float]:
+    return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
 def _mixed(
@@ -95,9 +107,9 @@ def _mixed(
 ) -> NDArray[np.int64]:
     """Rows in the proportion of the weights: the corpus that is scarcest for its weight comes
     once, or all do if there is one."""
-    scarce = min(kept[name].size / share[name] for name in kept)
+    scarce = min(kept[name].size / share[name] for name in share)
     return np.concatenate(
-        [np.resize(kept[name], max(1, round(scarce * share[name]))) for name in sorted(kept)]
+        [np.resize(kept[name], max(1, round(scarce * share[name]))) for name in sorted(share)]
     )
 
 

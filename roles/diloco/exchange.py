@@ -10,8 +10,8 @@ is nothing:
 
 * ``["list", root]``: the digests, end to end
 * ``["pieces", root, first, count]``: so many pieces
-* ``["sum", step, view]``: once it is there, what the asked peer has summed in that view, as its
-  signed `Sum`, then its pieces
+* ``["sum", step, view]``: the pieces that the asked peer sums in that view, each as soon as it
+  is there, and behind them its signed `Sum`
 """
 
 from __future__ import annotations
@@ -103,6 +103,7 @@ class PieceServer:
         self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
         self._parts: dict[bytes, tuple[int, int, Sequence[bytes]]] = {}
         """What was summed here of others' updates, by root: step, first piece, pieces."""
+        self._growing: dict[tuple[int, int], Sequence[bytes]] = {}
         self._oldest = (0, 0)
         self._news = Notifier()
         self.sent = 0
@@ -138,8 +139,14 @@ class PieceServer:
             return None
         return pieces[span.start - first : span.stop - first]
 
+    def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
+        """Give the first of what is summed to those that wait for it; told again when there are
+        more."""
+        self._growing[step, view] = pieces
+        self._news.notify_all()
+
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
-        """Give what was summed to those that wait for it."""
+        """Give what was summed, whole and signed."""
         self._sums[total.step, total.view] = total, pieces
         self._news.notify_all()
 
@@ -149,6 +156,7 @@ class PieceServer:
         self._oldest = step, view
         self._parts = {root: one for root, one in self._parts.items() if one[0] >= step - 1}
         self._sums = {at: one for at, one in self._sums.items() if at >= self._oldest}
+        self._growing = {at: one for at, one in self._growing.items() if at >= self._oldest}
         self._news.notify_all()
 
     async def serve(self, stream: Stream) -> None:
@@ -181,15 +189,23 @@ class PieceServer:
             await self._send(stream, part)
 
     async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
-        with trio.move_on_after(SUM_PATIENCE):
-            while (step, view) not in self._sums and (step, view) >= self._oldest:
-                await self._news.wait()
-        found = self._sums.get((step, view))
-        if found is None:
-            await send_frame(stream, b"")
-            return
-        await send_frame(stream, encode_message(found[0]))
-        await self._send(stream, found[1])
+        given = 0
+        while (step, view) >= self._oldest:
+            whole = self._sums.get((step, view))
+            pieces = self._growing.get((step, view), ()) if whole is None else whole[1]
+            if len(pieces) > given:
+                await send_frame(stream, pieces[given])
+                self.sent += len(pieces[given])
+                given += 1
+            elif whole is not None:
+                await send_frame(stream, encode_message(whole[0]))
+                return
+            else:
+                with trio.move_on_after(SUM_PATIENCE) as patience:
+                    await self._news.wait()
+                if patience.cancelled_caught:
+                    break
+        await send_frame(stream, b"")
 
     async def _send(self, stream: Stream, pieces: Iterable[bytes]) -> None:
         began, sent = self._world.now(), 0
@@ -210,14 +226,16 @@ class PieceClient:
 
     world: World
     host: Host
+    patience: float = PIECE_PATIENCE
+    """Seconds that one piece may take."""
     received: int = 0
     """Bytes of pieces taken."""
 
     async def _ask(
-        self, peer: PeerId, request: Sequence[object], frames: int
+        self, peer: PeerId, request: Sequence[object], frames: int, patience: float
     ) -> AsyncGenerator[bytes, None]:
-        """So many frames of the answer; fewer if the peer has nothing. Raises
-        `PEER_TROUBLE`."""
+        """So many frames of the answer, each behind the first within ``patience`` seconds;
+        fewer if the peer has nothing. Raises `PEER_TROUBLE`."""
         with trio.fail_after(SUM_PATIENCE):
             stream = await self.host.open_stream(peer, PIECES_PROTOCOL)
         async with stream:
@@ -225,7 +243,7 @@ class PieceClient:
             await stream.send_eof()
             reader = FrameReader(stream, MAX_ANSWER)
             for number in range(frames):
-                with trio.fail_after(PIECE_PATIENCE if number else SUM_PATIENCE):
+                with trio.fail_after(patience if number else max(patience, SUM_PATIENCE)):
                     data = await reader.receive()
                 if not data:
                     return
@@ -234,7 +252,7 @@ class PieceClient:
 
     async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
         """The digests of a blob's pieces, or None if the peer has it not."""
-        async with aclosing(self._ask(peer, ["list", root], 1)) as answer:
+        async with aclosing(self._ask(peer, ["list", root], 1, self.patience)) as answer:
             async for data in answer:
                 found = split(data)
                 if root_of(found) != root:
@@ -246,40 +264,39 @@ class PieceClient:
         return None
 
     async def pieces(
-        self, peer: PeerId, root: bytes, first: int, digests: Sequence[bytes]
-    ) -> list[bytes]:
-        """The pieces from ``first`` on with these digests. Raises `PiecesUnavailable`,
-        `PEER_TROUBLE`."""
-        found = list[bytes]()
-        async with aclosing(
-            self._ask(peer, ["pieces", root, first, len(digests)], len(digests))
-        ) as answer:
+        self,
+        peer: PeerId,
+        root: bytes,
+        first: int,
+        digests: Sequence[bytes],
+        take: Callable[[bytes], None],
+    ) -> None:
+        """Have ``take`` called with each of the pieces from ``first`` on, which have these
+        digests. Raises `PiecesUnavailable`, `PEER_TROUBLE`."""
+        request, found = ["pieces", root, first, len(digests)], 0
+        async with aclosing(self._ask(peer, request, len(digests), self.patience)) as answer:
             async for data in answer:
-                if digest_of(data) != digests[len(found)]:
+                if digest_of(data) != digests[found]:
                     self.host.penalise(peer, LIAR, "another piece than it was asked for")
                     raise BadMessage("a piece has another digest than it was asked for by")
-                found.append(data)
-        if len(found) < len(digests):
-            raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {len(digests)} pieces")
-        return found
+                take(data)
+                found += 1
+        if found < len(digests):
+            raise PiecesUnavailable(f"{peer.short} gave {found} of {len(digests)} pieces")
 
     async def sum(
         self, peer: PeerId, step: int, view: int, count: int
     ) -> tuple[Sum, list[bytes]]:
         """What an owner has summed, judged by its own list: the caller judges that. Raises
         `PiecesUnavailable`, `PEER_TROUBLE`."""
-        total: Sum | None = None
-        found = list[bytes]()
-        async with aclosing(self._ask(peer, ["sum", step, view], count + 1)) as answer:
-            async for data in answer:
-                if total is None:
-                    total = _sum_untrusted(data, peer, step, view, count)
-                elif digest_of(data) != total.digests[len(found)]:
-                    raise BadMessage("a summed piece has another digest than its owner signed")
-                else:
-                    found.append(data)
-        if total is None or len(found) < count:
+        request, patience = ["sum", step, view], max(self.patience, SUM_PATIENCE)
+        async with aclosing(self._ask(peer, request, count + 1, patience)) as answer:
+            found = [data async for data in answer]
+        if len(found) <= count:
             raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {count} summed pieces")
+        total = _sum_untrusted(found.pop(), peer, step, view, count)
+        if tuple(map(digest_of, found)) != total.digests:
+            raise BadMessage("a summed piece has another digest than its owner signed")
         return total, found
 
     async def blob(self, root: bytes, sources: Sequence[PeerId]) -> list[bytes]:
@@ -326,8 +343,9 @@ class PieceClient:
         while (first := pull.next_batch(tried)) is not None:
             tried.add(first)
             wanted = pull.digests[first : first + BATCH]
+            pieces = list[bytes]()
             try:
-                pieces = await self.pieces(peer, root, first, wanted)
+                await self.pieces(peer, root, first, wanted, pieces.append)
             except (PiecesUnavailable, *PEER_TROUBLE) as error:
                 pull.give_back(first)
                 logger.info("pieces_failed peer=%s: %r", peer.short, error)

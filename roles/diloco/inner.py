@@ -240,18 +240,24 @@ class FakeInner:
     """Pretends, in simulations: weights that go towards a point, with noise by member and
     step."""
 
-    def __init__(self, world: World, config: EngineConfig, terms: DilocoTerms) -> None:
+    def __init__(
+        self,
+        world: World,
+        config: EngineConfig,
+        terms: DilocoTerms,
+        size: int = FAKE_WEIGHTS,
+    ) -> None:
         self._world, self._config, self._terms = world, config, terms
-        self.size = FAKE_WEIGHTS
+        self.size = size
         self._goal = np.random.Generator(np.random.PCG64(config.seed & 0xFFFF)).standard_normal(
-            FAKE_WEIGHTS, np.float32
+            size, np.float32
         )
-        self._outer = np.zeros(FAKE_WEIGHTS, np.float32)
+        self._outer = np.zeros(size, np.float32)
         self._inner = self._sent = self._outer
 
     async def begin(self) -> Values:
         """See `InnerEngine`."""
-        return np.zeros(FAKE_WEIGHTS, np.float32)
+        return np.zeros(self.size, np.float32)
 
     async def load(self, weights: Values) -> None:
         """See `InnerEngine`."""
@@ -265,7 +271,7 @@ class FakeInner:
         """See `InnerEngine`; each step goes a hundredth of the way."""
         await self._world.sleep(steps * self._config.profile.step_seconds)
         noise = np.random.Generator(np.random.PCG64(window)).standard_normal(
-            FAKE_WEIGHTS, np.float32
+            self.size, np.float32
         )
         share = np.float32(1 - 0.99**steps)
         near = self._goal + np.float32(0.1) * noise - self._inner

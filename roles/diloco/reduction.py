@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.node.trouble import PEER_TROUBLE
@@ -74,6 +75,8 @@ class Reduction:
     """Whose contributions are waited for."""
     sums_missing: dict[PeerId, None] = field(default_factory=dict)
     """Whose sums are waited for."""
+    _news: Notifier = field(default_factory=Notifier)
+    """Told of each part that has come."""
 
     @property
     def suspects(self) -> tuple[PeerId, ...]:
@@ -126,59 +129,59 @@ class Reduction:
             raise ReductionFailed(givers) from error
 
     async def _own(self, span: range, sums: dict[PeerId, tuple[Sum, list[bytes]]]) -> None:
-        """Sum this member's pieces."""
-        me = self.signer.peer_id
-        parts: dict[PeerId, list[bytes]] = {}
+        """Sum this member's pieces, each once it has come from all; others take it at once, so
+        that no line waits for the last part."""
+        me, step, view = self.signer.peer_id, self._plan.step, self.request.view
+        parts: dict[PeerId, list[bytes]] = {one.author: [] for one in self.request.readys}
+        pieces = list[bytes]()
         async with trio.open_nursery() as nursery:
             for ready in self.request.readys:
-                nursery.start_soon(self._fetch_part, ready, span, parts)
-        pieces = await self.world.run_blocking(
-            self._sum_all, span, parts, cost=4 * len(span) * self.grid.piece / SUM_RATE
-        )
+                nursery.start_soon(self._fetch_part, ready, span, parts[ready.author])
+            for at, index in enumerate(span):
+                while any(len(found) <= at for found in parts.values()):
+                    await self._news.wait()
+                one = [parts[ready.author][at] for ready in self.request.readys]
+                cost = 4 * self.grid.values(index) / SUM_RATE
+                pieces.append(await self.world.run_blocking(self._sum, index, one, cost=cost))
+                self.server.offer_pieces(step, view, pieces)
         total = Sum(
-            self._plan.step,
-            self.request.view,
-            self._plan.id,
-            span.start,
-            tuple(map(digest_of, pieces)),
-            author=me,
+            step, view, self._plan.id, span.start, tuple(map(digest_of, pieces)), author=me
         ).signed(self.run, self.signer)
         self.server.offer_sum(total, pieces)
         sums[me] = total, pieces
 
-    def _sum_all(self, span: range, parts: dict[PeerId, list[bytes]]) -> list[bytes]:
-        readys = self.request.readys
-        return [
-            sum_of(
-                self.grid, self._plan, readys, index, [parts[one.author][at] for one in readys]
-            )
-            for at, index in enumerate(span)
-        ]
+    def _sum(self, index: int, parts: Sequence[bytes]) -> bytes:
+        return sum_of(self.grid, self._plan, self.request.readys, index, parts)
 
-    async def _fetch_part(
-        self, ready: Ready, span: range, parts: dict[PeerId, list[bytes]]
-    ) -> None:
+    async def _fetch_part(self, ready: Ready, span: range, into: list[bytes]) -> None:
         """A contributor's pieces, judged: what it signed and is none is evidence against it."""
-        wanted = ready.digests[span.start : span.stop]
         root = root_of(ready.digests)
         held = self.server.holds(root)
         if held is not None:
-            parts[ready.author] = [held.piece(one) for one in span]
+            into += [held.piece(one) for one in span]
+            self._news.notify_all()
             return
         self.parts_missing[ready.author] = None
-        pieces = await self._insist(
-            partial(self.client.pieces, ready.author, root, span.start, wanted)
-        )
-        for index, piece in zip(span, pieces, strict=True):
+
+        def take(piece: bytes) -> None:
+            index = span[len(into)]
             try:
                 check_part(self.grid, index, piece, ready.norms[index])
             except BadMessage as error:
                 logger.warning("diloco_bad_part peer=%s: %s", ready.author.short, error)
                 self.found(BadPart(ready, index, piece))
                 raise ReductionFailed([ready.author]) from error
+            into.append(piece)
+            self._news.notify_all()
+
+        async def rest() -> None:
+            first = span.start + len(into)
+            wanted = ready.digests[first : span.stop]
+            await self.client.pieces(ready.author, root, first, wanted, take)
+
+        await self._insist(rest)
         if len(span) > 1:  # an auditor's single piece is of no use to those that try it
-            self.server.offer_part(root, self._plan.step, span.start, pieces)
-        parts[ready.author] = pieces
+            self.server.offer_part(root, self._plan.step, span.start, into)
         self.parts_missing.pop(ready.author, None)
 
     async def _fetch_sum(
@@ -213,13 +216,12 @@ class Reduction:
             return
         total, _ = sums[owner]
         index = total.first + self.world.rng("diloco/audit").randrange(len(total.digests))
-        parts: dict[PeerId, list[bytes]] = {}
+        parts: dict[PeerId, list[bytes]] = {one.author: [] for one in readys}
         async with trio.open_nursery() as nursery:
-            for ready in readys:
-                nursery.start_soon(self._fetch_part, ready, range(index, index + 1), parts)
-        right = sum_of(
-            self.grid, self._plan, readys, index, [parts[one.author][0] for one in readys]
-        )
+            for one in readys:
+                only = range(index, index + 1)
+                nursery.start_soon(self._fetch_part, one, only, parts[one.author])
+        right = self._sum(index, [parts[one.author][0] for one in readys])
         if digest_of(right) != total.digests[index - total.first]:
             logger.warning("diloco_bad_sum peer=%s piece=%d", owner.short, index)
             evidence = tuple(parts[one.author][0] for one in readys)

@@ -82,7 +82,9 @@ class Trial:
         if held is not None:
             return held
         wanted = ready.digests[span.start : span.stop]
-        return await self.client.pieces(source, root, span.start, wanted)
+        pieces = list[bytes]()
+        await self.client.pieces(source, root, span.start, wanted, pieces.append)
+        return pieces
 
     async def judge(self, engine: InnerEngine) -> dict[PeerId, list[float]]:
         """How much each update lowers the loss, on parts of what is held out."""

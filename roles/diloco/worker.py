@@ -47,6 +47,7 @@ class InnerServer:
         self._corpus: Windows = open_corpora(
             terms.corpora, places, self._text.encode, end=config.end_tokens[0],
             vocabulary=config.shape.vocabulary, window=terms.window, held_out=terms.held_out,
+            anneal=terms.anneal,
         )  # fmt: skip
         self._trainer = Pretrainer(config, terms, Path(base) if base else None)
 
@@ -64,7 +65,7 @@ class InnerServer:
                 trainer.shift(np.fromfile(path, "<f4", trainer.size))
                 return None
             case "train", [first, steps, window]:
-                return astuple(trainer.train(self._batches(window, steps), first))
+                return astuple(trainer.train(self.batches(window, first, steps), first))
             case "update", [path]:
                 _write(path, trainer.update())
                 return None
@@ -91,11 +92,22 @@ class InnerServer:
         """Weights of the model."""
         return self._trainer.size
 
-    def _batches(self, first: int, steps: int) -> list[NDArray[np.int64]]:
+    def batches(self, window: int, first: int, steps: int) -> list[NDArray[np.int64]]:
+        """Of the inner steps from ``first`` on, from ``window`` of the walk on."""
         corpus, sequences = self._corpus, self._terms.sequences
-        numbers = windows(self._config.seed, first, steps * sequences, int(corpus.starts.size))
-        rows = corpus.read(corpus.starts[numbers])
-        return list(rows.reshape(steps, sequences, corpus.width))
+        plain = min(steps, max(0, self._terms.stable_steps - first))
+        found = list[NDArray[np.int64]]()
+        for begin, end, starts in (
+            (0, plain, corpus.starts),
+            (plain, steps, corpus.annealed),
+        ):
+            numbers = windows(
+                self._config.seed, window + begin * sequences, (end - begin) * sequences,
+                int(starts.size),
+            )  # fmt: skip
+            rows = corpus.read(starts[numbers])
+            found.extend(rows.reshape(end - begin, sequences, corpus.width))
+        return found
 
     def _held_out(self) -> list[NDArray[np.int64]]:
         held = self._corpus.held_out

@@ -110,6 +110,9 @@ class TwoStories(DilocoSession):
 class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
 
+    def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
+        """Nothing before the lie is whole."""
+
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
         """Offer an honest sum, but for the last byte of each piece."""
         wrong = [piece[:-1] + bytes((piece[-1] ^ 0x11,)) for piece in pieces]

@@ -131,14 +131,21 @@ def test_with_overlap_compute_does_not_wait_for_the_exchange() -> None:
     assert found[1]["loss"] < 2 * found[0]["loss"] + 0.01
 
 
-class SilentOwner(PieceServer):
+class HeldBack(PieceServer):
+    """Gives nothing before the sum is whole."""
+
+    def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
+        """To no one."""
+
+
+class SilentOwner(HeldBack):
     """Never gives what it has summed."""
 
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
         """To no one."""
 
 
-class UnreadableSums(PieceServer):
+class UnreadableSums(HeldBack):
     """Signs sums that cannot be decoded."""
 
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
@@ -147,7 +154,7 @@ class UnreadableSums(PieceServer):
         super().offer_sum(lie.signed(diloco.RUN, self._world.signer), wrong)
 
 
-class ShortSums(PieceServer):
+class ShortSums(HeldBack):
     """Gives fewer pieces than it owns."""
 
     def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:

@@ -16,6 +16,7 @@ from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
 from roles.diloco.core.terms import DilocoTerms, Inner
 from roles.diloco.core.windows import dealt, part_of, windows
 from roles.diloco.corpus import Windows, open_corpora
+from roles.diloco.worker import InnerServer
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig, ModelShape
 from tests.unit.core_swarm import peer_named
@@ -148,6 +149,29 @@ def test_a_mixture_is_by_weight(tmp_path: Path) -> None:
     )
     of_a = int((found.starts < len(TEXT) + 1).sum())
     assert of_a / found.starts.size == pytest.approx(0.75, abs=0.01)
+
+
+def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> None:
+    """Also of a corpus that comes only then, and in a call that spans the border."""
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(400 * f"{name * 15}\n")
+    terms = DilocoTerms(
+        corpora={"a": 1.0}, anneal={"a": 1.0, "b": 3.0}, outer_steps=2, inner_steps=20,
+        decay_share=0.25, window=16, held_out=8,
+    )  # fmt: skip
+    places = {name: str(tmp_path / f"{name}.txt") for name in "ab"}
+    server = InnerServer(
+        EngineConfig(shape=replace(SHAPE, vocabulary=128), environment=None), terms, places, ""
+    )
+    read = server.batches(0, 20, 20)
+    assert len(read) == 20
+    of_b = [float((rows == ord("b")).any(1).mean()) for rows in read]
+    assert of_b[:10] == [0.0] * 10  # the last ten of forty steps are annealed
+    assert np.mean(of_b[10:]) == pytest.approx(0.75, abs=0.15)
+    assert not (server.batches(0, 29, 1)[0] == ord("b")).any()
+    assert np.array_equal(server.batches(80, 30, 1)[0], read[10])
+    with pytest.raises(ValueError, match="corpus"):
+        DilocoTerms(anneal={"a": 0.0})
 
 
 @pytest.mark.parametrize("weights", [{}, {"a": 0.0}, {"a": -1.0}, {"a": float("nan")}])

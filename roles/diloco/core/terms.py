@@ -70,6 +70,10 @@ class DilocoTerms:
     """Where text comes from, by name with weights; each machine's owner says where a name's
     files lie. ``python`` is the library of the Python that runs the node."""
 
+    anneal: Mapping[str, float] = field(default_factory=dict)
+    """The mixture of the last ``decay_share`` of the inner steps, by name with weights; empty:
+    the same to the end. Good text counts most while the rate falls."""
+
     outer_steps: int = 20
     """Rounds in all; the schedule of the learning rate ends with them."""
 
@@ -153,7 +157,9 @@ class DilocoTerms:
         check_bounds(self, _BOUNDS)
         if not 0 < len(self.corpora) <= MAX_CORPORA:
             raise ValueError(f"a mixture has 1 to {MAX_CORPORA} corpora")
-        for name, weight in self.corpora.items():
+        if len(self.anneal) > MAX_CORPORA:
+            raise ValueError(f"a mixture has at most {MAX_CORPORA} corpora")
+        for name, weight in (*self.corpora.items(), *self.anneal.items()):
             if not name or not name.isprintable() or not 0 < weight < math.inf:
                 raise ValueError(
                     f"a corpus has a name and a weight above zero, not {name!r:.40} and"
@@ -186,10 +192,15 @@ class DilocoTerms:
         """The most that a member can learn from in a round."""
         return self.phase_windows * self.window
 
+    @property
+    def stable_steps(self) -> int:
+        """Inner steps before the rate begins to fall, and the annealing mixture."""
+        return round(self.total_steps * (1 - self.decay_share))
+
     def rate_at(self, step: int) -> float:
         """The inner learning rate of the inner step ``step`` of the run: up, flat, down by the
         square root (WSD)."""
-        stable = round(self.total_steps * (1 - self.decay_share))
+        stable = self.stable_steps
         if step < self.warmup:
             share = step / self.warmup
         elif step < stable:

@@ -1,0 +1,149 @@
+"""One machine's part in `bench.allreduce`: ``HOW RANK COUNT VALUES FOLDER``, in its namespace.
+
+It prints {"listens": ...}, connects once a byte for it is in the folder's pipe ``meet``, prints
+{"up": ...}, begins once one is in ``go``, and prints the seconds that its all-reduce took.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import trio
+
+from p2p import open_host
+from p2p.identity import KeyPair, PeerId, verify
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from roles.diloco.core.events import Reduce
+from roles.diloco.core.messages import PIECES_PROTOCOL, Plan, Ready, Sum
+from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
+from roles.diloco.core.quant import Codec, Values
+from roles.diloco.exchange import Blob, PieceClient, PieceServer
+from roles.diloco.reduction import Reduction
+from sim.lab.namespaces import address_of
+
+RUN: Final = b"all-reduce on shaped lines: 32 b"
+PORT: Final = 4001
+
+
+def vector(rank: int, values: int) -> Values:
+    """What this rank adds."""
+    return np.random.Generator(np.random.PCG64(rank)).standard_normal(values, np.float32)
+
+
+class TimedReduction(Reduction):
+    """Notes when the mean is there, before the audit."""
+
+    fetched = 0.0
+
+    async def _audit(
+        self, owner_of: Sequence[PeerId], sums: dict[PeerId, tuple[Sum, list[bytes]]]
+    ) -> None:
+        self.fetched = time.perf_counter()
+        await Reduction._audit(self, owner_of, sums)
+
+
+def say(**what: object) -> None:
+    print(json.dumps(what), flush=True)
+
+
+def wait_for(pipe: Path) -> None:
+    """Until there is a byte for us; the other side keeps it open."""
+    with pipe.open("rb", buffering=0) as file:
+        file.read(1)
+
+
+def gloo(rank: int, count: int, values: int, folder: Path) -> None:
+    """Torch's ring."""
+    import torch
+    from torch import distributed
+
+    os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+    say(listens=rank)
+    wait_for(folder / "meet")
+    torch.set_num_threads(1)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder / 'ranks'}", rank=rank, world_size=count
+    )
+    tensor = torch.from_numpy(vector(rank, values))
+    distributed.all_reduce(torch.ones(count * 1000))
+    say(up=rank)
+    wait_for(folder / "go")
+    began = time.perf_counter()
+    distributed.all_reduce(tensor)
+    seconds = time.perf_counter() - began
+    say(seconds=seconds, audited=seconds)
+
+
+async def shoal(codec: Codec, rank: int, count: int, values: int, folder: Path) -> None:
+    """The product's exchange of one round, audit included."""
+    grid = PieceGrid.of(values, codec)
+    keys = [KeyPair(bytes([1 + one]) * 32) for one in range(count)]
+    readys = sorted((_ready(grid, one, keys[one], values) for one in range(count)),
+                    key=lambda one: one[0].author)  # fmt: skip
+    plan = Plan(
+        1,
+        bytes(32),
+        tuple((ready.author, ready.digest) for ready, _ in readys),
+        tuple(ready.author for ready, _ in readys),
+    )
+    listen = [f"/ip4/{address_of(rank + 1)}/tcp/{PORT}"]
+    async with (
+        open_world(key=keys[rank]) as world,
+        open_host(world=world, listen=listen) as host,
+    ):
+        server, client = PieceServer(world, lambda _: True), PieceClient(world, host)
+        for ready, pieces in readys:
+            if ready.author == keys[rank].peer_id:
+                server.offer(Blob.of(pieces))
+        reduction = TimedReduction(
+            world, keys[rank], verify, RUN, grid, server, client,
+            Reduce(0, plan, tuple(ready for ready, _ in readys), None, ()),
+            print, lambda _: None,
+        )  # fmt: skip
+        with host.serving(PIECES_PROTOCOL, server.serve):
+            say(listens=rank)
+            await trio.to_thread.run_sync(wait_for, folder / "meet")
+            for other in range(rank):
+                peer = keys[other].peer_id
+                place = Multiaddr.parse(f"/ip4/{address_of(other + 1)}/tcp/{PORT}")
+                host.add_addrs(peer, [place])
+                await host.connect(peer)
+            say(up=rank)
+            await trio.to_thread.run_sync(wait_for, folder / "go")
+            began = time.perf_counter()
+            await reduction.mean()
+            say(seconds=reduction.fetched - began, audited=time.perf_counter() - began)
+            await trio.sleep_forever()
+
+
+def _ready(grid: PieceGrid, rank: int, key: KeyPair, values: int) -> tuple[Ready, list[bytes]]:
+    pieces = grid.encode_all(vector(rank, values))
+    norms = [norm_of(grid.decode_untrusted(at, one)) for at, one in enumerate(pieces)]
+    ready = Ready(
+        1, 0, bytes(32), 1, 0.0, tuple(float(np.float32(one)) for one in norms),
+        tuple(map(digest_of, pieces)), author=key.peer_id,
+    )  # fmt: skip
+    return ready.signed(RUN, key), pieces
+
+
+def main() -> None:
+    """Play, and stay until killed: others may still take from here."""
+    how, rank, count, values = sys.argv[1], *map(int, sys.argv[2:5])
+    folder = Path(sys.argv[5])
+    if how == "gloo":
+        gloo(rank, count, values, folder)
+        sys.stdin.read()
+    else:
+        trio.run(shoal, Codec(how), rank, count, values, folder)
+
+
+if __name__ == "__main__":
+    main()
