@@ -314,7 +314,7 @@ class Host(Protocol):
         """The network of a connected peer, for limits; empty if it is unknown or there are no
         networks.
 
-        Two peers with the same name here are as good as one: see `p2p.swarm.limits`.
+        Two peers with the same name here are as good as one: see `p2p.swarm.core.limits`.
         """
         ...
 
