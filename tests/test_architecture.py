@@ -298,7 +298,7 @@ def test_the_contracts_of_purity_name_folders_only() -> None:
 
 def test_every_service_has_a_core() -> None:
     """A package of `p2p` with a driver decides beside it: what knows trio has a folder `core/`
-    next to it, unless it only composes services (or connections: those are of p2p/transport).
+    next to it, unless it only composes services.
     """
     drivers = {
         path.parent
@@ -307,7 +307,7 @@ def test_every_service_has_a_core() -> None:
         and path.relative_to(ROOT).parts[0] == "p2p"
         and "trio" in imported(path)
     }
-    folders = {relative(folder) for folder in drivers} - {"p2p/cast", "p2p/node", "p2p/swarm"}
+    folders = {relative(folder) for folder in drivers} - {"p2p/cast", "p2p/node"}
     assert {"p2p/dht", "p2p/ledger", "p2p/shardcast", "p2p/transport"} <= folders
     assert not [folder for folder in folders if not (ROOT / folder / "core").is_dir()]
 

@@ -15,6 +15,7 @@ import trio
 from roles.envs.formulas import may_read, read_arithmetic
 from roles.envs.questions import MathEnvironment
 from roles.envs.text import Message, TextTask
+from tests.sweeps import swept
 
 DATA = b"".join(
     json.dumps({"question": f"What is {number}?", "answer": "1"}).encode() + b"\n"
@@ -245,12 +246,12 @@ def test_no_answer_is_evaluated_as_python() -> None:
     """What stands outside of LaTeX was, if of digits and operators."""
     code = ("__import__('os').system('id')", "open('x','w')", r"\text{__import__('os')}")
     said = [
-        *HOSTILE,
+        *swept(HOSTILE, 28),
         *code,
         "1/3",
         "2**8",
         "(1+2)*3",
-        *(one for all in HONEST.values() for one in all),
+        *swept([one for all in HONEST.values() for one in all], 16),
     ]
     texts = [form.replace("%s", one) for form in (r"\boxed{%s}", "$%s$", "%s") for one in said]
     done = subprocess.run(

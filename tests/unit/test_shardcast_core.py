@@ -40,6 +40,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB, pack
 from tests.shardcast_policies import pack_policy
+from tests.sweeps import swept
 
 RUN = b"run"
 MBIT = 125_000.0
@@ -339,7 +340,7 @@ def test_a_corrupt_relay_is_found_out_and_costs_single_chunks() -> None:
             assert [e.peer for e in node.effects if isinstance(e, ev.Penalise)] == [liar.peer]
 
 
-@pytest.mark.parametrize("count", [33, 100])
+@pytest.mark.parametrize("count", swept([33, 100], 1))
 def test_the_dead_at_birth_do_not_stop_the_rest(count: int) -> None:
     swarm = Swarm(count)
     for node in swarm.peers[:: count // 2][:2]:
