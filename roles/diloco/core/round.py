@@ -739,18 +739,18 @@ class RoundCore:
             this.majority_ready = min(this.majority_ready, now)
 
     def _join_view(self, now: float) -> None:
-        """Go where a third of the members has gone."""
-        views = sorted(
-            (
-                one.view
-                for one in self.round.promises.values()
-                if one.view > self.round.view and one.author not in self.convicted
-            ),
-            reverse=True,
-        )
-        needed = len(self.members) // 3
-        if len(views) > needed:
-            self._next_view(views[needed], now)
+        """Go where so many have gone that those who are left decide nothing any more: a
+        majority that can still decide is not to be dragged off by the rest."""
+        ahead = {
+            peer: one.view
+            for peer, one in self.round.promises.items()
+            if one.view > self.round.view and peer not in self.convicted
+        }
+        for view in sorted(ahead.values(), reverse=True):
+            left = [peer for peer in self.members if ahead.get(peer, -1) < view]
+            if not is_majority(left, self.members, self._anchor):
+                self._next_view(view, now)
+                return
 
     def _proposer(self, view: int) -> PeerId:
         """Those that have just joined have no turn yet: as a rule they sit their first step
