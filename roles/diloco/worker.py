@@ -24,6 +24,7 @@ from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_from_wire
+from roles.engines.hardware import threads_of
 from roles.shared.worker_streams import serve_streams
 
 EVALUATED: Final = 32
@@ -178,7 +179,7 @@ def _configure(method: str, arguments: Sequence[Any]) -> InnerServer:
     config, terms, places, base = arguments
     found = config_from_wire(config)
     os.nice(found.nice)
-    os.environ["OMP_NUM_THREADS"] = str(found.threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads_of(found))
     return InnerServer(found, read_table(DilocoTerms, terms, "the run file"), places, base)
 
 

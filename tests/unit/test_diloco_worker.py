@@ -24,7 +24,8 @@ TERMS = DilocoTerms(
     corpora={"words": 1.0}, window=8, sequences=4, inner_steps=20, outer_steps=5, warmup=1,
     held_out=16,
 )  # fmt: skip
-CONFIG = EngineConfig(shape=LLAMA, environment=None, end_tokens=(END,))
+CONFIG = EngineConfig(shape=LLAMA, environment=None, end_tokens=(END,), threads=0)
+"""As a node has it by default: as many threads as cores allow."""
 
 
 def opened(

@@ -23,6 +23,7 @@ from torch.nn import functional as F
 from roles.diloco.core.terms import DilocoTerms, Inner
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
+from roles.engines.hardware import threads_of
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
 from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.files import load_weights, save_folder
@@ -52,7 +53,7 @@ class Pretrainer:
     """One member's model, in its worker process."""
 
     def __init__(self, config: EngineConfig, terms: DilocoTerms, base: Path | None) -> None:
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(threads_of(config))
         self._config, self._terms = config, terms
         self.model = TransformerModel(config.shape)
         if base is None:
