@@ -267,14 +267,15 @@ class ActiveView:
             self._retry_at = min(self._retry_at, now + self._retry)
 
     def on_join(self, peer: PeerId, now: float) -> bool | None:
-        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk.
+        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk, once for
+        each neighbour that it lacks beside us.
 
         Returns whether it is a neighbour now; None if too many ask for us to answer each.
         """
         member = self._members.get(peer)
         if member is None:
             return None
-        others = [other for other in self.neighbours if other != peer][: self._upper]
+        others = [other for other in self.neighbours if other != peer][: self._config.active - 1]
         accepted = self._reply(peer, True, now)
         network = self._members.prefix(peer)
         if accepted is not None and self._quotas.may_walk(peer, network, now):
