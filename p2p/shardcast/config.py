@@ -61,6 +61,7 @@ class ShardcastStats:
     """What one node moved and dropped since it started. Bytes are wire bytes of chunks."""
 
     uploaded_as_origin: int = 0
+    """Of policies of our own."""
     uploaded_as_relay: int = 0
     from_origin: int = 0
     from_peers: int = 0
@@ -78,43 +79,3 @@ class ShardcastStats:
     disk_failures: int = 0
     versions_too_large: int = 0
     """Versions given up because this disk is too small for them."""
-
-    def count_duplicate(self, size: int) -> None:
-        """A chunk came a second time."""
-        self.duplicates += size
-
-    def count_bad(self) -> None:
-        """A chunk had a wrong digest."""
-        self.chunks_bad += 1
-
-    def count_completed(self) -> None:
-        """A version is whole and durable."""
-        self.versions_completed += 1
-
-    def count_skipped(self) -> None:
-        """A version was given up."""
-        self.versions_skipped += 1
-
-    def note_disk(self, *, refuses: bool) -> None:
-        """The disk refused a write, or takes data again."""
-        self.disk_refuses = refuses
-        self.disk_failures += refuses
-
-    def note_too_large(self) -> None:
-        """There is no room for a version, on a disk that otherwise works."""
-        self.versions_too_large += 1
-
-    def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
-        """A chunk came for the first time: because it was asked for, from the origin itself."""
-        self.chunks_repaired += asked
-        if origin:
-            self.from_origin += size
-        else:
-            self.from_peers += size
-
-    def count_sent(self, size: int, *, origin: bool) -> None:
-        """A chunk left; ``origin`` if it is of a policy of ours."""
-        if origin:
-            self.uploaded_as_origin += size
-        else:
-            self.uploaded_as_relay += size

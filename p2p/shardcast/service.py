@@ -360,20 +360,21 @@ class Shardcast:
             self._disk_refused(error)
         elif self._store.entry(policy) is not None:
             logger.error("policy_given_up reason=%s: the next one is tried again", error)
-            self.stats.note_too_large()
+            self.stats.versions_too_large += 1
             self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
-        self.stats.note_disk(refuses=True)
+        self.stats.disk_refuses = True
+        self.stats.disk_failures += 1
         self._disk.note_failure(error)
         self._driver.feed(ev.Unwritable())
 
     async def _mend_disk(self) -> None:
         while True:
             await self._disk.wait_mended()
-            self.stats.note_disk(refuses=False)
+            self.stats.disk_refuses = False
             waiting, self._unfinished = self._unfinished, []
             for job in waiting:
                 self._jobs.send_nowait(job)

@@ -275,7 +275,8 @@ class ActiveView:
         member = self._members.get(peer)
         if member is None:
             return None
-        others = [other for other in self.neighbours if other != peer][: self._config.active - 1]
+        lacking = self._config.active - 1
+        others = [other for other in self.neighbours if other != peer][:lacking]
         accepted = self._reply(peer, True, now)
         network = self._members.prefix(peer)
         if accepted is not None and self._quotas.may_walk(peer, network, now):

@@ -182,7 +182,7 @@ class MemberList:
         tombstone = self._tombstones.get(key)
         return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
 
-    def last_seqno_of_dead(self, peer: PeerId) -> int:
+    def seqno_of_dead(self, peer: PeerId) -> int:
         """The last sequence number of a dead peer; -1 if we know of no death of it."""
         tombstone = self.tombstone(peer)
         return -1 if tombstone is None else tombstone.signed.seqno
