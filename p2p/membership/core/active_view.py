@@ -267,16 +267,14 @@ class ActiveView:
             self._retry_at = min(self._retry_at, now + self._retry)
 
     def on_join(self, peer: PeerId, now: float) -> bool | None:
-        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk, once for
-        each neighbour that it lacks beside us.
+        """A newcomer asks to be taken in: do so if we can, and let its heartbeat walk.
 
         Returns whether it is a neighbour now; None if too many ask for us to answer each.
         """
         member = self._members.get(peer)
         if member is None:
             return None
-        lacking = self._config.active - 1
-        others = [other for other in self.neighbours if other != peer][:lacking]
+        others = [other for other in self.neighbours if other != peer][: self._upper]
         accepted = self._reply(peer, True, now)
         network = self._members.prefix(peer)
         if accepted is not None and self._quotas.may_walk(peer, network, now):
