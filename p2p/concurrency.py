@@ -47,7 +47,8 @@ class Notifier:
 
     def notify_all(self) -> None:
         """Wake all tasks that wait now."""
-        self._waiting.unpark_all()
+        if self._waiting:
+            self._waiting.unpark_all()
 
     async def wait(self) -> None:
         """Return at the next `notify_all`."""

@@ -210,13 +210,13 @@ def on_host(
     carry_out: Callable[[Effect], None],
 ) -> Callable[[Effect | HostEffect], None]:
     """Carry out `p2p.effects` on ``host`` and hand all other effects to ``carry_out``."""
-    send = host.send
+    send, add_addrs = host.send, host.add_addrs
 
     def carry_out_any(effect: Effect | HostEffect) -> None:
         if isinstance(effect, Send):  # nearly all are
             send(effect.peer, protocol, effect.data)
         elif isinstance(effect, AddAddrs):
-            host.add_addrs(effect.peer, effect.addrs, effect.source)
+            add_addrs(effect.peer, effect.addrs, effect.source)
         elif isinstance(effect, Penalise):
             world.sometimes("driver/penalised a peer", True)
             host.penalise(effect.peer, effect.offence.points, effect.reason)

@@ -21,7 +21,6 @@ from p2p.membership.core.active_view import ANCHORS
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import (
     Bootstrap,
-    Changed,
     ClockOff,
     Disconnected,
     Effect,
@@ -253,18 +252,18 @@ class Membership:
             self._world.trace("membership.clock", seconds=round(off.seconds), peers=off.peers)
 
     def _carry_out(self, effect: OwnEffect) -> None:
-        match effect:
+        match effect:  # the most frequent first
+            case MemberEvent(change, member):
+                self._found.notify_all()
+                self._world.trace(f"member.{change.value}", peer=member.peer)
+                for listener in self._listeners:
+                    listener(effect)
             case SaveAnchors(addrs):
                 self._write(ANCHORS_PATH, "\n".join(map(str, addrs)).encode())
             case ReserveSeqnos(ceiling):
                 self._write(SEQNO_PATH, str(ceiling).encode())
             case NeighboursChanged(neighbours):
                 self._note_neighbours(neighbours)
-            case Changed(event):
-                self._found.notify_all()
-                self._world.trace(f"member.{event.change.value}", peer=event.member.peer)
-                for listener in self._listeners:
-                    listener(event)
 
     def _note_neighbours(self, neighbours: tuple[PeerId, ...]) -> None:
         self._host.protect("neighbours", neighbours)

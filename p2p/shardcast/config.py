@@ -56,6 +56,7 @@ class ShardcastStats:
     """Counts of one node since it started; bytes are wire bytes of chunks."""
 
     uploaded_as_origin: int = 0
+    """Of policies of our own."""
     uploaded_as_relay: int = 0
     from_origin: int = 0
     from_peers: int = 0
@@ -73,23 +74,3 @@ class ShardcastStats:
     disk_failures: int = 0
     versions_too_large: int = 0
     """Versions given up because this disk is too small for them."""
-
-    def note_disk(self, *, refuses: bool) -> None:
-        """The disk refused a write, or takes data again."""
-        self.disk_refuses = refuses
-        self.disk_failures += refuses
-
-    def count_came(self, size: int, *, asked: bool, origin: bool) -> None:
-        """A chunk came for the first time: because it was asked for, from the origin itself."""
-        self.chunks_repaired += asked
-        if origin:
-            self.from_origin += size
-        else:
-            self.from_peers += size
-
-    def count_sent(self, size: int, *, origin: bool) -> None:
-        """A chunk left; ``origin`` if it is of a policy of ours."""
-        if origin:
-            self.uploaded_as_origin += size
-        else:
-            self.uploaded_as_relay += size

@@ -371,14 +371,15 @@ class Shardcast:
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
-        self.stats.note_disk(refuses=True)
+        self.stats.disk_refuses = True
+        self.stats.disk_failures += 1
         self._disk.note_failure(error)
         self._driver.feed(ev.Unwritable())
 
     async def _mend_disk(self) -> None:
         while True:
             await self._disk.wait_mended()
-            self.stats.note_disk(refuses=False)
+            self.stats.disk_refuses = False
             waiting, self._unfinished = self._unfinished, []
             for job in waiting:
                 self._jobs.send_nowait(job)

@@ -11,8 +11,8 @@ from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
 from p2p.membership.core.events import (
     Bootstrap,
-    Changed,
     Disconnected,
+    MemberEvent,
     Received,
     Tick,
     Unreachable,
@@ -51,8 +51,8 @@ class MembershipSwarm(CoreSwarm):
         match effect:
             case Send(peer, data):
                 self.send(node, peer, data)
-            case Changed(event):
-                node.events.append((self.now, event))
+            case MemberEvent():
+                node.events.append((self.now, effect))
             case Penalise(peer, offence, _):
                 node.penalties[peer] += round(offence.points)
             case AddAddrs():

@@ -382,7 +382,7 @@ class MembershipCore:
             return False
         member, dissemination = self._members.get(peer), self._dissemination
         held = member is not None
-        if seqno <= (self._members.newest(peer) if member is None else member.seqno):
+        if seqno <= (self._members.seqno_of_dead(peer) if member is None else member.seqno):
             dissemination.neighbour_heard(peer, seqno, source)
             self._on_stale(signed, source)
             return False

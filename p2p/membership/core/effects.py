@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2p.effects import Send
 from p2p.identity import PeerId
-from p2p.membership.core.events import Change, Changed, Effect, Member, MemberEvent
+from p2p.membership.core.events import Change, Effect, Member, MemberEvent
 from p2p.membership.messages import Message, encode_message
 
 
@@ -32,7 +32,7 @@ class EffectBuffer:
 
     def tell(self, change: Change, member: Member) -> None:
         """News for the node."""
-        self._effects.append(Changed(MemberEvent(change, member)))
+        self._effects.append(MemberEvent(change, member))
 
     def take(self) -> list[Effect]:
         """What was put here since the last time."""

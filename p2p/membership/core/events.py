@@ -97,7 +97,7 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True)
 class MemberEvent:
-    """A change in who is a member."""
+    """A change in who is a member: an effect of the core, for the node to hear."""
 
     change: Change
     member: Member
@@ -209,12 +209,5 @@ class NeighboursChanged:
     neighbours: tuple[PeerId, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Changed:
-    """Tell the node."""
-
-    event: MemberEvent
-
-
-OwnEffect = SaveAnchors | ReserveSeqnos | NeighboursChanged | Changed
+OwnEffect = SaveAnchors | ReserveSeqnos | NeighboursChanged | MemberEvent
 Effect = HostEffect | OwnEffect

@@ -123,7 +123,7 @@ class FailureDetector:
             return
         if self._dissemination.is_known(peer, signed.seqno, suspected=True, source=source):
             return
-        if member is None and self._members.newest(peer) >= signed.seqno:
+        if member is None and self._members.seqno_of_dead(peer) >= signed.seqno:
             return
         if member is not None and member.seqno == signed.seqno:
             signed = member.signed  # its signature was verified, that of a look-alike was not

@@ -5,7 +5,7 @@ Theory of operation
 The list holds HyParView's passive view, the neighbours, and peers that send us heartbeats
 because they are interested in us. It is bounded, and peers are cheap to invent, so the rules of
 `evictee` say which member goes when it is full: the young displace each other, and of a few
-drawn at random the one goes whose network or introducer has most seats.
+drawn at random one goes whose network or introducer is the most frequent among them.
 
 A tombstone keeps a dead peer dead: without it an old heartbeat that another node still passes
 on would bring the peer back.
@@ -14,10 +14,11 @@ on would bring the peer back.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
-from itertools import takewhile
+from operator import attrgetter
 from random import Random
 from typing import Final
 
@@ -39,10 +40,9 @@ from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 STALE_CHECK: Final = 12.0
 """Intervals between two looks for the stale among all those known through others: in a large
 swarm a peer always is, and a look each interval took an eighth of a node's time."""
-SPARSE: Final = 7 / 8
-"""Share of its capacity up to which a view tells the neighbours whom it has met. A fuller one
-is a random sample, in which every death makes room for one more: no news, and the digests with
-the heartbeats suffice."""
+SPARSE: Final = 1 / 2
+"""Share of its capacity up to which a view tells the neighbours at once whom it has met. A
+fuller one is a sample already: the digests with the heartbeats suffice."""
 CROWDED: Final = 63 / 64
 """Share of its capacity from which a view is crowded: 202 of 205, so that a death or two do not
 make it look for more."""
@@ -57,9 +57,9 @@ PREFIX_SHARE: Final = 1 / 4
 """Share of a view that one network may have (`prefix`), where `OTHERS` are known outside it."""
 OTHERS: Final = 16
 """Members outside a network from which on it is not the only one there is."""
-SURPLUS_TRIES: Final = 8
-"""Random members of which the one goes whose network, or whose introducer, has most of those
-that may go."""
+DRAWN: Final = 24
+"""Members drawn at random when one must go: it is of the network, or the introducer, that is
+the most frequent among them. Who named a third of the members is that nearly always."""
 MAX_TOMBSTONES: Final = 4096
 """Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once needs 500;
 one more is forgotten, oldest first, and may be taken in again by an old heartbeat."""
@@ -181,10 +181,10 @@ class MemberList:
         tombstone = self._tombstones.get(key)
         return key == self._local or (tombstone is not None and seqno <= tombstone.signed.seqno)
 
-    def newest(self, peer: PeerId) -> int:
-        """The newest sequence number known of a living or dead peer; -1 if none is."""
-        known = self.get(peer) or self.tombstone(peer)
-        return known.signed.seqno if known else -1
+    def seqno_of_dead(self, peer: PeerId) -> int:
+        """The last sequence number of a dead peer; -1 if we know of no death of it."""
+        tombstone = self.tombstone(peer)
+        return -1 if tombstone is None else tombstone.signed.seqno
 
     def members(self) -> list[Member]:
         """All the living."""
@@ -373,9 +373,9 @@ class MemberList:
         is too full.
 
         A network beyond its share changes only among itself. Of a full view a young member goes
-        if the young have their share, else any; and among a few drawn at random the one whose
-        network or whose introducer has most of those that might go: so that neither one
-        neighbour nor one address range, whatever it names, has more than it would by chance.
+        if the young have their share, else any; and of a few drawn at random one whose network
+        or whose introducer is the most frequent among them: so that neither one neighbour nor
+        one address range, whatever it names, has more than it would by chance.
         """
         pool = self._of_crowded_prefix(keep) if self._prefixes else []
         if not pool:
@@ -384,31 +384,15 @@ class MemberList:
             is_full_house = passive > config.passive or self._directs > config.direct
             if self.has_room() or (self.has_audience and not is_full_house):
                 return None
-            young = self._young(now)
-            all_of_them = self._members.values()
-            share = YOUNG_SHARE * config.capacity
-            pool = young if len(young) > share else list(all_of_them)
-        spares_direct = self.has_audience and self._directs <= self._config.direct
-        pool = [
-            member
-            for member in pool
-            if member.peer not in neighbours
-            if member.peer != keep and not (spares_direct and member.direct)
-        ]
-        if not pool:
-            return keep
-        return self._most_crowded(pool).peer
-
-    def _most_crowded(self, pool: list[MemberState]) -> MemberState:
-        """Of a few of ``pool`` the one whose network or introducer has most of it."""
-        prefixes = Counter([member.prefix for member in pool if member.prefix is not None])
-        introducers = Counter([member.introducer for member in pool])
-        drawn = self._rng.sample(pool, min(SURPLUS_TRIES, len(pool)))
-
-        def crowd(member: MemberState) -> int:
-            return max(prefixes[member.prefix or b""], introducers[member.introducer])
-
-        return max(drawn, key=crowd)
+            pool = list(self._members.values())
+            young = self._count_young(pool, now)
+            if young > YOUNG_SHARE * config.capacity:
+                pool = pool[-young:]
+        if self.has_audience and self._directs <= self._config.direct:
+            pool = [member for member in pool if not member.direct]
+        spared = {keep, *neighbours}
+        drawn = self._rng.choices(pool, k=DRAWN) if pool else []
+        return _most_crowded([one for one in drawn if one.peer not in spared], keep)
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
         """The members in the network of ``peer``, if they are more than its share; else
@@ -425,11 +409,10 @@ class MemberList:
         member = self.get(peer)
         return member is not None and member.since > now - YOUNG * self._config.interval
 
-    def _young(self, now: float) -> list[MemberState]:
-        """The members that were met last; a dict keeps them in the order in which they came."""
+    def _count_young(self, members: list[MemberState], now: float) -> int:
+        """How many of ``members``, in the order in which they came, were met lately."""
         since = now - YOUNG * self._config.interval
-        newest_first = reversed(self._members.values())
-        return list(takewhile(lambda member: member.since > since, newest_first))
+        return len(members) - bisect_right(members, since, key=attrgetter("since"))
 
     def _leave_prefix(self, member: MemberState) -> None:
         if member.prefix is not None:
@@ -542,3 +525,15 @@ class MemberList:
         if watch.liveness is Liveness.SUSPECTED:
             end = min(end, watch.suspected_at + CONFIRM * interval)
         return end
+
+
+def _most_crowded(drawn: list[MemberState], otherwise: PeerId) -> PeerId:
+    """One of those ``drawn`` whose network or introducer is the most frequent among them."""
+    introducers = Counter([member.introducer for member in drawn])
+    prefixes = Counter([member.prefix for member in drawn])
+    del prefixes[None]
+
+    def crowd(member: MemberState) -> int:
+        return max(prefixes[member.prefix], introducers[member.introducer])
+
+    return max(drawn, key=crowd).peer if drawn else otherwise

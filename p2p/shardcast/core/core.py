@@ -270,7 +270,7 @@ class ShardcastCore:
                 if not download.exist(chunks):
                     self._ban(peer, "took chunks that do not exist")
                 else:
-                    download.note_taken(peer, chunks)
+                    download.availability.note_taken(peer, chunks)
             case Want(_, wanted):
                 self._answer_want(peer, download, wanted)
 
@@ -300,7 +300,7 @@ class ShardcastCore:
 
     def _describe(self, download: Download, index: Index) -> None:
         if download.index is None:
-            download.describe(index)
+            download.index = index
             self._versions.restrict(download)
             self._out.append(ev.Begin(download.manifest, index))
 
@@ -321,7 +321,9 @@ class ShardcastCore:
             manifest = download.manifest
             is_handed_out = download.name == manifest.name_of(manifest.handed_out)
             if manifest.trainer == roster.origin and is_handed_out:
-                download.expect_pushes()  # other ways to the version are only pulled
+                # From now on what the origin gives is pushed. What it gave before is passed
+                # over by the first chunk that comes, and pulled then.
+                download.pull_only = False
                 self._open_lines(download)
 
     def _open_lines(self, download: Download) -> None:
@@ -364,7 +366,7 @@ class ShardcastCore:
     def _postpone_all(self) -> None:
         """The disk refused: stop fetching, and remember what to begin with when it takes
         data."""
-        self._versions.note_disk_full()
+        self._versions.is_disk_full = True
         for download in [d for d in self._downloads.values() if not d.is_whole]:
             self._out += self._repair.decline(download)
             self._out.append(ev.Abandon(download.name))
@@ -375,7 +377,7 @@ class ShardcastCore:
         """Fetch what came while the disk refused: it is not pushed any more."""
         for manifest in self._versions.take_postponed():
             for download in self._adopt(manifest):
-                download.pull_everything()
+                download.pull_only = True
                 self._out += self._repair.inquire(download, self._now)
 
     def _halt(self, evidence: Equivocation) -> None:
@@ -493,8 +495,12 @@ class ShardcastCore:
         pushed = arrival.request is None and header.stripe != NO_STRIPE
         download.accept(arrival, self._now, pushed=pushed)
         from_origin = peer == download.manifest.trainer
-        self.stats.count_came(len(data), asked=arrival.is_answer, origin=from_origin)
+        self.stats.chunks_repaired += arrival.is_answer
         self.flows.count_came(peer, len(data))
+        if from_origin:
+            self.stats.from_origin += len(data)
+        else:
+            self.stats.from_peers += len(data)
         self._stripe_counts.note_pushed(header, self._now)
         self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
         self._upload.relay(download, header, peer, self._now)
@@ -523,15 +529,17 @@ class ShardcastCore:
         if header is not None:
             self._origin.note_left(peer, header, self._now)
             download = self._downloads.get(header.policy)
-        ours = download is not None and download.manifest.trainer == self._local
-        self.stats.count_sent(size, origin=ours)
         self.flows.count_sent(peer, size)
+        if download is not None and download.manifest.trainer == self._local:
+            self.stats.uploaded_as_origin += size
+        else:
+            self.stats.uploaded_as_relay += size
 
     def _stored(self, name: bytes) -> None:
         download = self._downloads.get(name)
         if download is None:
             return
-        download.mark_stored()
+        download.stored = True
         if not download.is_patch:
             self.stats.versions_completed += 1
             self._advance_newest(download.manifest)
@@ -646,7 +654,7 @@ class ShardcastCore:
         for download in self._downloads.values():
             if download.manifest.trainer == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
-                download.inquire_now(self._now)
+                download.inquire_at = self._now
             if self._origin.is_resumed(download.name):
                 self._out.append(ev.Send(peer, Ask(download.name, False)))
         best = self._versions.best

@@ -34,10 +34,6 @@ class Request:
     asked: float
     deadline: float
 
-    def extend(self, deadline: float) -> None:
-        """Wait until ``deadline``, if that is later."""
-        self.deadline = max(self.deadline, deadline)
-
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
@@ -66,6 +62,7 @@ class Download:
         self.encoding = encoding if encoding is not None else manifest.anchor
         self.count = self.encoding.chunks
         self.index: Index | None = None
+        """None until it is known: no chunk can be judged before."""
         self.stored = False
         """Whether it is whole, durable and assembled."""
         self.pull_only = False
@@ -186,26 +183,9 @@ class Download:
         """Bytes of a chunk on the wire, in the mean."""
         return self.encoding.wire / self.count
 
-    def describe(self, index: Index) -> None:
-        """The index is known: chunks can be judged from now on."""
-        self.index = index
-
     def restrict(self, wanted: ChunkSet) -> None:
         """Fetch no other chunks than these."""
         self._wanted = wanted
-
-    def pull_everything(self) -> None:
-        """No peer pushes this version: what any holder has is pulled."""
-        self.pull_only = True
-
-    def expect_pushes(self) -> None:
-        """A roster names this node: what the origin gives away from now on is pushed. What it
-        gave before is passed over by the first chunk that comes, and pulled then."""
-        self.pull_only = False
-
-    def mark_stored(self) -> None:
-        """It is whole, durable and assembled."""
-        self.stored = True
 
     # Waiting
 
@@ -234,10 +214,6 @@ class Download:
         is_stuck = not found or self._inquiries > 1
         self.may_ask_origin = self.may_ask_origin or is_stuck
         return is_stuck
-
-    def inquire_now(self, now: float) -> None:
-        """Ask other peers what they have with the next tick."""
-        self.inquire_at = now
 
     @property
     def was_inquired(self) -> bool:
@@ -301,22 +277,10 @@ class Download:
         for chunk in news - self.verified - self._lateness.urgent:
             self._lateness.note_seen(chunk, peer, now)
 
-    def note_taken(self, peer: PeerId, chunks: ChunkSet) -> None:
-        """``peer`` gets these chunks, all of which exist, elsewhere."""
-        self._availability.note_taken(peer, chunks)
-
-    def note_wanted(self, peer: PeerId, chunk: int) -> None:
-        """``peer`` asks this node for a chunk."""
-        self._availability.note_wanted(peer, chunk)
-
     def note_withheld(self, chunk: int, parent: PeerId) -> None:
         """``parent`` holds a chunk and will not push it: it is asked for it like any holder."""
         self._availability.note_held(parent, ChunkSet(1 << chunk))
         self._lateness.note_withheld(chunk)
-
-    def is_needed_by(self, peer: PeerId, chunk: int) -> bool:
-        """Whether ``peer`` may still need a chunk pushed to it, as far as this node knows."""
-        return self._availability.needs(peer, chunk)
 
     def lose(self, peer: PeerId) -> None:
         """Forget ``peer``; what it was to bring is urgent now."""
@@ -350,7 +314,7 @@ class Download:
         least."""
         for request in self._requests.values():
             if request.peer == peer:
-                request.extend(deadline)
+                request.deadline = max(request.deadline, deadline)
 
     def expire(self, now: float) -> dict[int, Request]:
         """Give up requests that are past their deadline; returns them."""

@@ -86,10 +86,6 @@ class Gift:
     """When it left the origin; until then, when it was queued."""
     has_left: bool = False
 
-    def leave(self, now: float) -> None:
-        """It has left the origin."""
-        self.since, self.has_left = now, True
-
 
 @dataclass(slots=True)
 class GivenChunk:
@@ -106,15 +102,3 @@ class GivenChunk:
     def advance(self, event: GiftEvent) -> None:
         """Apply `TRANSITIONS`."""
         self.stage = TRANSITIONS.get((self.stage, event), self.stage)
-
-    def give(self, gift: Gift) -> None:
-        """It is given to a root."""
-        self.gift = gift
-
-    def repeat(self, now: float) -> None:
-        """It is given again, or about to be."""
-        self.repeated = now
-
-    def note_asked(self, by: PeerId) -> None:
-        """A peer asks the origin itself for it."""
-        self.asker = self.asker or by

@@ -169,10 +169,10 @@ class HandOut:
         self._advance(number, GiftEvent.GIVE)
         chunk = self._chunk(number)
         gift = Gift(number, peer, self.forest.roster, now)
-        chunk.give(gift)
+        chunk.gift = gift
         root.give(gift)
         if had is not None or self.is_resumed:
-            chunk.repeat(now)
+            chunk.repeated = now
         self._next = max(self._next, number + 1)
         stripe = self.epoch, root.stripe
         self._given[stripe] = self._given.get(stripe, 0) + 1
@@ -362,7 +362,7 @@ class HandOut:
         is_sure = (
             self.is_resumed or chunk.stage is GiftStage.DOUBTED or chunk.asker not in (None, by)
         )
-        chunk.note_asked(by)
+        chunk.asker = chunk.asker or by
         if chunk.stage.is_urgent:
             return is_soon_given
         had = chunk.gift.root if chunk.gift is not None else None
@@ -370,7 +370,7 @@ class HandOut:
         if not is_repeated and any(peer != had for peer in self._active):
             if is_sure:
                 self._advance(number, GiftEvent.ASK)
-                chunk.repeat(now)
+                chunk.repeated = now
             return is_sure
         return now < chunk.repeated + self._usual_wait
 

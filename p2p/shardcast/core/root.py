@@ -78,7 +78,8 @@ class Root:
     def note_left(self, now: float) -> None:
         """The first chunk that had not left has left."""
         if self._left < len(self._gifts):
-            self._gifts[self._left].leave(now)
+            gift = self._gifts[self._left]
+            gift.since, gift.has_left = now, True
             self._left += 1
 
     def confirm(self, received: int, granted: int, now: float) -> list[Gift]:

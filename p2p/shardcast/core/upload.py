@@ -181,7 +181,7 @@ class Upload:
         What its line carries in a round trip may wait besides: to fetch it elsewhere would take
         longer. A child that has taken none yet is still being dialled, and is not slow.
         """
-        needed = download.is_needed_by(child, header.index)
+        needed = download.availability.needs(child, header.index)
         queue = self._queue(child)
         room = CHILD_BACKLOG + queue.rate * self._lines.to(child).round_trip
         if needed and queue.backlog < (room if queue.rate else MAX_CREDIT):
@@ -293,7 +293,7 @@ class Upload:
         if chunk not in download.verified or queue.owed >= MAX_WANT:
             return
         if self._allowance(download).take_answer(peer):
-            download.note_wanted(peer, chunk)
+            download.availability.note_wanted(peer, chunk)
             self.push(peer, ChunkHeader(download.name, chunk))
 
     def _allowance(self, download: Download) -> Allowance:
@@ -379,7 +379,7 @@ class Upload:
         return None
 
     def _is_wanted(self, peer: PeerId, download: Download, chunk: int) -> bool:
-        return chunk in download.verified and download.is_needed_by(peer, chunk)
+        return chunk in download.verified and download.availability.needs(peer, chunk)
 
     def _explain(
         self, peer: PeerId, queue: SendQueue, header: ChunkHeader

@@ -39,7 +39,8 @@ class Versions:
         """The newest policy that is whole here."""
         self.downloads: dict[bytes, Download] = {}
         self.is_disk_full = False
-        """Whether the disk takes nothing: what is announced is postponed instead of fetched."""
+        """Whether the disk takes nothing, until `take_postponed`: what is announced is
+        postponed instead of fetched."""
         self._local = local
         self._statements = statements
         self._stall = stall
@@ -142,7 +143,7 @@ class Versions:
             if name not in self.downloads:
                 download = Download(hop.manifest, now, self._stall, hop.encoding)
                 if not is_fed or hop != handed_out:
-                    download.pull_everything()
+                    download.pull_only = True
                 self.downloads[name] = download
                 begun.append(download)
         fetched = [d for d in self.downloads.values() if not d.is_whole]
@@ -220,10 +221,6 @@ class Versions:
         return tuple(self._early.pop(name, ()))
 
     # A disk that refuses
-
-    def note_disk_full(self) -> None:
-        """The disk takes nothing until `take_postponed`."""
-        self.is_disk_full = True
 
     def postpone(self, manifest: Manifest) -> None:
         """Remember a version, and forget older ones beyond `MAX_FETCHES`."""

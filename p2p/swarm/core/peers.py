@@ -83,13 +83,12 @@ class AddressBook:
             return self._add_hearsay(peer, addrs)
         book = self._owner if source is AddrSource.OWNER else self._signed
         known = book.get(peer, ())
-        fresh = _places(peer, tuple(addrs))
+        places = _places if source is AddrSource.OWNER else _nameless_places
+        fresh = places(peer, tuple(addrs))
         if fresh is known and len(book) < MAX_PEERS // 2:
             # Nearly every call brings nothing new. No peer has to be forgotten soon, so the
             # order in which they were heard of does not matter yet.
             return False
-        if source is not AddrSource.OWNER:
-            fresh = _without_names(fresh)
         if peer not in book:  # nothing to merge, as of most peers of a swarm that starts
             if fresh:
                 book[peer] = fresh
@@ -106,7 +105,7 @@ class AddressBook:
 
     def _add_hearsay(self, peer: PeerId, addrs: Sequence[Multiaddr]) -> bool:
         known = self._hearsay.get(peer, ())
-        fresh = _without_names(_places(peer, tuple(addrs)))
+        fresh = _nameless_places(peer, tuple(addrs))
         if fresh == known and len(self._hearsay) < MAX_PEERS // 2:
             return False
         certain = {*self._owner.get(peer, ()), *self._signed.get(peer, ())}
@@ -191,13 +190,14 @@ def _places(peer: PeerId, addrs: _Addrs) -> _Addrs:
     return tuple(places)[:MAX_ADDRS]
 
 
-def _without_names(addrs: _Addrs) -> _Addrs:
-    """Only what can be dialled without asking a name server, which a stranger could make slow,
-    or watch.
+@functools.lru_cache(_MEMO)
+def _nameless_places(peer: PeerId, addrs: _Addrs) -> _Addrs:
+    """Those of `_places` that can be dialled without asking a name server, which a stranger
+    could make slow, or watch.
     """
-    if any(addr.parts[0][0].startswith("dns") for addr in addrs):
-        return tuple(addr for addr in addrs if not addr.parts[0][0].startswith("dns"))
-    return addrs
+    places = _places(peer, addrs)
+    nameless = tuple([addr for addr in places if not addr.parts[0][0].startswith("dns")])
+    return places if nameless == places else nameless
 
 
 @dataclass(slots=True)

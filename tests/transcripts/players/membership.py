@@ -179,10 +179,9 @@ class MembershipPlayer:
                 message = decode_message_untrusted(effect.data)
                 is_routine = is_routine and isinstance(message, Beat | Newcomers | Want)
                 lines.append(f"-> {receiver}: {self.text(message)}")
-            elif isinstance(effect, ev.Changed):
+            elif isinstance(effect, ev.MemberEvent):
                 is_routine = False
-                changed = effect.event
-                lines.append(f"{self.names[changed.member.peer]} {changed.change.value}")
+                lines.append(f"{self.names[effect.member.peer]} {effect.change.value}")
             elif isinstance(effect, Penalise):
                 is_routine = False
                 lines.append(
