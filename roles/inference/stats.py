@@ -23,12 +23,16 @@ class InferenceCounts:
     policies_loaded: int = 0
     policies_skipped: int = 0
     retries: int = 0
+    uploads: int = 0
+    """Submissions that a validator has sent for, each time."""
     idle: bool = False
     """Whether the run has all its steps."""
     version: PolicyVersion = NO_POLICY
     """The policy in the engine."""
     refusal: str = ""
     """What a validator said last that will not change by asking again."""
+    waits: str = ""
+    """Why no work is begun now, though there is a policy; empty if it is."""
 
     def count(self, verdict: SignedVerdict) -> None:
         """A verdict came."""
@@ -52,7 +56,9 @@ class InferenceCounts:
             "policies_loaded": self.policies_loaded,
             "policies_skipped": self.policies_skipped,
             "retries": self.retries,
+            "uploads": self.uploads,
             "refusal": self.refusal,
+            "waits": self.waits,
             "idle": self.idle,
             **{verdict.value: self.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
@@ -65,4 +71,5 @@ class InferenceCounts:
         rejected = self.verdicts.get(Verdict.REJECTED.value, 0)
         parts.append(f"{rejected * each:,} rejected{because(self.reasons)}")
         parts += [f"refused: {self.refusal}"] if self.refusal else []
+        parts += [f"waits: {self.waits}"] if self.waits else []
         return ", ".join(parts)

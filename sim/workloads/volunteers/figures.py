@@ -300,6 +300,11 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
         "useful_share": round(trainer["groups_used"] * size / max(1, begun), 4),
         "policies_skipped": sum(worker.counts.policies_skipped for worker in workers),
         "retries": sum(worker.counts.retries for worker in workers),
+        "uploads": sum(worker.counts.uploads for worker in workers),
+        "uploads_each": round(
+            sum(worker.counts.uploads for worker in workers) / max(1, len(journal.submitted)),
+            3,
+        ),
         "deaths": sum(
             len(lives) - (lives[-1][1] == math.inf) for lives in journal.lives.values()
         ),
