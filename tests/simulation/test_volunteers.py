@@ -112,9 +112,7 @@ def test_the_report_gets_curves_and_histograms() -> None:
     assert all(result.distributions.values())
 
 
-def test_too_many_volunteers_waste_little_and_keep_no_trainer_waiting() -> (
-    None
-):
+def test_too_many_volunteers_waste_little_and_keep_no_trainer_waiting() -> None:
     """Each made all it could: 59 % of the rollouts went stale, the trainer waited 14 % of the
     time, and a submission was sent eight times."""
     many = small(sized_for=24, batch_rollouts=384, validator="1xH100")
