@@ -50,7 +50,7 @@ from p2p.node.role import Progress, Reporter
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.swarm.limits import reach_of
+from p2p.swarm.core.limits import reach_of
 from proofs.checks import Verdict
 from roles.demo.command import complaints, free_memory, main as demo_main
 from roles.demo.shows import SORTING
