@@ -372,14 +372,14 @@ class Reception:
             )
         if not shardcast.holds(version):
             return self._judge.forgo(commitment)
-        if not self._demand.shares.asked_for(commitment):
-            self._world.sometimes("validator/refused what is not wanted", True)
-            return self._refuse(NOT_WANTED, _why_not_wanted(self._demand), retry=True)
         if self._judge.has_strayed(commitment):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
         refuted = self._judge.refute(commitment, head.total)
         if refuted is not None:
             return self._dismiss(refuted)
+        if not self._demand.shares.asked_for(commitment):
+            self._world.sometimes("validator/refused what is not wanted", True)
+            return self._refuse(NOT_WANTED, _why_not_wanted(self._demand), retry=True)
         if not self._queue.has_room(author, world.now()) or world.buggify(
             "validator/full queue"
         ):
