@@ -13,6 +13,12 @@ that is the back-pressure of the whole pipeline, from the trainer's pool to this
 one is stuck and the others pass it, nothing is drawn that the validator would take for a gap
 (`roles.validator.core.sequence`), until it has arrived or a new policy has come.
 
+The trainer says how many places it wants from each node under a policy
+(`roles.protocol.core.demand`): one that it does not want is not begun, before it has said more
+or there is a newer policy. Until it was heard, for `HEARING` seconds nothing is begun, and
+after that one place at a time. The validator is offered a submission, and sends for its content
+if it can judge it now.
+
 When a new policy comes, no place is begun under the old one. What is under way is drawn to its
 end if a trainer may still use it (`lag` of the recipe), and dropped if not, also when that
 happens in the middle: what was dropped was at the end of the draw order, and leaves no gap.
@@ -23,6 +29,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
@@ -51,7 +58,8 @@ from roles.protocol.core.assignment import (
 )
 from roles.protocol.core.messages import (
     MAX_REPLY,
-    ROLLOUT_PROTOCOL,
+    OFFER_PROTOCOL,
+    SEND,
     TOO_LONG,
     Commitment,
     Refusal,
@@ -61,7 +69,8 @@ from roles.protocol.core.messages import (
     decode_reply_untrusted,
     encode_groups,
 )
-from roles.protocol.request import Backoff, ask
+from roles.protocol.demand import demand_of
+from roles.protocol.request import Backoff, offer
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
@@ -75,6 +84,9 @@ file."""
 UNDER_WAY: Final = 4
 """Submissions without a verdict, those in the engine included: enough to hide a round trip, a
 queue, and the longest answers of one behind those of the next; few enough not to go stale."""
+HEARING: Final = 30.0
+"""Seconds that a node waits to hear what the trainer wants, which says it every 20 s
+(`roles.trainer.demand.EVERY`): after that there may be no way for its words."""
 
 
 class InferenceSession:
@@ -107,6 +119,8 @@ class InferenceSession:
         self._places = OpenPlaces()
         self._has_turn = False
         """Whether room was acquired for the place to begin next."""
+        self._demand = demand_of(node)
+        self._hears_until = node.world.now() + HEARING
         self._barren = NO_POLICY
         """Under which the environment has failed."""
         self._policy = b""
@@ -249,8 +263,12 @@ class InferenceSession:
             version = self.loaded if self._places else await self.load_newest()
             newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
             index = self._places.next_index if self._places else outbox.next_index(version)
-            if outbox.lead(version, index) > REORDER_WINDOW:
-                waits: list[Callable[[], Awaitable[object]]] = [outbox.wait_removed, newer]
+            self.counts.waits = self._why_not_wanted(version, index)
+            waits: list[Callable[[], Awaitable[object]]]
+            if self.counts.waits:
+                waits = [self._wait_demand, outbox.wait_removed, newer]
+            elif outbox.lead(version, index) > REORDER_WINDOW:
+                waits = [outbox.wait_removed, newer]
             elif self._barren == version:
                 waits = [newer]
             else:
@@ -269,6 +287,27 @@ class InferenceSession:
                 return None
             self.counts.doing = Doing.WAITS_FOR_NEWER
             await _wait_any(*waits)
+
+    def _why_not_wanted(self, version: PolicyVersion, index: int) -> str:
+        """Why this node is not to begin this place now, for people; empty if it is."""
+        shares = self._demand.shares
+        is_asked = shares.asks_for(self.node.peer_id, version, self._policy, index)
+        if is_asked is None and shares.newest is None:
+            if self.node.world.now() < self._hears_until:
+                return "it has not heard yet how much the trainer wants"
+            is_one = not self._places and not len(self._outbox)
+            return "" if is_one else "it has not heard how much the trainer wants"
+        if is_asked is False:
+            return f"{shares.newest}; this node's turn comes with more, or with a newer policy"
+        return ""
+
+    async def _wait_demand(self) -> None:
+        """Return when the trainer has said something else, or might have by now."""
+        left = math.inf
+        if self._demand.shares.newest is None:
+            left = max(0.0, self._hears_until - self.node.world.now()) or math.inf
+        with trio.move_on_after(left):
+            await self._demand.wait_change()
 
     async def begin(self, place: OpenPlace) -> None:
         """Do the work, or let the engine do it: as the run prescribes."""
@@ -338,7 +377,13 @@ class InferenceSession:
         await dawdle(world, "inference/late submission")
         while (verdict := await self._ask_in_time(next(validators), submission)) is None:
             self.counts.retries += 1
-            await backoff.wait()
+            if self._demand.shares.asked_for(commitment):
+                await backoff.wait()
+            else:  # a validator refuses it unread
+                newer = PolicyVersion(self.node.shardcast.newest + 1)
+                await _wait_any(
+                    self._demand.wait_change, partial(self.node.shardcast.wait_policy, newer)
+                )
         self.counts.count(verdict)
         assert self.book is not None  # `work_forever` has opened it
         await self._durable.insist(partial(self.book.settle, submission, verdict))
@@ -359,9 +404,15 @@ class InferenceSession:
 
     async def ask(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:
         """One attempt; None when it should be repeated."""
-        node = self.node
-        data = await ask(
-            node, validator, ROLLOUT_PROTOCOL, submission.to_bytes(), max_reply=MAX_REPLY
+        node, counts = self.node, self.counts
+
+        def is_sent_for(reply: bytes) -> bool:
+            is_send = reply == SEND
+            counts.uploads += is_send
+            return is_send
+
+        data = await offer(
+            node, validator, OFFER_PROTOCOL, submission.framed(), is_sent_for, MAX_REPLY
         )
         if data is None:
             if self.counts.unanswered_since is None:

@@ -69,6 +69,8 @@ class InferenceCounts:
     policies_loaded: int = 0
     policies_skipped: int = 0
     retries: int = 0
+    uploads: int = 0
+    """Submissions that a validator has sent for, each time."""
     idle: bool = False
     """Whether the run has all its steps."""
     version: PolicyVersion = NO_POLICY
@@ -80,6 +82,8 @@ class InferenceCounts:
     """Tokens."""
     unanswered_since: float | None = None
     """Wall time since which no validator answers; None while one does."""
+    waits: str = ""
+    """Why no work is begun now, though there is a policy; empty if it is."""
 
     def count(self, verdict: SignedVerdict) -> None:
         """A verdict came."""
@@ -103,7 +107,9 @@ class InferenceCounts:
             "policies_loaded": self.policies_loaded,
             "policies_skipped": self.policies_skipped,
             "retries": self.retries,
+            "uploads": self.uploads,
             "refusal": self.refusal,
+            "waits": self.waits,
             "idle": self.idle,
             **{verdict.value: self.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }

@@ -141,6 +141,8 @@ def now_of(
         case _ if counts.unanswered_since is not None and pending:
             since = clock(counts.unanswered_since, wall)
             return f"no validator answers since {since}; your work is kept"
+        case Doing.WAITS_FOR_NEWER if counts.waits:
+            return f"resting: {counts.waits}"
         case Doing.WAITS_FOR_VERDICTS:
             return f"waiting for the verdicts on {pending} submissions{meanwhile}"
     return f"waiting for the next policy{meanwhile}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -13,6 +15,7 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.node.node import Node
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.offence import Offence
+from p2p.wire import FrameReader
 from p2p.world import World, dawdle
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,35 @@ class Backoff:
         await dawdle(self._world, "request/long pause")
 
 
+async def offer(
+    node: Node,
+    peer: PeerId,
+    protocol: ProtocolId,
+    parts: tuple[bytes, bytes],
+    is_sent_for: Callable[[bytes], bool],
+    max_reply: int,
+) -> bytes | None:
+    """As `ask`, of a frame in two ``parts``: the second goes out if the answer to the first
+    sends for it, and has an answer of its own."""
+
+    async def talk() -> bytes:
+        stream = await node.host.open_stream(peer, protocol)
+        async with stream:
+            reader = FrameReader(stream, max_reply)
+            await stream.send_all(parts[0])
+            answer = await reader.receive()
+            if answer is not None and is_sent_for(answer):
+                with suppress(trio.BrokenResourceError):  # it may have heard enough
+                    await stream.send_all(parts[1])
+                    await stream.send_eof()
+                answer = await reader.receive()
+            if answer is None:
+                raise BadMessage("the peer closed the stream without an answer")
+            return answer
+
+    return await _attempt(node, peer, protocol, talk)
+
+
 async def ask(
     node: Node,
     peer: PeerId,
@@ -57,10 +89,20 @@ async def ask(
 
     Whatever a peer does, it does not end this node.
     """
+
+    async def talk() -> bytes:
+        return await request(node.host, peer, protocol, payload, max_reply=max_reply)
+
+    return await _attempt(node, peer, protocol, talk)
+
+
+async def _attempt(
+    node: Node, peer: PeerId, protocol: ProtocolId, talk: Callable[[], Awaitable[bytes]]
+) -> bytes | None:
     try:
         with trio.fail_after(ANSWER_SECONDS):
             await node.locate(peer)
-            answer = await request(node.host, peer, protocol, payload, max_reply=max_reply)
+            answer = await talk()
             return None if node.world.buggify("request/lost answer") else answer
     except BadMessage as error:
         node.host.penalise(peer, Offence.NONSENSE.points, str(error))

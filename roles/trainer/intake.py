@@ -59,6 +59,7 @@ from roles.trainer.account import Accounts
 from roles.trainer.audit import AuditCounts, NotBorneOut
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import GroupPlace, Inbox
 
 logger = logging.getLogger(__name__)
@@ -87,6 +88,8 @@ class Intake:
         buffer: GroupBuffer,
         durable: Durable,
     ) -> None:
+        self.demand: DemandTeller | None = None
+        """Tells the workers what is wanted; without it each makes all it can."""
         self.buffer = buffer
         self._node = node
         self._recipe = recipe
@@ -200,9 +203,13 @@ class Intake:
         self._drop_liars()
         while (groups := self.buffer.take(count, self._step)) is None:
             self._make_room()
+            if self.demand is not None:
+                self.demand.wait_begins()
             await self._arrived.wait()
             self._drop_liars()
         self._learning = groups
+        if self.demand is not None:
+            self.demand.wait_ends()
         self._make_room()
         return groups
 
@@ -246,6 +253,8 @@ class Intake:
     def finish(self) -> None:
         """The run has all its steps: nothing more is wanted."""
         self._is_over = True
+        if self.demand is not None:
+            self.demand.finish()
         self._make_room()
 
     # What validators call.
@@ -307,6 +316,7 @@ class Intake:
         if reason:
             if reason != PLACE_TAKEN:
                 self._count_turned_down(verdict.commitment)
+            self._note_arrival(verdict.commitment, None)
             return Receipt.UNWANTED, reason
         self._taking[content] = None
         try:
@@ -331,6 +341,8 @@ class Intake:
         if _place(verdict.commitment) in self._filled:
             return Receipt.UNWANTED, PLACE_TAKEN
         await self._keep(work, groups)
+        teaching = sum(has_spread(buffered.group.rewards) for buffered in groups)
+        self._note_arrival(verdict.commitment, teaching)
         self._is_turning_away = False
         return Receipt.TAKEN, ""
 
@@ -343,6 +355,10 @@ class Intake:
     def _count_turned_down(self, commitment: Commitment) -> None:
         groups = self._recipe.submission
         self.accounts.turn_down(commitment.node, groups, is_over=self._is_over)
+
+    def _note_arrival(self, commitment: Commitment, teaching: int | None) -> None:
+        if self.demand is not None:
+            self.demand.arrive(commitment.node, commitment.version, teaching)
 
     def _drop_liars(self) -> None:
         """Nothing is learnt from what waits of a validator that was convicted."""

@@ -35,6 +35,7 @@ from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import BufferCounts, GroupBuffer
 from roles.trainer.curve import LearningCurve, Learnt
+from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
@@ -196,6 +197,7 @@ class Trainer:
         buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
         inbox = Inbox(node.world, INBOX)
         intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
+        intake.demand = DemandTeller(node, recipe, buffer)
         curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
         policies = PolicyFiles(
             engine,

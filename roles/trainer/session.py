@@ -96,6 +96,8 @@ class TrainerSession:
             await self.intake.restore(step)
             self.has_books = True
             nursery.start_soon(self.intake.audit_forever)
+            if self.intake.demand is not None:
+                nursery.start_soon(self.intake.demand.tell_forever)
             with self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve):
                 while step < self._recipe.steps:
                     step = await self._step(step)
@@ -191,6 +193,8 @@ class TrainerSession:
         self.policy_bytes = node.shardcast.manifest(version).anchor.wire
         await self._policies.forget_before(step)
         node.world.trace("published", version=step)
+        if self.intake.demand is not None:
+            self.intake.demand.publish(version)
 
     async def _step(self, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""

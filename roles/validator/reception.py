@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 import trio
@@ -40,8 +41,10 @@ from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.demand import NOT_WANTED
 from roles.protocol.core.messages import (
     HASH_RATE,
+    SEND,
     Commitment,
     Refusal,
     SignedVerdict,
@@ -51,6 +54,7 @@ from roles.protocol.core.messages import (
     decode_verdict_untrusted,
     encode_reply,
 )
+from roles.protocol.demand import HeardDemand, demand_of
 from roles.protocol.request import PATIENCE
 from roles.shared.seats import STRANGERS, Seat, Seats
 from roles.shared.sizes import MAX_HEAD
@@ -140,12 +144,20 @@ class Reception:
         self._forthcoming = Seats(FORTHCOMING_PER_PEER, FORTHCOMING, strangers=FORTHCOMING // 2)
         """Submissions that wait for their policy."""
 
+    @cached_property
+    def _demand(self) -> HeardDemand:
+        return demand_of(self._node)
+
     @property
     def reading(self) -> int:
         """Contents that are on their way."""
         return len(self._seats)
 
-    async def serve(self, stream: Stream) -> None:
+    async def serve_offer(self, stream: Stream) -> None:
+        """As `serve`, of a peer that waits with the content until it is sent for."""
+        await self.serve(stream, is_offer=True)
+
+    async def serve(self, stream: Stream, *, is_offer: bool = False) -> None:
         """A `StreamHandler`: one submission in, one answer out."""
         with self._streams.seat(stream.peer) as seated:
             if not seated:
@@ -162,7 +174,7 @@ class Reception:
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:
                 try:
-                    reply = await self._hear(stream)
+                    reply = await self._hear(stream, is_offer=is_offer)
                 except AtRest:
                     reply = self._rest()
             if reply is not None:
@@ -213,7 +225,7 @@ class Reception:
         self._turn_due = False
         self._let_in()
 
-    async def _hear(self, stream: Stream) -> SignedVerdict | Refusal | None:
+    async def _hear(self, stream: Stream, *, is_offer: bool) -> SignedVerdict | Refusal | None:
         """The answer to the submission on ``stream``; None if none comes."""
         head = await receive_head(stream)
         if head is None:
@@ -229,9 +241,11 @@ class Reception:
         if early is not None:
             return early
         head.check_signature(self._world.verify)
-        return await self._read(stream, head)
+        return await self._read(stream, head, is_offer=is_offer)
 
-    async def _read(self, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
+    async def _read(
+        self, stream: Stream, head: SubmissionHead, *, is_offer: bool
+    ) -> SignedVerdict | Refusal:
         """Lend the content a seat while it is on its way, then answer."""
         world, peer = self._world, stream.peer
         submission, evicted = None, True
@@ -248,6 +262,8 @@ class Reception:
                     "no seat", "too many submissions are on their way", retry=True
                 )
             try:
+                if is_offer:
+                    await send_frame(stream, SEND)
                 content = await receive_content(stream, head, seat)
                 if content is not None:
                     submission = await decode_off_loop(
@@ -361,6 +377,9 @@ class Reception:
         refuted = self._judge.refute(commitment, head.total)
         if refuted is not None:
             return self._dismiss(refuted)
+        if not self._demand.shares.asked_for(commitment):
+            self._world.sometimes("validator/refused what is not wanted", True)
+            return self._refuse(NOT_WANTED, _why_not_wanted(self._demand), retry=True)
         if not self._queue.has_room(author, world.now()) or world.buggify(
             "validator/full queue"
         ):
@@ -401,6 +420,10 @@ class Reception:
         self._stats.refuse(kind)
         logger.debug("refused: %s", sentence or kind)
         return Refusal(sentence or kind, retry)
+
+
+def _why_not_wanted(demand: HeardDemand) -> str:
+    return f"{NOT_WANTED}: {demand.shares.newest}"
 
 
 async def receive_head(stream: Stream) -> SubmissionHead | None:

@@ -30,11 +30,13 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.protocol.core.messages import (
+    OFFER_PROTOCOL,
     ROLLOUT_PROTOCOL,
     AcceptedWork,
     SignedVerdict,
     decode_verdict_untrusted,
 )
+from roles.protocol.demand import demand_of
 from roles.run import Run
 from roles.shared.durable import Durable
 from roles.shared.standing import AtRest, RoleStanding
@@ -128,6 +130,7 @@ class ValidatorSession:
 
     async def work_forever(self) -> None:
         """Take up what an earlier life left, then judge until cancelled."""
+        demand_of(self.node)  # from now on it hears what is wanted
         async with trio.open_nursery() as nursery:
             await self.recall()
             self.node.host.protect("work", self._stats.records.workers)
@@ -137,7 +140,10 @@ class ValidatorSession:
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
-            with self.node.host.serving(ROLLOUT_PROTOCOL, self._reception.serve):
+            with (
+                self.node.host.serving(ROLLOUT_PROTOCOL, self._reception.serve),
+                self.node.host.serving(OFFER_PROTOCOL, self._reception.serve_offer),
+            ):
                 while True:
                     await self._judge_next(deliveries, nursery)
 

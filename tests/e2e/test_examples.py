@@ -45,6 +45,17 @@ def test_a_program_that_a_page_shows_is_the_one_in_the_folder(
     assert code == code_of(page, mark)
 
 
+def test_a_cheats_arrays_are_told_from_honest_ones() -> None:
+    lines = play("prove.py").splitlines()
+    found = {line[:14].strip(): [int(n) for n in re.findall(r"\d+", line)] for line in lines}
+    assert found["honest"] == [0, 0]
+    assert all(number > 50 for number in found["another model"])
+    assert found["another seed"][0] == 0 < found["another seed"][1]
+    assert found["altered token"][1] > 0
+    assert lines[-1].startswith("half a proof")
+    assert "no proof" in lines[-1]
+
+
 def test_a_file_is_handed_over_whole(tmp_path: Path) -> None:
     source, target = tmp_path / "a.bin", tmp_path / "b.bin"
     source.write_bytes(bytes(range(256)) * 4096)

@@ -107,6 +107,18 @@ def test_the_report_gets_curves_and_histograms() -> None:
     assert all(result.distributions.values())
 
 
+def test_too_many_volunteers_waste_little_and_keep_no_trainer_waiting() -> None:
+    """Each made all it could: 59 % of the rollouts went stale, the trainer waited 14 % of the
+    time, and a submission was sent eight times."""
+    many = small(sized_for=24, batch_rollouts=384, validator="1xH100")
+    metrics = run_scenario(replace(many, nodes=24, duration=2400.0), 1).metrics
+    generated = int(metrics["rollouts_generated"])
+    assert int(metrics["rollouts_lost_stale"]) < 0.05 * generated
+    assert float(metrics["trainer_idle"]) < 0.1
+    assert float(metrics["uploads_each"]) <= 1.1
+    assert int(metrics["steps"]) >= 13
+
+
 def test_twice_as_fast_lines_do_not_lengthen_the_broadcast() -> None:
     fast = run_scenario(small(up_low=2000.0, up_high=8000.0), 1).metrics
     slow = outcome().metrics

@@ -26,7 +26,14 @@ from p2p.identity import (
     decode_peer_id_untrusted,
 )
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import KI, decode_varint_untrusted, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import (
+    KI,
+    decode_varint_untrusted,
+    fields_untrusted,
+    frame,
+    pack,
+    unpack_untrusted,
+)
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
 from roles.shared.sizes import (
@@ -42,6 +49,8 @@ from roles.shared.sizes import (
 
 ROLLOUT_PROTOCOL: Final = ProtocolId("/shoal/rollout/1.0.0")
 """Worker asks, validator answers with a verdict. Also the domain of commitments."""
+OFFER_PROTOCOL: Final = ProtocolId("/shoal/offer/1.0.0")
+"""The same question, whose content follows only if the validator sends for it (`SEND`)."""
 VERDICT_PROTOCOL: Final = ProtocolId("/shoal/proof/1.0.0")
 """Validator hands accepted submissions to the trainer. Also the domain of verdicts."""
 
@@ -230,6 +239,12 @@ class Submission:
     def to_bytes(self) -> bytes:
         """The wire form."""
         return pack([self.commitment.to_bytes(), self.signature, self.content])
+
+    def framed(self) -> tuple[bytes, bytes]:
+        """The wire form, with its length: what a validator answers an offer by, and the content
+        that it may send for."""
+        data = frame(self.to_bytes())
+        return data[: len(data) - len(self.content)], self.content
 
 
 def content_digest(content: bytes) -> bytes:
@@ -423,8 +438,12 @@ class Refusal:
     """Whether the same request may succeed later."""
 
 
+SEND: Final = pack(["send", b""])
+"""The first answer on `OFFER_PROTOCOL`, if the content is to follow; another is the last."""
+
+
 def encode_reply(reply: SignedVerdict | Refusal) -> bytes:
-    """The answer on `ROLLOUT_PROTOCOL`."""
+    """The answer on `ROLLOUT_PROTOCOL`, the last on `OFFER_PROTOCOL`."""
     if isinstance(reply, SignedVerdict):
         return pack(["verdict", reply.to_bytes()])
     return pack(["refused", pack([reply.reason, reply.retry])])

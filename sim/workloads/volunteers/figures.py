@@ -157,6 +157,7 @@ def figures(journal: Journal, swarm: Swarm, scenario: Scenario) -> Figures:
         **_use_of_time(journal),
         **_journeys(journal, scenario),
         **_fates(journal, swarm),
+        **_uploads(journal),
         **_learning(journal, scenario),
         **_work(journal),
         **_bill(journal, scenario),
@@ -303,6 +304,15 @@ def _fates(journal: Journal, swarm: Swarm) -> Figures:
         "deaths": sum(
             len(lives) - (lives[-1][1] == math.inf) for lives in journal.lives.values()
         ),
+    }
+
+
+def _uploads(journal: Journal) -> Figures:
+    """How often a submission's content was sent for."""
+    uploads = sum(worker.counts.uploads for worker in journal.only(Inference))
+    return {
+        "uploads": uploads,
+        "uploads_each": round(uploads / max(1, len(journal.submitted)), 3),
     }
 
 
