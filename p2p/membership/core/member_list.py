@@ -40,7 +40,7 @@ from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 STALE_CHECK: Final = 12.0
 """Intervals between two looks for the stale among all those known through others: in a large
 swarm a peer always is, and a look each interval took an eighth of a node's time."""
-SPARSE: Final = 1 / 2
+SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view tells the neighbours at once whom it has met. A
 fuller one is a sample already: the digests with the heartbeats suffice."""
 CROWDED: Final = 63 / 64
