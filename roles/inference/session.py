@@ -31,7 +31,7 @@ import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Final
 
 import trio
@@ -69,7 +69,7 @@ from roles.protocol.core.messages import (
     decode_reply_untrusted,
     encode_groups,
 )
-from roles.protocol.demand import demand_of
+from roles.protocol.demand import HeardDemand, demand_of
 from roles.protocol.request import Backoff, offer
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
@@ -119,13 +119,17 @@ class InferenceSession:
         self._places = OpenPlaces()
         self._has_turn = False
         """Whether room was acquired for the place to begin next."""
-        self._demand = demand_of(node)
-        self._hears_until = node.world.now() + HEARING
+        self._hears_until = -math.inf
+        """Until when nothing is begun because nothing has been heard of the trainer."""
         self._barren = NO_POLICY
         """Under which the environment has failed."""
         self._policy = b""
         """Digest of the weights in the engine: two trainers may sign one version, of which one
         is chosen."""
+
+    @cached_property
+    def _demand(self) -> HeardDemand:
+        return demand_of(self.node)
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -151,6 +155,8 @@ class InferenceSession:
         """Submit what an earlier life left, then generate until cancelled."""
         node, outbox = self.node, self._outbox
         self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
+        demand_of(node)  # from now on it hears what is wanted
+        self._hears_until = node.world.now() + HEARING
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._standing.watch)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
