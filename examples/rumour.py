@@ -1,7 +1,9 @@
 """Fifty nodes pass rumours on while machines die: `python rumour.py`."""
 
+from pathlib import Path
+
 from p2p.identity import ProtocolId
-from sim import Churn, ChurnModel, Lognormal, open_swarm, run_simulation
+from sim import Churn, ChurnModel, Lognormal, drawing, open_swarm, run_simulation
 
 RUMOUR = ProtocolId("/example/rumour/1.0.0")
 NODES, FRIENDS, SECONDS = 50, 3, 300
@@ -37,10 +39,15 @@ async def main(simulation):
             node = swarm.add(f"n{number}", live)
             if number:
                 churn.add(node.name)
-        await swarm.sleep(SECONDS + 5)
-        newest = max(heard.values())
-        return sum(heard[node.name] == newest for node in swarm.alive) / len(swarm.alive)
+        await swarm.sleep(5)
+        while simulation.now < SECONDS:  # between two rumours
+            await swarm.sleep(10)
+            newest = max(heard.values())
+            share = sum(heard[node.name] == newest for node in swarm.alive) / len(swarm.alive)
+            simulation.plot("share of the living that know the newest rumour", share)
+        return share
 
 
 outcome = run_simulation(main, seed=1)
 print(f"{outcome.value:.0%} of the living know the newest rumour; trace {outcome.trace_hash}")
+Path("rumour.html").write_text(drawing(outcome.simulation, "Rumours under churn"), "utf-8")

@@ -21,8 +21,8 @@ disk) is an event on one heap. The trace records every event; two runs with the 
 the trace were the same.
 
 What a newcomer calls: `run_simulation`, `open_swarm`, `Swarm.add`, `SimNode.open_host`; for
-machines that come and go `Churn`. docs/simulation.md shows a whole program, and how to write a
-scenario; ``python -m sim list`` names the scenarios.
+machines that come and go `Churn`; for a page with curves `drawing`. docs/simulation.md shows a
+whole program, and how to write a scenario; ``python -m sim list`` names the scenarios.
 """
 
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck, SimulationError
@@ -31,6 +31,7 @@ from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.virtual_time import Outcome, run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
 from sim.node.world import SimWorld
+from sim.run.report import drawing
 from sim.run.sweep import play
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "SimulationError",
     "Swarm",
     "Weibull",
+    "drawing",
     "open_swarm",
     "play",
     "run_simulation",

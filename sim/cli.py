@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from p2p.errors import ConfigError, ShoalError
 from p2p.node.usage import (
@@ -42,6 +43,7 @@ from sim.faults.shrink import shrink
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.trace import EVERYTHING
 from sim.lab.namespaces import LabUnavailable
+from sim.run.catalogue import THEMES, cost
 from sim.run.diff import Side, first_difference
 from sim.run.observers import Progress as Report
 from sim.run.perfetto import write_perfetto
@@ -52,7 +54,6 @@ from sim.run.scenario import (
     Scenario,
     load_scenario,
     scenario_from_table,
-    scenario_names,
     scenario_to_table,
 )
 from sim.run.sweep import (
@@ -71,8 +72,13 @@ EXIT_UNAVAILABLE: Final = 3
 """This machine has no level 3; the sentence says what is missing."""
 TARGETS: Final = ("json", "report", "save_plan", "out")
 """Options that name a file to write: checked before anything is played."""
-TOLD: Final = 10
-"""Lines about a sweep whose output is no terminal: enough to see that it goes on."""
+TOLD_SECONDS: Final = 5.0
+"""Between lines about a sweep whose output is no terminal: a person who waits sees that it goes
+on, and a log of an hour has 720."""
+LIST_WIDTH: Final = 80
+"""Columns of the list of scenarios, however wide the terminal is: captions are read better."""
+NAME_WIDTH: Final = 20
+"""Of a scenario's name in it: that of the longest, ``intellect2_reference``."""
 MAX_COLUMNS: Final = 4
 """Metrics that a sweep prints beside each other: what fits 80 columns. The page has all."""
 MAX_SEEDS: Final = 1_000_000
@@ -252,12 +258,26 @@ def _scenario(options: argparse.Namespace, changes: Mapping[str, Any]) -> Scenar
 
 
 def list_scenarios(options: argparse.Namespace, console: Console) -> int:
-    """Print every scenario with its caption."""
-    table = Table("scenario", "nodes", "level", "question", box=None)
-    for name in scenario_names():
-        scenario = load_scenario(name)
-        table.add_row(name, f"{scenario.nodes:,}", f"L{scenario.level}", scenario.caption)
-    console.print(table)
+    """Print every scenario with its question, by theme."""
+    for theme, costs in THEMES.items():
+        table = Table(
+            Column("scenario", width=NAME_WIDTH),
+            Column("nodes", justify="right", width=6),
+            Column("cost", justify="right", width=6),
+            Column("question", max_width=LIST_WIDTH - NAME_WIDTH - 17),
+            box=None,
+            padding=(0, 1, 0, 0),
+            title=theme,
+            title_justify="left",
+            title_style="bold",
+            show_header=theme == next(iter(THEMES)),
+        )
+        for name in costs:
+            scenario = load_scenario(name)
+            table.add_row(name, f"{scenario.nodes:,}", cost(name), scenario.caption)
+        console.print(table)
+        console.print()
+    console.print("cost: CPU time of one run as it is; shoal sim run NAME plays it")
     return 0
 
 
@@ -394,10 +414,44 @@ def run_sweep(options: argparse.Namespace, console: Console) -> int:
     return INTERRUPTED if interrupted else FAILED if failed else 0
 
 
+class _Log:
+    """Lines on standard error, one every few seconds from a thread of its own, since the sweep
+    waits for its processes."""
+
+    def __init__(self, words: Callable[[Sequence[SweepRun]], str]) -> None:
+        self._console = Console(stderr=True)
+        self._words = words
+        self._runs: Sequence[SweepRun] = ()
+        self._is_over = threading.Event()
+
+    def hear(self, runs: Sequence[SweepRun]) -> None:
+        """These have ended."""
+        self._runs = runs
+
+    def _say(self) -> None:
+        self._console.print(self._words(self._runs), highlight=False)
+
+    def _say_now_and_then(self) -> None:
+        while not self._is_over.wait(TOLD_SECONDS):
+            self._say()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Say it until the block ends, and a last time."""
+        thread = threading.Thread(target=self._say_now_and_then, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            thread.join()
+            self._say()
+
+
 @contextmanager
 def _telling(console: Console, total: int) -> Iterator[Callable[[Sequence[SweepRun]], None]]:
     """Says how far a sweep is: on a terminal in a line that changes, else, where a person reads
-    a log, in a line for each tenth of it."""
+    a log, in a line every few seconds."""
 
     def words(runs: Sequence[SweepRun]) -> str:
         return f"{len(runs)} of {total} runs, {sum(not run.ok for run in runs)} failed"
@@ -406,14 +460,9 @@ def _telling(console: Console, total: int) -> Iterator[Callable[[Sequence[SweepR
         with console.status(words(())) as status:
             yield lambda runs: status.update(words(runs))
         return
-    log = Console(stderr=True)
-
-    def tell(runs: Sequence[SweepRun]) -> None:
-        tenth = len(runs) * TOLD // total
-        if tenth > (len(runs) - 1) * TOLD // total:
-            log.print(words(runs), highlight=False)
-
-    yield tell
+    log = _Log(words)
+    with log.running():
+        yield log.hear
 
 
 def _tell_sweep(

@@ -21,7 +21,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.sockets import open_faces
-from p2p.node.live import LiveLine
+from p2p.node.live import LiveScreen, Terminal
 from p2p.node.logs import FORMATS
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
@@ -177,12 +177,12 @@ def _parse(argv: Sequence[str] | None) -> Options:
     )
     add("--log", choices=LEVELS, default="info", help="level of DIR/log")
     add("--log-format", choices=FORMATS, default="text", help="of DIR/log (docs/events.md)")
-    add("--json", action="store_true", help="one JSON line instead of a block of text")
+    add("--json", action="store_true", help="JSON lines instead of text")
     add(
         "--status",
         type=seconds,
         metavar="SECONDS",
-        help="print the node's health, a JSON line, that often",
+        help="print the node's health, a JSON line, that often; implies --json",
     )
     add(
         "--dashboard",
@@ -202,7 +202,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         device=parsed.device,
         log=parsed.log,
         log_format=parsed.log_format,
-        json=parsed.json,
+        json=parsed.json or parsed.status is not None,
         status=parsed.status,
         dashboard=parsed.dashboard,
         die_with_parent=parsed.die_with_parent,
@@ -232,9 +232,10 @@ def _prepare(options: Options) -> Start:
 async def _run_node(start: Start) -> None:
     raise_descriptor_limit()
     options, config, document = start.options, start.config, start.document
+    terminal = Terminal()
     with (
         locked_folder(options.data),
-        logging_to(options.data / "log", options.log, options.log_format),
+        logging_to(options.data / "log", options.log, terminal.above, options.log_format),
     ):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),
@@ -260,7 +261,7 @@ async def _run_node(start: Start) -> None:
                             _report_health, node, start.roles, max(options.status, 0.05)
                         )
                     elif not options.json:
-                        nursery.start_soon(LiveLine(node, start.roles).run)
+                        nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
                     await run_roles(node, start.roles)
 
 

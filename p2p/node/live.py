@@ -1,8 +1,9 @@
-"""The line that tells a person how a node is getting on.
+"""The screen that tells a person how a node is getting on.
 
-On a terminal it is one line, redrawn every second. Elsewhere (a pipe, a file, a service
-manager's journal) it is a line a minute: 1,440 a day are read, 86,400 are not. A line also
-comes at once when a role has nothing left to do, and when the node ends.
+On a terminal it is a block of lines at its end, redrawn every second; whatever else is said
+goes above it. Elsewhere (a pipe, a file, a service manager's journal) it is a line a minute:
+1,440 a day are read, 86,400 are not. A line also comes at once when a role has nothing left to
+do, and when the node ends. What stands in it `p2p.node.screen` says.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import contextlib
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.node.node import Node
-from p2p.node.process import CLEAR_LINE, is_terminal
+from p2p.node.process import is_terminal
 from p2p.node.role import Progress, Reporter, Role
+from p2p.node.screen import Scene, block, erase, height, line, redraw
 
 REDRAW: Final = 1.0
 """Seconds between looks at the node: a person sees that it lives, and it costs 0.1 ms."""
@@ -30,17 +33,14 @@ OVER: Final = (
     "the run is over: nothing is left to do, and this node only relays; Ctrl-C ends it"
 )
 
+ENDED: Final = "the same command line goes on where this node was"
+"""What is said on a terminal, where all else stands above."""
 
-def describe(node: Node, roles: Sequence[Role]) -> str:
-    """Policy, what the roles did, peers: what a person asks of a node that runs."""
-    newest = int(node.shardcast.newest)
-    return "   ".join(
-        [
-            _policy(node, newest),
-            *(progress.text for progress in progress_of(roles)),
-            f"peers {node.membership.size}",
-        ]
-    )
+
+def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
+    """Policy, what the roles do and did, peers: what a person asks of a node that runs."""
+    policy = _policy(node, int(node.shardcast.newest))
+    return Scene(policy=policy, peers=node.membership.size, roles=tuple(progress_of(roles)))
 
 
 def _policy(node: Node, newest: int) -> str:
@@ -50,7 +50,7 @@ def _policy(node: Node, newest: int) -> str:
     run = node.run.id
     members = (member for member in node.membership.members() if member.run == run)
     ahead = max((member.policy for member in members), default=-1)
-    held = f"policy {newest}" if newest >= 0 else "no policy yet"
+    held = f"{newest}" if newest >= 0 else "none yet"
     coming = node.shardcast.fetching
     if coming is not None and coming[0] > newest:
         held += f", {coming[1]:.0%} of {coming[0]}"
@@ -62,16 +62,59 @@ def progress_of(roles: Sequence[Role]) -> list[Progress]:
     return [role.progress() for role in roles if isinstance(role, Reporter)]
 
 
-class LiveLine:
-    """Writes the line to standard output, in a thread: a terminal that is stopped must not stop
+class Terminal:
+    """Standard output, and the block at its end. Warnings come from another thread than the
+    block."""
+
+    def __init__(self) -> None:
+        self.is_redrawn = is_terminal(sys.stdout)
+        self._lines: list[str] = []
+        self._lock = threading.RLock()
+
+    @property
+    def encoding(self) -> str:
+        """What can be written."""
+        return getattr(sys.stdout, "encoding", None) or "ascii"
+
+    def redraw(self, scene: Scene) -> None:
+        """Show ``scene`` in place of what the block showed."""
+        size = shutil.get_terminal_size()
+        with self._lock:
+            lines = block(scene, size.columns, size.lines, self.encoding)
+            _write(redraw(lines, height(self._lines, size.columns)))
+            self._lines = lines
+
+    @contextlib.contextmanager
+    def above(self) -> Iterator[None]:
+        """The block is away while something else is written, and below it afterwards."""
+        with self._lock:
+            if self._lines:
+                _write(erase(height(self._lines, shutil.get_terminal_size().columns)))
+            yield
+            _write("\n".join(self._lines))
+
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        with self.above():
+            _write(f"{text}\n")
+
+    def end(self) -> None:
+        """The block stays where it is, and is redrawn no more."""
+        with self._lock:
+            if self._lines:
+                _write("\n")
+            self._lines = []
+
+
+class LiveScreen:
+    """Tells of a node on standard output, in a thread: a terminal that is stopped must not stop
     the node.
     """
 
-    def __init__(self, node: Node, roles: Sequence[Role]) -> None:
+    def __init__(self, node: Node, roles: Sequence[Role], terminal: Terminal) -> None:
         self._node = node
         self._roles = roles
-        self._redrawn = is_terminal(sys.stdout)
-        self._clear = CLEAR_LINE if self._redrawn else ""
+        self._terminal = terminal
         self._over = False
 
     async def run(self) -> None:
@@ -81,15 +124,25 @@ class LiveLine:
         try:
             while True:
                 is_over = await self._tell_if_over()
-                if self._redrawn:
-                    await self._write(self._fitting(describe(self._node, self._roles)))
+                if self._terminal.is_redrawn:
+                    await self._do(partial(self._terminal.redraw, self._scene))
                 elif now() - printed >= PIPED or is_over:
                     printed = now()
-                    await self._write(describe(self._node, self._roles) + "\n")
+                    await self._say(self._line)
                 due += REDRAW
                 await self._node.world.sleep_until(due)
         finally:
-            self._print(f"{self._clear}ended    {describe(self._node, self._roles)}\n")
+            self._terminal.end()
+            said = ENDED if self._terminal.is_redrawn else self._line
+            self._terminal.say(f"ended    {said}")
+
+    @property
+    def _scene(self) -> Scene:
+        return scene_of(self._node, self._roles)
+
+    @property
+    def _line(self) -> str:
+        return line(self._scene, self._terminal.encoding)
 
     async def _tell_if_over(self) -> bool:
         """Say once that the run is over; True if that was now."""
@@ -97,19 +150,16 @@ class LiveLine:
         if self._over or not progress or not all(one.over for one in progress):
             return False
         self._over = True
-        await self._write(f"{self._clear}over     {OVER}\n")
+        await self._say(f"over     {OVER}")
         return True
 
-    def _fitting(self, text: str) -> str:
-        """As one line of the terminal: what is too long would wrap, and could not be
-        redrawn.
-        """
-        width = shutil.get_terminal_size().columns - 1
-        return f"{CLEAR_LINE}{text if len(text) <= width else text[: width - 1] + '…'}"
+    async def _say(self, text: str) -> None:
+        await self._do(partial(self._terminal.say, text))
 
-    async def _write(self, text: str) -> None:
-        await trio.to_thread.run_sync(partial(self._print, text), abandon_on_cancel=True)
+    async def _do(self, write: partial[None]) -> None:
+        await trio.to_thread.run_sync(write, abandon_on_cancel=True)
 
-    def _print(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):  # who listened has gone; the node has not
-            print(text, end="", flush=True)  # noqa: T201 - standard output is for people here
+
+def _write(text: str) -> None:
+    with contextlib.suppress(BrokenPipeError):  # who listened has gone; the node has not
+        print(text, end="", flush=True)  # noqa: T201 - standard output is for people here

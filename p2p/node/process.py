@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Final, TextIO
 
@@ -41,8 +41,6 @@ LOG_BYTES: Final = 16 * MIB
 node.
 """
 LEVELS: Final = ("debug", "info", "warning", "error")
-CLEAR_LINE: Final = "\r\x1b[K"
-"""Takes a terminal's cursor to the start of its line and empties it (ECMA-48, EL)."""
 GIT_SECONDS: Final = 10.0
 """How long git may take to say whether it ignores a path: it reads a few small files."""
 
@@ -79,10 +77,31 @@ def locked_folder(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+class Warnings(logging.StreamHandler[TextIO]):
+    """Warnings on standard error, each within ``above``: on a terminal a block may stand where
+    they would come."""
+
+    def __init__(self, above: Callable[[], AbstractContextManager[None]]) -> None:
+        super().__init__(sys.stderr)
+        self._above = above if is_terminal(sys.stderr) else nullcontext
+        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        self.setLevel(logging.WARNING)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write it above the block."""
+        with self._above():
+            super().emit(record)
+
+
 @contextmanager
-def logging_to(path: Path, level: str, form: str = "text") -> Iterator[None]:
-    """Log to ``path`` at ``level``, and warnings to standard error too, unless that is the same
-    file.
+def logging_to(
+    path: Path,
+    level: str,
+    above: Callable[[], AbstractContextManager[None]] = nullcontext,
+    form: str = "text",
+) -> Iterator[None]:
+    """Log to ``path`` at ``level``, and warnings to standard error too, ``above`` the block
+    that is there, unless that is the same file.
 
     Raises `StorageError` if there is no writing to ``path``.
     """
@@ -95,10 +114,7 @@ def logging_to(path: Path, level: str, form: str = "text") -> Iterator[None]:
             f"the log {path} cannot be written: {error.strerror}; remove it"
         ) from None
     to_file.setFormatter(formatter(form))
-    to_people = logging.StreamHandler(sys.stderr)
-    clear = CLEAR_LINE if is_terminal(sys.stderr) else ""  # `LiveLine` may stand there
-    to_people.setFormatter(logging.Formatter(f"{clear}%(levelname)s %(name)s %(message)s"))
-    to_people.setLevel(logging.WARNING)
+    to_people = Warnings(above)
     root = logging.getLogger()
     before = root.level
     root.setLevel(level.upper())

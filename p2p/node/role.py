@@ -36,12 +36,23 @@ class Role(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One line of a node's screen."""
+
+    label: str
+    """A word, such as ``work``; it has eight columns."""
+    text: str
+    """Such as ``1,024 rollouts made, 896 accepted``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a role has come, in words for the line that a node shows to people."""
+    """How far a role has come, in words for the screen that a node shows to people."""
 
-    text: str
-    """What was done and what came of it, such as ``1,024 rollouts made, 896 accepted``."""
+    facts: tuple[Fact, ...]
+    """What it does now, what was done and what came of it; the most wanted first, since a low
+    terminal has no room for the last."""
 
     over: bool = False
     """Whether the role has nothing left to do in this run."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from p2p.dht import Dht
 from p2p.gossip import Gossip
@@ -17,6 +18,9 @@ from p2p.node.config import NodeConfig
 from p2p.node.rundoc import RunBook
 from p2p.shardcast import Shardcast
 from p2p.world import World
+
+MAX_KNOWN: Final = 32
+"""Members that a status names: a demo and its guests; each is 100 bytes of every status."""
 
 
 class HasHealth(Protocol):
@@ -86,6 +90,14 @@ class Node:
             return True
         return bool(await self.dht.find_peer(peer))
 
+    def _known(self) -> list[dict[str, object]]:
+        """Members of this run, the longest known first."""
+        members = (one for one in self.membership.members() if one.run == self.run.id)
+        return [
+            {"peer": str(one.peer), "roles": list(one.roles), "policy": int(one.policy)}
+            for one in itertools.islice(members, MAX_KNOWN)
+        ]
+
     def health(self, roles: Sequence[HasHealth] = ()) -> dict[str, object]:
         """How the node is, as plain values: what ``--status`` prints and dashboards show."""
         return {
@@ -95,6 +107,7 @@ class Node:
             "in_force": self.book.in_force,
             "two_editions": self.book.rival is not None,
             "members": self.membership.size,
+            "known": self._known(),
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},

@@ -7,10 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+MAX_GUESTS: Final = 8
+"""Guests with a row: more would push the rest off a terminal of 24 lines."""
 Status = Mapping[str, Any]
 """What `p2p.node` prints of a node (``--status``), or `Node.health` returns in a simulation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guest:
+    """A node of the run that another shell, or another machine, has started."""
+
+    peer: str
+    roles: tuple[str, ...]
+    policy: int = -1
+    """The newest that it says it holds."""
+    accepted: int = 0
+    """Submissions, over all validators."""
+    rejected: int = 0
+
+    @property
+    def name(self) -> str:
+        """For a table: the end of its id tells it from others."""
+        return f"guest-{self.peer[-4:]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +66,24 @@ class SwarmStatus:
             for peer, record in health["nodes"].items()
             if peer in peers
         )
+
+    @property
+    def guests(self) -> list[Guest]:
+        """Who has joined beside the nodes that were started here, by what these know."""
+        own = {status["peer"] for status in self.nodes.values()}
+        told = (one for status in self.nodes.values() for one in status.get("known", ()))
+        known = {one["peer"]: one for one in told}
+        return [
+            Guest(
+                peer=peer,
+                roles=tuple(one["roles"]),
+                policy=one["policy"],
+                accepted=self.judged([peer], "accepted"),
+                rejected=self.judged([peer], "rejected"),
+            )
+            for peer, one in sorted(known.items())
+            if peer not in own
+        ][:MAX_GUESTS]
 
     @property
     def done(self) -> bool:

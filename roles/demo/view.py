@@ -57,7 +57,8 @@ class Readable(Protocol):
 
 
 def draw(status: SwarmStatus, seconds: float, show: Readable) -> Lines:
-    """The whole view: at most 78 columns and 18 lines, so that 80 x 24 hold it and the rest."""
+    """The whole view: at most 78 columns and, without guests, 18 lines, so that 80 x 24 hold it
+    and the rest."""
     trainer = status.trainer
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for column in ("node", "policy", "sees", "work", "received", "by peers", "sent on"):
@@ -65,6 +66,10 @@ def draw(status: SwarmStatus, seconds: float, show: Readable) -> Lines:
         table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
     for name, node in status.nodes.items():
         table.add_row(*_row(name, node))
+    for guest in status.guests:
+        made = f"{guest.accepted} accepted, {guest.rejected} rejected"
+        held = str(guest.policy) if guest.policy >= 0 else "-"
+        table.add_row(guest.name, held, "", made if "inference" in guest.roles else "relays")
     sample = sample_line(trainer, show)
     shown = [_line(f"        {sample}", "italic")] if sample else []
     return Lines(*_headlines(trainer, seconds, show), *shown, table, *_verdict_lines(status))

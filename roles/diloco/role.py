@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Final
 
 from p2p.node.node import Node
-from p2p.node.role import Progress
+from p2p.node.role import Fact, Progress
 from roles.diloco.inner import open_inner
 from roles.diloco.membership import RunMembers
 from roles.diloco.session import DilocoSession
@@ -35,7 +35,7 @@ class DilocoMember:
     def progress(self) -> Progress:
         """For the live line."""
         if self.session is None:
-            return Progress(text="reads the corpus")
+            return Progress(facts=(Fact("now", "reading the corpus"),))
         health = self.session.health()
         members = health.get("members")
         loss = health.get("training_loss")
@@ -44,9 +44,11 @@ class DilocoMember:
             f"{len(members) if isinstance(members, list) else 0} members",
             f"training loss {loss:.3f}" if isinstance(loss, float) else "no loss yet",
         ]
+        now = "the run has all its rounds" if self.session.is_over else "learning"
         if health.get("is_stalled"):
-            parts.append("too few members are heard for a majority: waits")
-        return Progress(text=", ".join(parts), over=self.session.is_over)
+            now = "waiting: too few members are heard for a majority"
+        facts = (Fact("now", now), Fact("work", ", ".join(parts)))
+        return Progress(facts=facts, over=self.session.is_over)
 
     async def run(self, node: Node) -> None:
         """Take part until cancelled."""

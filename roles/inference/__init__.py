@@ -2,7 +2,8 @@
 
 Read `session` first: from the newest policy to a signed verdict. `places` are the submissions
 that the engine draws side by side; `outbox` keeps each on disk from before it is sent until its
-verdict; `stats` counts for people, `panels` is what the dashboard shows of it; `config` is the
+verdict; `stats` counts for people what this life did, `life` what all lives did, and `status`
+makes a snapshot and words of both; `panels` is what the dashboard shows of it; `config` is the
 owner's table; `role` is what a node opens.
 
 How data flows: a policy from SHARDCAST is loaded into the engine; `roles.protocol` derives the

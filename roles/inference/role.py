@@ -6,8 +6,10 @@ Its work is an `InferenceSession`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import ClassVar, Self
+
+import trio
 
 from p2p.node.node import Node
 from p2p.node.role import Progress
@@ -20,8 +22,10 @@ from roles.inference.config import InferenceConfig
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
+from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
 from roles.run import Run, run_of
 from roles.shared.model_files import keep_model_files
+from roles.shared.trainer_watch import TrainerWatch
 
 
 class Inference:
@@ -32,6 +36,7 @@ class Inference:
     def __init__(self, config: InferenceConfig) -> None:
         self._config = config
         self._session: InferenceSession | None = None
+        self._watch: TrainerWatch | None = None
         self.counts = InferenceCounts()
 
     @classmethod
@@ -43,12 +48,40 @@ class Inference:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        waiting = 0 if self._session is None else self._session.writes_waiting
-        return {**self.counts.health(), "waits_for_disk": waiting}
+        return {**self.counts.health(), **asdict(self.status())}
 
     def progress(self) -> Progress:
         """For the live line."""
-        return Progress(text=self.counts.describe(), over=self.counts.idle)
+        return Progress(
+            facts=tuple(facts_of(self.status(), self.counts)), over=self.counts.idle
+        )
+
+    def status(self) -> InferenceStatus:
+        """What it does now, and what became of its work in all lives."""
+        session, counts, watch = self._session, self.counts, self._watch
+        if watch is None or session is None:
+            return InferenceStatus(doing=counts.doing.value, now=now_of(counts, watch))
+        account, world = watch.account, session.node.world
+        waits = session.writes_waiting
+        return InferenceStatus(
+            doing=counts.doing.value,
+            now=now_of(
+                counts,
+                watch,
+                rests=session.why_not,
+                waits_for_disk=waits,
+                pending=session.pending,
+                wall=world.wall(),
+            ),
+            tokens_per_second=round(counts.drawn.per_second(world.now()), 1),
+            waits_for_disk=waits,
+            unanswered_since=counts.unanswered_since,
+            trainer="" if account is None else account.doing.value,
+            trainer_away_since=watch.away_since,
+            step=0 if account is None else account.step,
+            steps=0 if account is None else account.steps,
+            life=life_of(counts, session.book, account),
+        )
 
     def make_session(
         self,
@@ -64,8 +97,16 @@ class Inference:
     async def run(self, node: Node) -> None:
         """Generate until cancelled."""
         run = run_of(node)
-        self.counts.rollouts = run.terms.recipe.submission * run.terms.recipe.group_size
+        recipe = run.terms.recipe
+        self.counts.rollouts = recipe.submission * recipe.group_size
+        self.counts.group_size = recipe.group_size
         run.check_job(node.peer_id, "inference")
+        self._watch = TrainerWatch(node)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch.watch)
+            await self._work(node, run)
+
+    async def _work(self, node: Node, run: Run) -> None:
         limits, config = self._config.machine, self._config
         engine_config = replace(
             run.engine_config(limits, threads=config.threads, nice=config.nice),

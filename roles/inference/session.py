@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Final
 
@@ -36,12 +36,13 @@ from p2p.offence import Offence
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
-from roles.engines.base import Engine, EngineError
+from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
-from roles.inference.stats import InferenceCounts
+from roles.inference.stats import Doing, InferenceCounts
 from roles.protocol.core.assignment import (
     REORDER_WINDOW,
     draw_order,
@@ -97,6 +98,9 @@ class InferenceSession:
         self._environment = environment
         self._outbox = outbox
         self._durable = Durable(node.world, name)
+        self._name = name
+        self.book: LifeBook | None = None
+        """Counts of all lives; None until they are read."""
         self._standing = RoleStanding(node, "inference", name)
         self._failures = Failures()
         self._room = trio.Semaphore(UNDER_WAY)
@@ -115,6 +119,16 @@ class InferenceSession:
         return PolicyVersion(max(0, self.counts.version))
 
     @property
+    def pending(self) -> int:
+        """Submissions without a verdict that are kept on disk."""
+        return len(self._outbox)
+
+    @property
+    def why_not(self) -> str:
+        """Why the run file does not let this node work now; empty if it does."""
+        return self._standing.why_not
+
+    @property
     def writes_waiting(self) -> int:
         """Submissions, and content for the engine, that the disk has refused so far."""
         return self._durable.waiting + self.engine.writes_waiting
@@ -122,6 +136,7 @@ class InferenceSession:
     async def work_forever(self) -> None:
         """Submit what an earlier life left, then generate until cancelled."""
         node, outbox = self.node, self._outbox
+        self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._standing.watch)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
@@ -130,6 +145,7 @@ class InferenceSession:
                 nursery.start_soon(self._deliver, submission)
             # The order of draws under a policy is on disk, so a restart must not come back to
             # an older one.
+            self.counts.doing = Doing.WAITS_FOR_POLICY
             await node.shardcast.wait_policy(outbox.newest)
             while True:
                 await self._standing.wait()
@@ -153,6 +169,7 @@ class InferenceSession:
                 failed = self.loaded if self._policy else tried  # without one, in loading it
                 logger.error("engine_failed version=%d: %s; it awaits the next", failed, error)
                 self._give_up()
+                self.counts.doing = Doing.WAITS_FOR_NEWER
                 await self.node.shardcast.wait_policy(PolicyVersion(failed + 1))
             except WorkerDied as error:
                 logger.error("engine_died version=%d: %s; it is started again", tried, error)
@@ -168,7 +185,15 @@ class InferenceSession:
             elif (place := self._places.take_full()) is not None:
                 return await self._keep(place)
             elif not await self._begin_next():
-                self._places.note(await self.engine.advance())
+                self._note(await self.engine.advance())
+
+    def _note(self, groups: Sequence[Group]) -> None:
+        """These have ended."""
+        self._places.note(groups)
+        tokens = sum(len(one.tokens) for group in groups for one in group.completions)
+        self.counts.drawn.note(tokens, self.node.world.now())
+        if self.book is not None:
+            self.book.tokens += tokens
 
     async def _keep(self, place: OpenPlace) -> Submission:
         """Sign a full place, and put it on disk."""
@@ -195,6 +220,8 @@ class InferenceSession:
                 except trio.WouldBlock:
                     return False
             else:
+                if not self._room.value:
+                    self.counts.doing = Doing.WAITS_FOR_VERDICTS
                 await self._room.acquire()
             self._has_turn = True
         await self._standing.wait()
@@ -202,6 +229,8 @@ class InferenceSession:
         if place is None:
             return False
         await dawdle(self.node.world, "inference/slow engine")
+        self.counts.doing = Doing.DRAWS
+        self.counts.drawn.note(0, self.node.world.now())
         await self.begin(place)
         self._places.add(place)
         self._has_turn = False
@@ -213,6 +242,7 @@ class InferenceSession:
         node, outbox = self.node, self._outbox
         while True:
             if node.shardcast.newest >= self.run.terms.recipe.steps and not self._places:
+                self.counts.doing = Doing.OVER
                 self.counts.idle = True  # no trainer learns from work under the last policy
                 logger.info("run %s has all its steps: no more to do", self.run.name)
                 await trio.sleep_forever()
@@ -237,6 +267,7 @@ class InferenceSession:
                 return OpenPlace(order, index, tasks)
             if self._places:
                 return None
+            self.counts.doing = Doing.WAITS_FOR_NEWER
             await _wait_any(*waits)
 
     async def begin(self, place: OpenPlace) -> None:
@@ -268,6 +299,8 @@ class InferenceSession:
     async def load_newest(self) -> PolicyVersion:
         """Make the engine run the newest whole policy; returns it."""
         node, loaded = self.node, self.counts.version
+        if node.shardcast.newest == NO_POLICY:
+            self.counts.doing = Doing.WAITS_FOR_POLICY
         version = await node.shardcast.wait_policy(self.loaded)
         if (
             node.shardcast.holds(loaded)
@@ -277,6 +310,7 @@ class InferenceSession:
             return loaded
         policy = node.shardcast.manifest(version).weights_digest
         if (version, policy) != (loaded, self._policy):
+            self.counts.doing = Doing.LOADS
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
             self._policy = b""  # an engine that fails in the middle holds none
             await self.engine.drop()  # what it had when it failed before
@@ -306,6 +340,8 @@ class InferenceSession:
             self.counts.retries += 1
             await backoff.wait()
         self.counts.count(verdict)
+        assert self.book is not None  # `work_forever` has opened it
+        await self._durable.insist(partial(self.book.settle, submission, verdict))
         reason = printable(verdict.reason)
         if verdict.verdict is Verdict.REJECTED:
             logger.warning("rejected version=%d index=%d: %s", version, index, reason)
@@ -328,7 +364,10 @@ class InferenceSession:
             node, validator, ROLLOUT_PROTOCOL, submission.to_bytes(), max_reply=MAX_REPLY
         )
         if data is None:
+            if self.counts.unanswered_since is None:
+                self.counts.unanswered_since = node.world.wall()
             return None
+        self.counts.unanswered_since = None
         try:
             reply = decode_reply_untrusted(data, node.world.verify)
         except BadMessage as error:

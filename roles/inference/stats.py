@@ -1,13 +1,57 @@
-"""What became of one inference node's work: counts for people."""
+"""What one inference node does, and what became of its work in this life: counts for people.
+
+`roles.inference.status` makes words of them; `roles.inference.life` counts all lives.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
 
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
 from roles.protocol.core.messages import SignedVerdict
-from roles.shared.reasons import because, printable, tally
+from roles.shared.reasons import printable, tally
+
+RATE_SECONDS: Final = 60.0
+"""Over which a rate is taken: longer than a submission takes, shorter than a person watches."""
+
+
+class Doing(Enum):
+    """What an inference node is at."""
+
+    STARTS = "starts"
+    WAITS_FOR_POLICY = "waits for the first policy"
+    LOADS = "loads"
+    DRAWS = "draws"
+    WAITS_FOR_VERDICTS = "waits for verdicts"
+    WAITS_FOR_NEWER = "waits for the next policy"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Rate:
+    """How much of something came in a second, over the last `RATE_SECONDS`."""
+
+    _came: deque[tuple[float, int]] = field(default_factory=deque)
+    _began: float | None = None
+
+    def note(self, count: int, now: float) -> None:
+        """So much has come since the last time."""
+        if self._began is None:
+            self._began = now
+            return  # what it took is not known
+        self._came.append((now, count))
+
+    def per_second(self, now: float) -> float:
+        """0 before anything was noted."""
+        while self._came and self._came[0][0] <= now - RATE_SECONDS:
+            self._came.popleft()
+        if self._began is None or now <= self._began:
+            return 0.0
+        return sum(count for _, count in self._came) / min(RATE_SECONDS, now - self._began)
 
 
 @dataclass(slots=True)
@@ -17,6 +61,8 @@ class InferenceCounts:
     submitted: int = 0
     rollouts: int = 0
     """Completions in a submission: what people count in."""
+    group_size: int = 0
+    """Completions in a group: what a trainer counts in."""
     verdicts: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, int] = field(default_factory=dict)
     """Submissions rejected, by the validator's reason."""
@@ -29,6 +75,11 @@ class InferenceCounts:
     """The policy in the engine."""
     refusal: str = ""
     """What a validator said last that will not change by asking again."""
+    doing: Doing = Doing.STARTS
+    drawn: Rate = field(default_factory=Rate)
+    """Tokens."""
+    unanswered_since: float | None = None
+    """Wall time since which no validator answers; None while one does."""
 
     def count(self, verdict: SignedVerdict) -> None:
         """A verdict came."""
@@ -56,13 +107,3 @@ class InferenceCounts:
             "idle": self.idle,
             **{verdict.value: self.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
-
-    def describe(self) -> str:
-        """In rollouts, for people: how many were made, and what became of them."""
-        made, each = self.submitted, self.rollouts
-        parts = [f"rollouts {made * each:,} made"]
-        parts.append(f"{self.verdicts.get(Verdict.ACCEPTED.value, 0) * each:,} accepted")
-        rejected = self.verdicts.get(Verdict.REJECTED.value, 0)
-        parts.append(f"{rejected * each:,} rejected{because(self.reasons)}")
-        parts += [f"refused: {self.refusal}"] if self.refusal else []
-        return ", ".join(parts)

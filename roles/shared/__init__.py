@@ -10,6 +10,7 @@ the other.
 * `checked_json`: small files that notice damage;
 * `model_files`: what all policies of a run with a base have in common, kept once;
 * `seats`: how many streams are read at a time;
+* `trainer_watch`: whether the trainer is there, and what became of this node's work;
 * `reasons`: sentences of peers, counted apart and fit for a terminal;
 * `worker_start`: worker processes of a machine that has no room for another;
 * `worker_streams`: frames on the standard streams of a worker process.

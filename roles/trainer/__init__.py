@@ -5,8 +5,10 @@ answers each delivery of a validator once there is room for it: `check` recomput
 trainer can, `audit` repeats a share of what validators do and refuses those that lie, `inbox`
 keeps the delivery on disk, `core.buffer` holds its groups until a step takes them (the folder
 `core` is free of I/O). `curve` records how the learning goes, for people, and `metrics` a line
-for each step; `panels` is what the dashboard shows of it; `policies` are the checkpoints and
-weights on disk; `config` is the owner's table; `role` is what a node opens.
+for each step; `account` are the books of what became of each node's work, which nodes may ask
+about, `status` is the snapshot for people, and `panels` what the dashboard shows of it;
+`policies` are the checkpoints and weights on disk; `config` is the owner's table; `role` is
+what a node opens.
 
 How data flows: delivery -> `check` (now and then `audit`) -> `inbox` (disk) -> receipt ->
 `core.buffer` -> the engine's step -> log, weights, now and then a checkpoint -> SHARDCAST

@@ -20,8 +20,10 @@ the buffer, not what an earlier life took.
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -39,6 +41,7 @@ from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
 from roles.engines.base import TrainingGroup
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.core.account import Fates
 from roles.protocol.core.messages import (
     HASH_RATE,
     AcceptedWork,
@@ -52,6 +55,7 @@ from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
+from roles.trainer.account import Accounts
 from roles.trainer.audit import AuditCounts, NotBorneOut
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
@@ -106,6 +110,11 @@ class Intake:
         """Places in the draw order that were taken, under versions that may still be used."""
         self._givers: dict[bytes, PeerId] = {}
         """Which validator each submission in the buffer is of."""
+        self._authors: dict[bytes, PeerId] = {}
+        """Which node each of them is of."""
+        self._learning: list[BufferedGroup] = []
+        """Taken out of the buffer by the step that is under way."""
+        self.accounts = Accounts()
 
     @property
     def taken(self) -> int:
@@ -132,6 +141,7 @@ class Intake:
         """Read what was taken in earlier lives, what was learnt from it, and who lied."""
         await self._check.recall()
         await self._inbox.recall()
+        await self.accounts.recall(self._node.world.disk)
         async for entry in self._ledger.entries(RECEIPT_KIND):
             self._taken[entry.body] = None
 
@@ -163,6 +173,7 @@ class Intake:
     async def restore(self, step: int) -> None:
         """Take up again what was received and, by ``step``, not learnt from."""
         self._step = step
+        counted = dict.fromkeys(itertools.islice(self._taken, self.accounts.submissions))
         async for work, used in self._inbox.restore(step):
             commitment = work.verdict.commitment
             content = commitment.content
@@ -170,6 +181,8 @@ class Intake:
             if content not in self._taken:  # killed between the file and the receipt
                 self._taken[content] = None
                 await self._durable.insist(partial(self._ledger.append, RECEIPT_KIND, content))
+            if content not in counted:  # killed between the receipt and the next step
+                self._count_taken(work)
             if not self._node.shardcast.holds(commitment.version):
                 continue  # so old that no step may use it: forgotten after the next one
             if self._check.why_refused(work.verdict.validator):
@@ -189,6 +202,7 @@ class Intake:
             self._make_room()
             await self._arrived.wait()
             self._drop_liars()
+        self._learning = groups
         self._make_room()
         return groups
 
@@ -197,6 +211,9 @@ class Intake:
         returns."""
         self._step = step
         await self._durable.insist(partial(self._inbox.mark_used, groups, step))
+        self.accounts.learn(self._by_author(groups))
+        self._learning = []
+        await self.accounts.keep(self._node.world.disk)
 
     async def forget_used(self, covered: int) -> None:
         """Remove the submissions of which no group can be used any more, and none has gone into
@@ -208,9 +225,23 @@ class Intake:
         self._givers = {
             source: who for source, who in self._givers.items() if source in waiting
         }
+        self._authors = {
+            source: who for source, who in self._authors.items() if source in waiting
+        }
         needed = waiting | self._taking | self._inbox.learnt_from_after(covered)
         await self._durable.insist(partial(self._inbox.forget_all_but, needed))
         self._make_room()
+
+    def fates(self, node: PeerId | None) -> Fates:
+        """What became of the groups of a node, or of all."""
+        waiting = self._by_author([*self.buffer, *self._learning])
+        if node is None:
+            return self.accounts.total.fates(waiting.total(), is_over=self._is_over)
+        return self.accounts.of(node).fates(waiting[node], is_over=self._is_over)
+
+    def _by_author(self, groups: Iterable[BufferedGroup]) -> Counter[PeerId]:
+        authors = (self._authors.get(one.source) for one in groups)
+        return Counter(author for author in authors if author is not None)
 
     def finish(self) -> None:
         """The run has all its steps: nothing more is wanted."""
@@ -267,12 +298,15 @@ class Intake:
         if self._must_wait(content) or world.buggify("trainer/says later"):
             return Receipt.LATER, "the pool is full"
         if self._is_over:
+            self._count_turned_down(verdict.commitment)
             return Receipt.UNWANTED, "the run has all its steps"
         world.sometimes("trainer/was given it before", content in self._taken)
         if content in self._taken:
             return Receipt.TAKEN, ""
         reason = self._why_useless(verdict.commitment)
         if reason:
+            if reason != PLACE_TAKEN:
+                self._count_turned_down(verdict.commitment)
             return Receipt.UNWANTED, reason
         self._taking[content] = None
         try:
@@ -299,6 +333,16 @@ class Intake:
         await self._keep(work, groups)
         self._is_turning_away = False
         return Receipt.TAKEN, ""
+
+    def _count_taken(self, work: AcceptedWork) -> None:
+        rewards, size = work.verdict.rewards, self._recipe.group_size
+        groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
+        no_spread = sum(not has_spread(one) for one in groups)
+        self.accounts.take(work.verdict.commitment.node, len(groups), no_spread)
+
+    def _count_turned_down(self, commitment: Commitment) -> None:
+        groups = self._recipe.submission
+        self.accounts.turn_down(commitment.node, groups, is_over=self._is_over)
 
     def _drop_liars(self) -> None:
         """Nothing is learnt from what waits of a validator that was convicted."""
@@ -345,6 +389,7 @@ class Intake:
             await dawdle(self._node.world, "trainer/slow receipt")
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
+            self._count_taken(work)
             # while the disk worked, it may have been convicted
             if not self._check.why_refused(verdict.validator):
                 self._put(work, groups)
@@ -353,7 +398,9 @@ class Intake:
                 del self._filled[place]
 
     def _put(self, work: AcceptedWork, groups: list[BufferedGroup]) -> None:
-        self._givers[work.verdict.commitment.content] = work.verdict.validator
+        commitment = work.verdict.commitment
+        self._givers[commitment.content] = work.verdict.validator
+        self._authors[commitment.content] = commitment.node
         self.buffer.add(groups)
         self._arrived.notify_all()
 

@@ -12,9 +12,10 @@ from typing import ClassVar, Final, Self
 
 from p2p.concurrency import leaves
 from p2p.errors import WorkerDied
+from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
-from p2p.node.role import Progress
+from p2p.node.role import Fact, Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.diloco.core.terms import Algorithm
@@ -23,10 +24,12 @@ from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
+from roles.protocol.core.account import ACCOUNT_PROTOCOL, Account, TrainerDoing
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
+from roles.trainer.account import SHORTEST_PAUSE, AccountDesk
 from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
@@ -36,6 +39,7 @@ from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
+from roles.trainer.status import TrainerStatus, facts_of, status_of
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +77,7 @@ class Trainer:
         last = None if session is None else session.last_step
         return {
             **asdict(learnt),
+            **asdict(self.status()),
             "steps": self._steps,
             "done": session is not None and session.is_over,
             "policy_bytes": 0 if session is None else session.policy_bytes,
@@ -94,30 +99,33 @@ class Trainer:
         }
 
     def progress(self) -> Progress:
-        """For the live line."""
+        """For the screen."""
         if self._member is not None:
             return self._member.progress()
         session = self.session
+        status = self.status()
         if session is None:
-            return Progress(text=f"step 0 of {self._steps:,}" if self._steps else "warming up")
-        learnt, buffer = session.curve.learnt, session.intake.buffer
-        counts = buffer.counts
-        came = counts.used + counts.stale + counts.without_spread + len(buffer)
-        share = f" ({counts.used / came:.0%} of what came)" if came else ""
-        parts = [
-            f"step {learnt.step:,} of {self._steps:,}",
-            f"{learnt.groups_used:,} groups learnt from{share}",
-            f"{len(buffer):,} waiting",
-        ]
-        if learnt.greedy is not None and learnt.greedy_start is not None:
-            parts.append(
-                f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}"
-            )
-        if session.intake.liars:
-            parts.append(f"{len(session.intake.liars)} lying validators refused")
-        if session.is_at_rest:
-            parts.append("rests")
-        return Progress(text=", ".join(parts), over=session.is_over)
+            return Progress(facts=(Fact("now", status.now),))
+        return Progress(facts=tuple(facts_of(status, session)), over=session.is_over)
+
+    def status(self) -> TrainerStatus:
+        """What it does now, and what became of what came."""
+        return status_of(self.session, self._steps)
+
+    def account_of(self, peer: PeerId) -> Account:
+        """What a peer that asks is told."""
+        session = self.session
+        if session is None:
+            return Account(doing=TrainerDoing.OPENS, steps=self._steps, pause=SHORTEST_PAUSE)
+        known = session.has_books
+        return Account(
+            doing=session.doing,
+            step=session.curve.learnt.step,
+            steps=self._steps,
+            pause=session.intake.accounts.pause,
+            own=session.intake.fates(peer) if known else None,
+            total=session.intake.fates(None) if known else None,
+        )
 
     async def run(self, node: Node) -> None:
         """Learn until the run's steps are done, then serve what was learnt until cancelled."""
@@ -126,8 +134,13 @@ class Trainer:
             self._member = DilocoMember(self._config)
             await self._member.run(node)
             return
-        recipe, limits, config = run.terms.recipe, self._config.machine, self._config
-        self._steps = recipe.steps
+        self._steps = run.terms.recipe.steps
+        desk = AccountDesk(node.world, self.account_of)
+        with node.host.serving(ACCOUNT_PROTOCOL, desk.serve):
+            await self._learn(node, run)
+
+    async def _learn(self, node: Node, run: Run) -> None:
+        limits, config = self._config.machine, self._config
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)

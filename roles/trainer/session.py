@@ -29,6 +29,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
+from roles.protocol.core.account import TrainerDoing
 from roles.protocol.core.messages import VERDICT_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.standing import RoleStanding
@@ -60,6 +61,9 @@ class TrainerSession:
         self._recipe = recipe
         self._standing = standing
         self._policies = policies
+        self.doing = TrainerDoing.OPENS
+        self.has_books = False
+        """Whether what earlier lives took is known again."""
         self.is_over = False
         """Whether the run has all its steps."""
         self.policy_bytes = 0
@@ -70,9 +74,14 @@ class TrainerSession:
         self._guards = LearningGuards()
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether the run file does not let this trainer work now."""
-        return bool(self._standing.why_not)
+    def why_not(self) -> str:
+        """Why the run file does not let this trainer work now; empty if it does."""
+        return self._standing.why_not
+
+    @property
+    def groups(self) -> int:
+        """How many a step takes."""
+        return self._recipe.groups
 
     @property
     def writes_waiting(self) -> int:
@@ -85,11 +94,12 @@ class TrainerSession:
             step = await self._resume()
             nursery.start_soon(self._standing.watch)
             await self.intake.restore(step)
+            self.has_books = True
             nursery.start_soon(self.intake.audit_forever)
             with self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve):
                 while step < self._recipe.steps:
                     step = await self._step(step)
-                self.is_over = True
+                self.is_over, self.doing = True, TrainerDoing.OVER
                 self.intake.finish()
                 await trio.sleep_forever()
 
@@ -97,6 +107,8 @@ class TrainerSession:
         """Continue where the checkpoint is, or warm up; publish what it holds. Returns the
         step."""
         await self.intake.recall()
+        if self.node.shardcast.newest == NO_POLICY:
+            self.doing = TrainerDoing.WARMS_UP
         step = await self.open_learner()
         await self.curve.restore(step)
         world = self.node.world
@@ -108,6 +120,7 @@ class TrainerSession:
             is_signed=shardcast.signed >= step,
         )
         await self.publish(step)
+        self.doing = TrainerDoing.EVALUATES
         await self.curve.evaluate(self.engine, step)
         return step
 
@@ -182,9 +195,11 @@ class TrainerSession:
     async def _step(self, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
         await self._standing.wait()
+        self.doing = TrainerDoing.WAITS
         buffered = await self.intake.wait_groups(self._recipe.groups)
         await self._standing.wait()
         groups = [one.group for one in buffered]
+        self.doing = TrainerDoing.LEARNS
         began = self.node.world.now()
         report = self.last_step = await self.engine.step(groups)
         seconds = self.node.world.now() - began
@@ -207,5 +222,6 @@ class TrainerSession:
             report, learnt.train_reward, staleness, seconds, self.intake.audits
         )
         await self.intake.forget_used(self._policies.covered)
+        self.doing = TrainerDoing.EVALUATES
         await self.curve.evaluate(self.engine, step)
         return step

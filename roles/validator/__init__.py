@@ -16,8 +16,9 @@ submission's way, in this order:
 * `session` makes the verdict durable, in the ledger;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 
-The folder `core` is free of I/O. `stats` counts for people, `panels` is what the dashboard
-shows of it, `config` is the owner's table, `role` is what a node opens.
+The folder `core` is free of I/O. `stats` counts for people, `status` is the snapshot that they
+see, `panels` is what the dashboard shows of it, `config` is the owner's table, `role` is what a
+node opens.
 """
 
 from roles.validator.config import ValidatorConfig

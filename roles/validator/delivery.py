@@ -68,6 +68,11 @@ class Deliveries:
         """Whether another delivery may begin, or might if ``beyond`` more were allowed."""
         return self._under_way < WAITING + beyond
 
+    @property
+    def under_way(self) -> int:
+        """How many have no answer yet."""
+        return self._under_way
+
     async def keep(self, work: AcceptedWork) -> None:
         """Put a delivery on disk, before its verdict is known to any peer. Raises
         `StorageError`."""

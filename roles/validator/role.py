@@ -6,8 +6,10 @@ Its work is a `ValidatorSession`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import ClassVar, Self
+
+import trio
 
 from p2p.node.node import Node
 from p2p.node.role import Progress
@@ -15,14 +17,16 @@ from p2p.node.tables import read_table
 from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
-from roles.run import run_of
+from roles.run import Run, run_of
 from roles.shared.model_files import keep_model_files
 from roles.shared.standing import RoleStanding
+from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.config import ValidatorConfig
 from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
 from roles.validator.stats import ValidatorStats
+from roles.validator.status import ValidatorStatus, facts_of, status_of
 
 
 class Validator:
@@ -35,6 +39,7 @@ class Validator:
     def __init__(self, config: ValidatorConfig) -> None:
         self._config = config
         self.stats = ValidatorStats()
+        self._watch: TrainerWatch | None = None
         self.session: ValidatorSession | None = None
         """The work of this role; None until engine and environment are open."""
 
@@ -51,7 +56,7 @@ class Validator:
         return {
             "version": -1 if session is None else int(session.loaded),
             **self.stats.health(),
-            "queue": 0 if session is None else session.waiting,
+            **asdict(self.status()),
             "seats": 0 if session is None else session.reading,
             "waits_for_disk": 0 if session is None else session.writes_waiting,
         }
@@ -59,18 +64,24 @@ class Validator:
     def progress(self) -> Progress:
         """For the live line."""
         session = self.session
-        if session is None:
-            return Progress(text=self.stats.describe(waiting=0))
-        text = self.stats.describe(waiting=session.waiting) + (
-            ", rests" if session.is_at_rest else ""
-        )
-        return Progress(text=text, over=session.is_over)
+        facts = tuple(facts_of(self.status(), self.stats))
+        return Progress(facts=facts, over=session is not None and session.is_over)
+
+    def status(self) -> ValidatorStatus:
+        """What it does now."""
+        return status_of(self.session, self._watch)
 
     async def run(self, node: Node) -> None:
         """Judge until cancelled."""
         run = run_of(node)
         run.check_job(node.peer_id, self.name)
         run.check_store(node.config.shardcast.keep_versions)
+        self._watch = TrainerWatch(node)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch.watch)
+            await self._work(node, run)
+
+    async def _work(self, node: Node, run: Run) -> None:
         limits, config = self._config.machine, self._config
         engine_config = replace(
             run.engine_config(limits, threads=config.threads, nice=config.nice),

@@ -78,6 +78,8 @@ class ValidatorSession:
         self._queue: FairQueue[Job] = FairQueue(judge.has_worked)
         self._work = Notifier()
         self._recording = trio.Semaphore(RECORDING)
+        self._deliveries: Deliveries | None = None
+        self.is_judging = False
         self._reception = Reception(
             node, judge, self._queue, ledger, standing, stats, self._wake
         )
@@ -103,9 +105,19 @@ class ValidatorSession:
         return self._durable.waiting + self._judge.writes_waiting
 
     @property
-    def is_at_rest(self) -> bool:
-        """Whether the run file does not let this validator work now."""
-        return bool(self._standing.why_not)
+    def why_not(self) -> str:
+        """Why the run file does not let this validator work now; empty if it does."""
+        return self._standing.why_not
+
+    @property
+    def undelivered(self) -> int:
+        """Accepted submissions that the trainer has not taken yet."""
+        return 0 if self._deliveries is None else self._deliveries.under_way
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether nothing is judged because the trainer takes nothing."""
+        return self._deliveries is not None and not self._deliveries.has_room()
 
     @property
     def is_over(self) -> bool:
@@ -120,6 +132,7 @@ class ValidatorSession:
             await self.recall()
             self.node.host.protect("work", self._stats.records.workers)
             deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
+            self._deliveries = deliveries
             await deliveries.resume()
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
@@ -155,12 +168,14 @@ class ValidatorSession:
         of_debtors = not deliveries.has_room()
         job = self._queue.pop(began, of_debtors=of_debtors)
         job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
+        self.is_judging = True
         try:
             ruling = await self._judge.decide(job)
         except AtRest:  # its worker will be told so, and ask the judge of the newest edition
             self._end_without_entry(job, None)
             return
         finally:
+            self.is_judging = False
             self._queue.charge(world.now() - began)
         verdict = ruling.verdict
         node = verdict.commitment.node

@@ -13,7 +13,7 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from proofs.checks import Verdict
 from roles.protocol.core.messages import SignedVerdict
-from roles.shared.reasons import because, tally
+from roles.shared.reasons import tally
 
 MAX_NODES: Final = 10_000
 """Nodes with a record of their own, as many peers as a host remembers: identities are cheap to
@@ -128,15 +128,3 @@ class ValidatorStats:
             "left_out": self.left_out,
             "nodes": self.records.health(),
         }
-
-    def describe(self, *, waiting: int) -> str:
-        """For a person's terminal, with the submissions that are ``waiting`` for the scorer."""
-        records, undecided = self.records, sum(self.inconclusive.values())
-        parts = [
-            f"submissions {records.accepted + records.rejected + undecided:,} judged",
-            f"{records.accepted:,} accepted",
-            f"{records.rejected:,} rejected{because(records.reasons)}",
-            *([f"{undecided:,} undecided{because(self.inconclusive)}"] if undecided else []),
-            f"{waiting:,} waiting",
-        ]
-        return ", ".join(parts)

@@ -6,6 +6,7 @@
 - `result`: metrics and expectations of a run; `report`: the same as an HTML page; `observers`:
   who is told while it runs
 - `sweep`: many seeds and settings, a process each
+- `catalogue`: the scenarios that come with the simulator by theme, and what each costs
 - `diff`: the first event in which two runs differ; `tape`: what cores were told at L1, told
   again at L0; `perfetto`: a trace for ui.perfetto.dev
 

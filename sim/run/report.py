@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final
 
+from sim.kernel.simulation import Simulation
 from sim.run.result import Result
 
 _WIDTH: Final = 480
@@ -61,6 +62,12 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
         f"{result.events:,} events, trace {result.trace_hash or '-'}</p>",
     ]
     return page(result.scenario, parts, made_by)
+
+
+def drawing(simulation: Simulation, title: str) -> str:
+    """A page with the curves of a simulation that is no scenario (`Simulation.plot`)."""
+    curves = [line_plot(name, points) for name, points in simulation.series.items()]
+    return page(title, [f"<h1>{html.escape(title)}</h1>", *curves])
 
 
 def page(title: str, parts: Sequence[str], made_by: str = "") -> str:

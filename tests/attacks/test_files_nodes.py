@@ -67,6 +67,7 @@ ROWS: Final = (
     Row("trainer/checkpoint", "trainer/checkpoint", ("trainer-1",)),
     Row(".previous", "trainer/checkpoint[.]previous", ("trainer-1",)),
     Row("trainer/metrics.jsonl", "trainer/metrics[.]jsonl", ("trainer-1",)),
+    Row("trainer/accounts.json", "trainer/accounts[.]json", ("trainer-1",)),
     Row("trainer/progress.json", "trainer/progress[.]json", ("trainer-1",)),
     Row("trainer/weights/*", "trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
     Row("trainer/intake/used.json", "trainer/intake/used[.]json", ("trainer-1",)),
@@ -75,6 +76,7 @@ ROWS: Final = (
     Row("validator/edition", "validator/edition", ("validator-1",)),
     Row("validator/accepted/*", f"validator/accepted/{DIGEST}", ("validator-1",)),
     Row("inference/outbox/*", "inference/outbox/[0-9]{10}-[0-9]{10}", ("inference-1",)),
+    Row("inference/life", "inference/life", ("inference-1",)),
     Row("inference/outbox/cursor", "inference/outbox/cursor", ("inference-1",)),
 )  # fmt: skip
 

@@ -130,6 +130,8 @@ def test_a_folder_reaches_two_machines_and_the_push_ends(tmp_path: Path) -> None
         ):
             assert [first.end(), second.end(), push.end()] == [0, 0, 0]
             sources = [one.said("whole") for one in (first, second)]
+            # a finished pull was silent for five seconds
+            assert first.said("passing_on")["seconds"] == 5
         assert all(contents(out) == FILES for out in outs)
         assert all(one["files"] == len(FILES) for one in sources)
     # one copy on the disk: what is served is what is used

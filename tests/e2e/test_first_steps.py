@@ -19,12 +19,12 @@ import subprocess
 import sys
 import tarfile
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 import trio
@@ -44,29 +44,18 @@ from p2p import (
 )
 from p2p.machine import open_world
 from p2p.node.cli import REACH, node_main
-from p2p.node.live import LiveLine, describe
+from p2p.node.live import LiveScreen, Terminal, scene_of
 from p2p.node.process import check_key_place
-from p2p.node.role import Progress, Reporter
+from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
-from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.limits import reach_of
-from proofs.checks import Verdict
 from roles.demo.command import complaints, free_memory, main as demo_main
 from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
-from roles.engines.base import TrainingGroup
-from roles.inference import Inference, InferenceConfig
-from roles.inference.stats import InferenceCounts
-from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run import open_run
 from roles.run.__main__ import main as run_main
-from roles.shared.reasons import MAX_REASONS, OTHER
-from roles.trainer import Trainer, TrainerConfig
-from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
-from roles.trainer.curve import Learnt
-from roles.validator import Validator, ValidatorConfig
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN
@@ -118,23 +107,20 @@ def lines_until(process: subprocess.Popen[str], start: str) -> list[str]:
     return lines
 
 
-# A live line
+# The screen
 
 
-class Told(LiveLine):
+class Told(Terminal):
     """Remembers the lines, with the seconds at which they came."""
 
-    def __init__(self, node, roles) -> None:
-        super().__init__(node, roles)
-        self.began = node.world.now()
+    def __init__(self, world) -> None:
+        super().__init__()
+        self.is_redrawn = False
+        self._now, self.began = world.now, world.now()
         self.lines: list[tuple[float, str]] = []
 
-    async def _write(self, text: str) -> None:
-        self._print(text)
-        await trio.lowlevel.checkpoint()
-
-    def _print(self, text: str) -> None:
-        self.lines.append((round(self._node.world.now() - self.began), text.strip()))
+    def say(self, text: str) -> None:
+        self.lines.append((round(self._now() - self.began), text))
 
 
 class Worker:
@@ -146,7 +132,9 @@ class Worker:
         self.over = False
 
     def progress(self) -> Progress:
-        return Progress(text="rollouts 256 made", over=self.over)
+        return Progress(
+            facts=(Fact("now", "drawing"), Fact("work", "256 made")), over=self.over
+        )
 
 
 def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
@@ -163,22 +151,24 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
 
 
 async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
-    autojump_clock,
+    autojump_clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A joined worker printed its run's owner, and then nothing for ever."""
     worker = Worker()
+    monkeypatch.setattr("p2p.node.live.trio.to_thread.run_sync", at_once)
     async with open_world() as world:
-        line = Told(stub_node(world), [worker])
+        told = Told(world)
+        screen = LiveScreen(stub_node(world), [worker], told)
         with trio.move_on_after(200.5):
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(line.run)
+                nursery.start_soon(screen.run)
                 await world.sleep(150.5)
                 worker.over = True
-    told = "policy 3 (the swarm has 4)   rollouts 256 made   peers 2"
-    assert line.lines == [
-        (0, told),
-        (60, told),
-        (120, told),
+    line = "now drawing   policy 3 (the swarm has 4); 2 peers   work 256 made"
+    assert told.lines == [
+        (0, line),
+        (60, line),
+        (120, line),
         (
             151,
             (
@@ -186,9 +176,14 @@ async def test_a_piped_node_tells_once_a_minute_and_when_the_run_is_over(
                 " Ctrl-C ends it"
             ),
         ),
-        (151, told),
-        (200, f"ended    {told}"),
+        (151, line),
+        (200, f"ended    {line}"),
     ]
+
+
+async def at_once(write: Callable[[], None], *, abandon_on_cancel: bool) -> None:
+    write()
+    await trio.lowlevel.checkpoint()
 
 
 def test_how_much_of_a_policy_is_fetched_is_said() -> None:
@@ -210,100 +205,14 @@ def test_how_much_of_a_policy_is_fetched_is_said() -> None:
     ) == (6, 0.0)
     node = stub_node(None)
     for coming, text in [
-        (None, "policy 3 (the swarm has 4)"),
-        ((4, 0.375), "policy 3, 38% of 4 (the swarm has 4)"),
-        ((3, 0.9), "policy 3 (the swarm has 4)"),
+        (None, "3 (the swarm has 4)"),
+        ((4, 0.375), "3, 38% of 4 (the swarm has 4)"),
+        ((3, 0.9), "3 (the swarm has 4)"),
     ]:
         node.shardcast.fetching = coming
-        assert describe(node, []) == f"{text}   peers 2"
+        assert scene_of(node, []).policy == text
     node.shardcast.newest, node.shardcast.fetching = -1, (0, 0.25)
-    assert describe(node, []) == "no policy yet, 25% of 0 (the swarm has 4)   peers 2"
-
-
-def test_a_worker_says_what_it_made_and_why_it_was_rejected() -> None:
-    """Made, accepted, rejected and why, in rollouts, with nothing that moves a
-    cursor.
-    """
-    counts = InferenceCounts(submitted=9, rollouts=128)
-    for verdict, reason in [
-        (Verdict.ACCEPTED, "within limits"),
-        (Verdict.REJECTED, "tokens implausible"),
-        (Verdict.REJECTED, "activation exponents differ"),
-        (Verdict.REJECTED, "activation exponents differ"),
-    ]:
-        counts.count(SimpleNamespace(verdict=verdict, reason=reason))  # type: ignore[arg-type]
-    assert (
-        counts.describe()
-        == "rollouts 1,152 made, 128 accepted, 384 rejected (activation exponents differ,"
-        " tokens implausible)"
-    )
-    for number in range(MAX_REASONS + 5):
-        hostile = SimpleNamespace(verdict=Verdict.REJECTED, reason=f"\x1b[2J{number}")
-        counts.count(hostile)  # type: ignore[arg-type]
-    assert len(counts.reasons) == MAX_REASONS + 1
-    assert counts.reasons[OTHER] == 7
-    assert counts.describe().isprintable()
-    role = Inference(InferenceConfig())
-    role.counts = counts
-    counts.idle = True
-    assert role.progress() == Progress(text=counts.describe(), over=True)
-
-
-def verdict_of(verdict: Verdict, reason: str) -> SignedVerdict:
-    commitment = Commitment(
-        bytes(32), KeyPair(b"w" * 32).peer_id, PolicyVersion(0), bytes(32), 0, bytes(32)
-    )
-    return SignedVerdict(KeyPair(b"v" * 32).peer_id, commitment, verdict, reason, 0.0, 0.0, ())
-
-
-def test_a_validator_says_what_it_judged_and_why_it_rejected() -> None:
-    """Between ``owner`` and its end it said nothing."""
-    role = Validator(ValidatorConfig())
-    assert isinstance(role, Reporter)
-    assert role.progress() == Progress(
-        text="submissions 0 judged, 0 accepted, 0 rejected, 0 waiting"
-    )
-    reasons = ["tokens implausible", *["\x1b[2Jdiffer"] * 2, "c", "d", "e"]
-    for number in range(1200):
-        role.stats.records.count(verdict_of(Verdict.ACCEPTED, "within limits"))
-        if number < len(reasons):
-            role.stats.records.count(verdict_of(Verdict.REJECTED, reasons[number]))
-    role.stats.inconclusive = {"the policy is older than the run uses": 3}
-    assert (
-        role.progress().text
-        == "submissions 1,209 judged, 1,200 accepted, 6 rejected (?[2Jdiffer, c, d, e, ...), "
-        "3 undecided (the policy is older than the run uses), 0 waiting"
-    )
-
-
-def test_a_trainer_says_how_far_it_is_and_what_waits() -> None:
-    """Between ``owner`` and its end it said nothing."""
-    role = Trainer(TrainerConfig())
-    assert isinstance(role, Reporter)
-    assert role.progress() == Progress(text="warming up")
-    learnt, buffer = Learnt(), GroupBuffer(100, 2)
-    session: Any = SimpleNamespace(
-        curve=SimpleNamespace(learnt=learnt),
-        intake=SimpleNamespace(buffer=buffer, liars={}),
-        is_at_rest=False,
-        is_over=False,
-    )
-    role._steps, role.session = 60, session
-    assert role.progress().text == "step 0 of 60, 0 groups learnt from, 0 waiting"
-    group = TrainingGroup((1,), (), (0.0, 1.0))
-    buffer.add(
-        BufferedGroup(PolicyVersion(0), bytes([number]), 0, group) for number in range(4)
-    )
-    assert buffer.take(3, 0) is not None
-    learnt.step, learnt.groups_used, session.is_over = 17, 1024, True
-    learnt.greedy_start, learnt.greedy = 0.31, 0.642
-    assert role.progress() == Progress(
-        text=(
-            "step 17 of 60, 1,024 groups learnt from (75% of what came), 1 waiting, "
-            "held-out tasks solved 31% -> 64%"
-        ),
-        over=True,
-    )
+    assert scene_of(node, []).policy == "none yet, 25% of 0 (the swarm has 4)"
 
 
 def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> None:
@@ -312,12 +221,27 @@ def test_a_node_in_a_pipe_has_a_first_line_and_a_last_one(tmp_path: Path) -> Non
     run_file.write_bytes(RUN.document)
     arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
     with started("-m", "p2p.node", *arguments) as process:
-        first = lines_until(process, "no policy yet")
-        assert first[-1] == "no policy yet   peers 0\n"
+        first = lines_until(process, "policy")
+        assert first[-1] == "policy none yet; 0 peers\n"
         assert any("only this machine can dial that" in line for line in first)
         process.send_signal(signal.SIGINT)
-        assert lines_until(process, "ended")[-1] == "ended    no policy yet   peers 0\n"
+        assert lines_until(process, "ended")[-1] == "ended    policy none yet; 0 peers\n"
         assert process.wait(timeout=START_SECONDS) == 0
+
+
+def test_status_is_json_lines_and_nothing_else(tmp_path: Path) -> None:
+    """A block of text came first, and a program had to know which lines to skip."""
+    run_file = tmp_path / "run.shoal"
+    run_file.write_bytes(RUN.document)
+    arguments = ["--data", str(tmp_path / "n"), "--run", str(run_file), *LOOPBACK]
+    with started("-m", "p2p.node", *arguments, "--status", "0.05") as process:
+        assert process.stdout is not None
+        said = [json.loads(process.stdout.readline()) for _ in range(5)]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=START_SECONDS)
+    assert [one.get("event") for one in said] == ["started", "joined", None, None, None]
+    assert said[-1]["peer"] == said[0]["peer"]
+    assert all(json.loads(line)["members"] == 0 for line in rest.splitlines())
 
 
 def test_a_node_lives_without_streams_and_says_what_is_wrong_with_its_log(
@@ -676,6 +600,7 @@ def no_demo_begins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--sed", "3"], "there is no option --sed; did you mean '--seed'?"),
         (["--steps", "-1"], "argument --steps: -1 is not from 1 to"),
         (["--steps", "0"], "argument --steps: 0 is not from 1 to"),
         (["--seed", "1e30"], "argument --seed: '1e30' is no whole number"),

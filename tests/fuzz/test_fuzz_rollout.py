@@ -11,6 +11,7 @@ from p2p.errors import BadMessage
 from p2p.identity import verify
 from p2p.wire import frame, pack
 from roles.engines.base import Completion, Group
+from roles.protocol.core.account import decode_account_untrusted
 from roles.protocol.core.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
@@ -70,6 +71,7 @@ def test_log_probs_are_numbers_not_above_0_or_bad_messages(data: bytes) -> None:
 @pytest.mark.parametrize(
     "parse",
     [
+        decode_account_untrusted,
         decode_commitment_untrusted,
         decode_groups_untrusted,
         decode_receipt_untrusted,

@@ -7,6 +7,8 @@ import io
 import re
 from pathlib import Path
 
+import pytest
+
 DOCS = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
 
 
@@ -23,12 +25,20 @@ def run(code: str) -> str:
     return out.getvalue()
 
 
-def test_the_example_simulates_a_protocol_of_its_own() -> None:
+def test_the_example_simulates_a_protocol_of_its_own_and_draws(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     text = run(example())
     share = re.match(r"(\d+)% of the living know the newest rumour", text)
     assert share is not None
     assert 50 <= int(share.group(1)) <= 100
     assert run(example()) == text
+    page = (tmp_path / "rumour.html").read_text(encoding="utf-8")
+    curve = re.search("<polyline points='([^']*)'", page)
+    assert curve is not None
+    assert len(curve.group(1).split()) == 30, "a point every ten seconds"
+    assert "share of the living that know the newest rumour" in page
 
 
 def test_the_example_is_forty_lines() -> None:

@@ -3,5 +3,6 @@
 `messages` are the bytes of submissions and verdicts. `assignment` derives which tasks and draws
 are a node's, and which validator judges it, so that neither is chosen by it. `judging` is what
 validator and trainer both ask of a submission's groups; `lies` weighs what a trainer finds of a
-validator, and is the proof that it keeps.
+validator, and is the proof that it keeps. `account` is what a trainer tells a node of what
+became of its work.
 """

@@ -8,7 +8,7 @@ under GRPO and is counted, not kept (DAPO's dynamic sampling, arXiv 2503.14476).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from p2p.shardcast.manifest import PolicyVersion
@@ -54,6 +54,9 @@ class GroupBuffer:
 
     def __len__(self) -> int:
         return len(self._groups)
+
+    def __iter__(self) -> Iterator[BufferedGroup]:
+        return iter(self._groups)
 
     def has_room_behind(self, coming: int) -> bool:
         """Whether another submission may come in behind the ``coming`` groups that are being

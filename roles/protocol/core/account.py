@@ -1,0 +1,134 @@
+"""What became of a node's accepted work: a question to the trainer, and its answer.
+
+A verdict tells a worker that its work was accepted, and no more: whether anything was learnt
+from it the trainer alone knows. So the trainer answers any peer that asks with that peer's own
+figures, those of all nodes together, and what it is doing. The channel is authenticated and the
+answer is for the one who asks, so nothing is signed. Wire table: docs/protocols/rollout.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import ProtocolId
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+
+ACCOUNT_PROTOCOL: Final = ProtocolId("/shoal/account/1.0.0")
+"""A worker or a validator asks with an empty frame, the trainer answers."""
+MAX_ACCOUNT: Final = KI
+"""Bytes of an answer; it has about 100."""
+MAX_COUNT: Final = 2**53
+"""Of anything counted here: what JSON carries exactly."""
+
+
+class TrainerDoing(Enum):
+    """What a trainer is at."""
+
+    OPENS = "opens"
+    """It starts its engine, or reads what an earlier life left."""
+    WARMS_UP = "warms up"
+    """It trains the first policy by examples."""
+    EVALUATES = "evaluates"
+    WAITS = "waits"
+    """For accepted work, until there is enough for a step."""
+    LEARNS = "learns"
+    RESTS = "rests"
+    """The run file does not let it work now."""
+    OVER = "over"
+    """The run has all its steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fates:
+    """What became of the accepted groups that came to the trainer: each is in one of these."""
+
+    learnt: int = 0
+    """A step has learnt from them."""
+    no_spread: int = 0
+    """All answers earned the same reward, from which GRPO learns nothing."""
+    stale: int = 0
+    """Their policy was too old when they came, or when it was their turn."""
+    left_over: int = 0
+    """They came when the run had all its steps, or waited then."""
+    waiting: int = 0
+    """They wait for a step, or are in one."""
+
+    def __post_init__(self) -> None:
+        if not all(0 <= getattr(self, one.name) <= MAX_COUNT for one in fields(self)):
+            raise ValueError(f"counts are from 0 to {MAX_COUNT}")
+
+    @property
+    def all(self) -> int:
+        """All that came."""
+        return self.learnt + self.no_spread + self.stale + self.left_over + self.waiting
+
+    def to_list(self) -> list[int]:
+        """The wire form."""
+        return [self.learnt, self.no_spread, self.stale, self.left_over, self.waiting]
+
+    def times(self, each: int) -> Fates:
+        """In answers, of which a group has ``each``."""
+        return _fates([each * count for count in self.to_list()])
+
+
+def _fates(counts: list[int]) -> Fates:
+    learnt, no_spread, stale, left_over, waiting = counts
+    return Fates(
+        learnt=learnt,
+        no_spread=no_spread,
+        stale=stale,
+        left_over=left_over,
+        waiting=waiting,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """A trainer's answer to one peer."""
+
+    doing: TrainerDoing
+    step: int = 0
+    """Steps that it has taken."""
+    steps: int = 0
+    """Steps that the run has."""
+    pause: int = 0
+    """Seconds to wait before the next question."""
+    own: Fates | None = None
+    """Groups of the peer that asked; None until the trainer has read its books."""
+    total: Fates | None = None
+    """Groups of all nodes."""
+
+    def to_bytes(self) -> bytes:
+        """The wire form."""
+        both = [None if one is None else one.to_list() for one in (self.own, self.total)]
+        return pack([self.doing.value, self.step, self.steps, self.pause, *both])
+
+
+def decode_account_untrusted(data: bytes) -> Account:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    books = (list, type(None))
+    doing, step, steps, pause, own, total = fields_untrusted(
+        unpack_untrusted(data), str, int, int, int, books, books, what="account"
+    )
+    if not all(0 <= number <= MAX_COUNT for number in (step, steps, pause)):
+        raise BadMessage(f"numbers of an account are from 0 to {MAX_COUNT}")
+    try:
+        return Account(
+            doing=TrainerDoing(doing),
+            step=step,
+            steps=steps,
+            pause=pause,
+            own=_fates_untrusted(own),
+            total=_fates_untrusted(total),
+        )
+    except ValueError as error:
+        raise BadMessage(f"an account makes no sense: {error}") from None
+
+
+def _fates_untrusted(listed: list[object] | None) -> Fates | None:
+    if listed is None:
+        return None
+    return _fates(fields_untrusted(listed, *[int] * len(fields(Fates)), what="row of fates"))

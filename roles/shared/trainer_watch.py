@@ -1,0 +1,128 @@
+"""Whether the run's trainer is there, what it does, and what became of this node's work.
+
+Theory of operation
+-------------------
+A node asks the trainer now and then (`roles.protocol.core.account`), as often as it says. A
+trainer that answers, or whose heartbeat the swarm knows, is there. One that does neither is
+away, since the last sign of it. Nothing is decided by it: it is what a person wants to know who
+sees that a node does nothing.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from p2p.node.node import Node
+from p2p.offence import Offence
+from roles.protocol.core.account import (
+    ACCOUNT_PROTOCOL,
+    MAX_ACCOUNT,
+    Account,
+    TrainerDoing,
+    decode_account_untrusted,
+)
+from roles.protocol.request import ask
+from roles.run import run_of
+
+FIRST_PAUSE: Final = 1.0
+"""Seconds after the first question without an answer, doubled to"""
+PAUSE: Final = 15.0
+"""Seconds between questions to a trainer that does not answer: half of what it takes to see
+that a peer has died."""
+LONGEST_PAUSE: Final = 600
+"""Seconds between questions, whatever the trainer says: 12,000 nodes at 20 a second."""
+DAY: Final = 24 * 3600
+"""Seconds after which a time of the day needs its date."""
+
+DOINGS: Final = {
+    TrainerDoing.OPENS: "the trainer starts",
+    TrainerDoing.WARMS_UP: "the trainer warms up",
+    TrainerDoing.EVALUATES: "the trainer examines the policy",
+    TrainerDoing.WAITS: "the trainer waits for work",
+    TrainerDoing.LEARNS: "the trainer learns",
+    TrainerDoing.RESTS: "the trainer rests",
+    TrainerDoing.OVER: "the run has all its steps",
+}
+"""What a trainer says it does, in words."""
+
+
+class TrainerWatch:
+    """What one node knows of its run's trainer."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._heard: float | None = None
+        """Wall time of the last sign of it; None if there was none in this life."""
+        self._began = node.world.wall()
+        self.account: Account | None = None
+        """What it answered last."""
+        self.is_away = False
+
+    @property
+    def away_since(self) -> float | None:
+        """Wall time since which nothing is heard of it; None while it is there."""
+        if not self.is_away:
+            return None
+        return self._began if self._heard is None else self._heard
+
+    async def watch(self) -> None:
+        """Ask until cancelled."""
+        world, pause = self._node.world, FIRST_PAUSE
+        while True:
+            trainer = run_of(self._node).terms.trainers[0]
+            account = await self._ask(trainer)
+            if account is not None or trainer in self._node.membership:
+                self._heard = world.wall()
+            self.account = account or self.account
+            is_missed = account is None and trainer not in self._node.membership
+            # a node that has just begun knows nobody yet
+            is_new = self._heard is None and world.wall() - self._began < PAUSE
+            self.is_away = is_missed and not is_new
+            if account is None:
+                pause = min(2 * pause, PAUSE)
+            else:
+                pause = min(max(account.pause, FIRST_PAUSE), LONGEST_PAUSE)
+            await world.sleep_until(world.now() + pause)
+
+    async def _ask(self, trainer: PeerId) -> Account | None:
+        node = self._node
+        data = await ask(node, trainer, ACCOUNT_PROTOCOL, b"", max_reply=MAX_ACCOUNT)
+        if data is None:
+            return None
+        try:
+            return decode_account_untrusted(data)
+        except BadMessage as error:
+            node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
+            return None
+
+    @property
+    def meanwhile(self) -> str:
+        """What the trainer does while this node waits, for the end of a sentence; empty if
+        unknown."""
+        if self.account is None or self.is_away:
+            return ""
+        return f"; {DOINGS[self.account.doing]}"
+
+    def why_no_policy(self) -> str:
+        """What a node without any policy waits for."""
+        if self.account is None or self.account.doing is TrainerDoing.OVER:
+            return "waiting for the first policy"
+        return f"waiting for the first policy: {DOINGS[self.account.doing]}"
+
+    def why_idle(self, kept: str) -> str:
+        """That the trainer is away, and what ``kept`` says of the work; empty while it is
+        there."""
+        if self.away_since is None:
+            return ""
+        since = clock(self.away_since, self._node.world.wall())
+        what = "no trainer was heard" if self._heard is None else "the trainer is away"
+        return f"{what} since {since}; {kept}"
+
+
+def clock(when: float, now: float) -> str:
+    """A wall time for people, on this machine's clock."""
+    local = datetime.fromtimestamp(when).astimezone()
+    return local.strftime("%H:%M" if abs(now - when) < DAY else "%d %b %H:%M")

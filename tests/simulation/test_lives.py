@@ -1,0 +1,152 @@
+"""What a volunteer is told of its work, over kills and with the trainer away."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from roles.demo.status import SwarmStatus
+from roles.rl.recipe import Recipe
+from sim import Simulation, open_swarm, run_simulation
+from sim.node.swarm import Swarm
+from sim.run.scenario import Scenario, load_scenario
+from sim.workloads.spine import Spine
+
+ROOT = Path(__file__).parent.parent.parent
+CAST = {
+    "relay-1": "none",
+    "trainer-1": "trainer",
+    "validator-1": "validator",
+    "inference-1": "inference",
+    "inference-2": "inference",
+}
+FATES = ("learnt", "no_spread", "stale", "left_over", "waiting")
+
+
+class Lives(Spine):
+    """One worker is killed again and again, and the trainer is away for a while."""
+
+    def __init__(self) -> None:
+        super().__init__(CAST)
+        self.seen: list[Mapping[str, Any]] = []
+        """Healths of the worker."""
+        self.said: list[str] = []
+
+    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+        machine, world = swarm.nodes["inference-1"], swarm.nodes["relay-1"].world
+        rng = world.rng("kills")
+        status, left_at = self._status(recipe), 0.0
+        while swarm.simulation.now < scenario.duration and not status.done:
+            await world.sleep(rng.uniform(0.05, 0.9))
+            status = self._status(recipe)
+            self._look(status)
+            if left_at == 0 and status.trainer.get("step", 0) >= 4:
+                left_at = swarm.simulation.now
+                swarm.kill("trainer-1")
+            elif left_at and "trainer-1" not in {node.name for node in swarm.alive}:
+                if swarm.simulation.now > left_at + 60:
+                    swarm.restart("trainer-1")
+            elif machine in swarm.alive:
+                swarm.kill("inference-1", torn=rng.random() < 0.5)
+                await world.sleep(0.3)
+                swarm.restart("inference-1")
+                await world.sleep(rng.uniform(0.5, 4.0))
+        await world.sleep(20)  # the account of the last step is asked for
+        self._look(status := self._status(recipe))
+        return status
+
+    def _look(self, status: SwarmStatus) -> None:
+        health = status.nodes["inference-1"]["roles"]["inference"]
+        self.seen.append(health)
+        self.said.append(status.nodes["inference-2"]["roles"]["inference"]["now"])
+
+
+@pytest.fixture(scope="module")
+def lives() -> tuple[Lives, Mapping[str, Any]]:
+    scenario = load_scenario("spine").with_changes(nodes=len(CAST), duration=400.0)
+    scenario = replace(scenario, parameters={**scenario.parameters, "steps": 8})
+    play = Lives()
+
+    async def main(simulation: Simulation) -> Mapping[str, Any]:
+        async with open_swarm(simulation) as swarm:
+            metrics = await play.run(swarm, scenario)
+            assert metrics["done"]
+            return play.health()
+
+    outcome = run_simulation(main, seed=5, horizon=1000)
+    assert outcome.value is not None
+    return play, outcome.value
+
+
+def test_accepted_work_is_never_more_than_was_made_in_all_lives(
+    lives: tuple[Lives, Mapping[str, Any]],
+) -> None:
+    """After a restart a worker showed 13,056 made and 13,312 accepted."""
+    play, health = lives
+    counted = [one["life"] for one in play.seen if one["life"]["made"]]
+    assert len(counted) > 20
+    for life in counted:
+        judged = life["accepted"] + life["rejected"] + life["inconclusive"]
+        assert judged <= life["made"] <= judged + 4 * 32, life
+    accepted = [life["accepted"] for life in counted]
+    assert accepted == sorted(accepted), "no life forgets what another had accepted"
+    own = str(health["inference-1"]["peer"])
+    judged = health["validator-1"]["roles"]["validator"]["nodes"][own]
+    assert counted[-1]["accepted"] == 32 * judged["accepted"], "none is counted twice"
+    assert health["inference-1"]["roles"]["inference"]["accepted"] < judged["accepted"]
+
+
+def test_a_worker_is_told_what_was_learnt_from_its_work_and_why_not_from_the_rest(
+    lives: tuple[Lives, Mapping[str, Any]],
+) -> None:
+    """An accepted rollout looked like a learnt one."""
+    _, health = lives
+    workers = [health[name]["roles"]["inference"]["life"] for name in CAST if "inf" in name]
+    trainer = health["trainer-1"]["roles"]["trainer"]
+    for life in workers:
+        told = sum(life[fate] for fate in FATES)
+        assert life["accepted"] - 32 * 5 <= told <= life["accepted"], life
+        assert life["learnt"] > 0
+    assert sum(life["learnt"] for life in workers) == 8 * trainer["groups_used"]
+    assert sum(life["share"] for life in workers) == pytest.approx(1)
+    for fate in FATES:
+        assert sum(life[fate] for life in workers) == 8 * trainer["groups"][fate], fate
+
+
+def test_a_worker_says_what_it_waits_for(lives: tuple[Lives, Mapping[str, Any]]) -> None:
+    """The line froze while the trainer was away."""
+    play, _ = lives
+    said = "\n".join(play.said)
+    assert "the trainer is away since " in said
+    assert "; your work is kept" in said
+    assert "drawing under policy " in said
+    assert "waiting for the first policy: the trainer warms up" in said
+    assert play.said[-1] == "the run has all its steps: this node only relays"
+
+
+def test_the_page_names_every_key_of_a_status(lives: tuple[Lives, Mapping[str, Any]]) -> None:
+    """Whoever reads ``--status`` had to guess."""
+    table = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    found = re.search(r"<!-- status:.*?-->\n(.*?)\n\n", table, re.DOTALL)
+    assert found is not None
+    named: dict[str, set[str]] = {}
+    for row in found.group(1).splitlines()[2:]:
+        of, keys = row.strip("| ").split(" | ", 1)
+        plain = re.sub(r"\([^()]*\)", "", keys)
+        named.setdefault(of.strip("`"), set()).update(re.findall(r"`(\w+)`", plain))
+    _, health = lives
+    roles = {name: role for one in health.values() for name, role in one["roles"].items()}
+    said = {
+        "the node": health["trainer-1"],
+        "shardcast": health["trainer-1"]["shardcast"],
+        "life": roles["inference"]["life"],
+        **roles,
+    }
+    assert named == {of: set(keys) for of, keys in said.items()}
+    json.dumps(health)

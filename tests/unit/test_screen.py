@@ -1,0 +1,242 @@
+"""What people see of a node: it fits, it is true, and a machine gets JSON and nothing else."""
+
+from __future__ import annotations
+
+import io
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+
+from p2p import PeerId, open_host
+from p2p.errors import BadMessage
+from p2p.host import request
+from p2p.machine import open_world
+from p2p.node.live import Terminal
+from p2p.node.process import Warnings
+from p2p.node.screen import WIDEST, block, height, line
+from proofs.checks import Verdict
+from roles.inference.stats import Doing, InferenceCounts, Rate
+from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
+from roles.protocol.core.account import (
+    ACCOUNT_PROTOCOL,
+    Account,
+    Fates,
+    TrainerDoing,
+    decode_account_untrusted,
+)
+from roles.shared.reasons import MAX_REASONS, OTHER
+from roles.trainer.account import IMPATIENCE, AccountDesk, Row
+from roles.trainer.status import status_of as trainer_status
+from roles.validator.stats import ValidatorStats
+from roles.validator.status import ValidatorStatus, facts_of as validator_facts
+from tests.unit.screens import SCENES
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "encoding"),
+    [(c, r, e) for c in (10, 24, 40, 80, 200) for r in (3, 24) for e in ("utf-8", "ascii")],
+)
+@pytest.mark.parametrize("name", SCENES)
+def test_a_screen_fits_its_terminal(name: str, columns: int, rows: int, encoding: str) -> None:
+    """The line was cut at 120 columns, and a wrapped one cannot be redrawn."""
+    lines = block(SCENES[name], columns, rows, encoding)
+    assert 0 < len(lines) < rows
+    assert max(map(len, lines)) <= min(columns - 1, WIDEST)
+    assert all(one.isprintable() for one in lines), "nothing moves a cursor"
+    "\n".join(lines).encode(encoding)
+    if columns >= 80 and rows >= 24:
+        assert all(fact.label in "\n".join(lines) for fact in SCENES[name].facts)
+        assert not any(one.endswith(" ...") for one in lines), "nothing is left out"
+
+
+def test_a_journal_gets_one_line_that_no_width_cuts() -> None:
+    said = line(SCENES["worker"], "ascii")
+    assert "\n" not in said
+    assert "the trainer is away since 14:02; your work is kept" in said
+    assert "not from 2,048 scored alike, 512 too old, 256 left over, 128 waiting" in said
+
+
+def test_a_screen_is_redrawn_in_place_and_what_is_said_meanwhile_stays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A warning was written into the live line."""
+    out = Tty()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("LINES", "24")
+    terminal = Terminal()
+    assert terminal.is_redrawn
+    warnings = Warnings(terminal.above)
+    for scene in (SCENES["worker"], SCENES["bare"], SCENES["worker"]):
+        terminal.redraw(scene)
+        warnings.emit(logging.LogRecord("w", logging.WARNING, "", 0, "mind", (), None))
+    terminal.end()
+    terminal.say("ended")
+    shown = list(played(out.getvalue()))
+    assert shown == [*["WARNING w mind"] * 3, *block(SCENES["worker"], 80, 24), "ended"]
+    assert height(["x" * 100, ""], 40) == 4, "a terminal may have become narrower"
+
+
+class Tty(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def played(text: str) -> Iterator[str]:
+    """The lines that a terminal shows after ``text``: it knows CR, LF, CUU and ED."""
+    lines, row = [""], 0
+    while text:
+        if text.startswith("\x1b["):
+            code, text = text[2:].split("J" if text[2] == "J" else "A", 1)
+            row, lines = (row - int(code), lines) if code else (row, [*lines[:row], ""])
+        elif text[0] == "\n":
+            row, text = row + 1, text[1:]
+            lines += [""] * (row + 1 - len(lines))
+        else:
+            lines[row] += text[0] if text[0] != "\r" else ""
+            text = text[1:]
+    yield from lines[:-1] if not lines[-1] else lines
+
+
+def test_a_worker_says_what_became_of_its_work() -> None:
+    """It said made and accepted of one life, and nothing of what was learnt."""
+    counts = InferenceCounts(rollouts=128, group_size=16)
+    for reason in ["tokens implausible", *["activation exponents differ"] * 2]:
+        counts.count(verdict(Verdict.REJECTED, reason))
+    book: Any = SimpleNamespace(
+        made=104, verdicts={"accepted": 100, "rejected": 3, "inconclusive": 1}, tokens=9
+    )
+    own = Fates(learnt=600, no_spread=100, stale=60, left_over=8, waiting=32)
+    account = Account(
+        doing=TrainerDoing.LEARNS, own=own, total=Fates(learnt=8000), step=3, steps=60, pause=5
+    )
+    life = life_of(counts, book, account)
+    status = InferenceStatus(doing="", now="x", life=life)
+    said = [fact.text for fact in facts_of(status, counts)]
+    assert said == [
+        "x",
+        "13,312 rollouts made, 12,800 accepted, 384 rejected (activation exponents differ,"
+        " tokens implausible)",
+        "from 9,600 of those (75%); not from 1,600 scored alike, 960 too old, 128 left over,"
+        " 512 waiting",
+        "10.0% of the swarm's accepted work",
+        "0 tokens a second",
+    ]
+    lying = Account(doing=TrainerDoing.LEARNS, own=Fates(learnt=10**6), total=Fates())
+    assert life_of(counts, book, lying).learnt == life.accepted, "no trainer makes it more"
+    for number in range(MAX_REASONS + 5):
+        counts.count(verdict(Verdict.REJECTED, f"\x1b[2J{number}"))
+    assert (len(counts.reasons), counts.reasons[OTHER]) == (MAX_REASONS + 1, 7)
+
+
+def verdict(kind: Verdict, reason: str) -> Any:
+    return SimpleNamespace(
+        verdict=kind, reason=reason, commitment=SimpleNamespace(node=b"worker")
+    )
+
+
+@pytest.mark.parametrize(
+    ("doing", "trainer", "sentence"),
+    [
+        (Doing.STARTS, None, "starting the engine"),
+        (Doing.WAITS_FOR_POLICY, None, "waiting for the first policy"),
+        (
+            Doing.WAITS_FOR_POLICY,
+            "waiting for the first policy: the trainer warms up",
+            "waiting for the first policy: the trainer warms up",
+        ),
+        (Doing.WAITS_FOR_VERDICTS, "", "waiting for the verdicts on 3 submissions"),
+        (Doing.WAITS_FOR_NEWER, "", "waiting for the next policy"),
+        (Doing.OVER, "", "the run has all its steps: this node only relays"),
+    ],
+)
+def test_a_worker_says_in_words_what_it_waits_for(
+    doing: Doing, trainer: str | None, sentence: str
+) -> None:
+    """``no policy yet ... 0 made`` was all through the warm-up."""
+    watch: Any = trainer and SimpleNamespace(
+        why_idle=lambda _: "", why_no_policy=lambda: trainer, meanwhile=""
+    )
+    assert now_of(InferenceCounts(doing=doing), watch or None, pending=3) == sentence
+    away: Any = SimpleNamespace(why_idle=lambda kept: f"away since 14:02; {kept}", meanwhile="")
+    said = now_of(InferenceCounts(doing=Doing.WAITS_FOR_VERDICTS), away, pending=3)
+    assert said == "away since 14:02; your work is kept"
+    assert now_of(InferenceCounts(), None, rests="epoch 2") == "rests: epoch 2"
+    full = now_of(InferenceCounts(), None, waits_for_disk=1)
+    assert full == "waiting for room on the disk; your work is kept"
+
+
+def test_the_rate_is_that_of_the_last_minute() -> None:
+    rate = Rate()
+    assert rate.per_second(5.0) == 0
+    for second in range(10, 201):
+        rate.note(300, float(second))
+    assert rate.per_second(200.0) == pytest.approx(300)
+    assert rate.per_second(230.0) == pytest.approx(150)
+    assert rate.per_second(300.0) == 0
+
+
+def test_each_group_that_came_has_one_fate() -> None:
+    row = Row(taken=100, learnt=40, no_spread=10, late=4, unneeded=3)
+    fates = row.fates(20, is_over=False)
+    assert fates.to_list() == [40, 10, 34, 3, 20]
+    assert fates.all == 100 + 4 + 3
+    assert row.fates(20, is_over=True).to_list() == [40, 10, 34, 23, 0]
+    assert Row(taken=1, learnt=5).fates(0, is_over=False).stale == 0
+
+
+def test_a_validator_and_a_trainer_say_what_they_do() -> None:
+    stats = ValidatorStats()
+    for number in range(1206):
+        one = (
+            verdict(Verdict.REJECTED, "\x1b[2Jdiffer")
+            if number < 6
+            else verdict(Verdict.ACCEPTED, "")
+        )
+        stats.records.count(one)
+    stats.inconclusive = {"the policy is older than the run uses": 3}
+    status = ValidatorStatus(now="judging under policy 3", queue=2, undelivered=4)
+    assert [fact.text for fact in validator_facts(status, stats)] == [
+        "judging under policy 3",
+        "1,209 submissions judged, 1,200 accepted, 6 rejected (?[2Jdiffer), 3 undecided (the"
+        " policy is older than the run uses)",
+        "2 to be judged, 4 for the trainer to take",
+    ]
+    assert trainer_status(None, 0).now == "starting the engine"
+    session: Any = SimpleNamespace(
+        why_not="",
+        writes_waiting=0,
+        doing=TrainerDoing.WAITS,
+        groups=32,
+        curve=SimpleNamespace(learnt=SimpleNamespace(step=16)),
+        intake=SimpleNamespace(buffer=[1] * 12, fates=lambda _: Fates()),
+    )
+    assert trainer_status(session, 60).now == (
+        "waiting for work: 12 of 32 groups for step 17 of 60 are here"
+    )
+
+
+async def test_a_node_that_asks_too_often_gets_no_answer(autojump_clock) -> None:
+    told = 0
+
+    def account_of(_: PeerId) -> Account:
+        nonlocal told
+        told += 1
+        return Account(doing=TrainerDoing.WAITS)
+
+    async with open_world() as world, open_host() as trainer, open_host() as worker:
+        desk = AccountDesk(world, account_of)
+        peer = await worker.connect_addr(trainer.addrs[0])
+        with trainer.serving(ACCOUNT_PROTOCOL, desk.serve):
+            for _ in range(2 * int(IMPATIENCE)):
+                with suppress(BadMessage, trio.BrokenResourceError):
+                    answer = await request(worker, peer, ACCOUNT_PROTOCOL, b"")
+                    assert decode_account_untrusted(answer).doing is TrainerDoing.WAITS
+    assert told == IMPATIENCE
