@@ -322,7 +322,7 @@ class Host(Protocol):
         """The network that a connected peer is in, for limits; empty where there are none or it
         is unknown.
 
-        Two peers with the same name here are as good as one: see `p2p.swarm.limits`.
+        Two peers with the same name here are as good as one: see `p2p.swarm.core.limits`.
         """
         ...
 

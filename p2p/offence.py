@@ -1,9 +1,8 @@
 """What peers do that honest peers do not, and how many points of penalty each costs.
 
 A host forgets half of a peer's points every minute, and refuses a peer that has 100 of them
-(`PENALTY_HALF_LIFE` and `PENALTY_LIMIT` in `p2p.swarm.peers`). So the points say how often a
-peer may do a thing: what only an enemy does costs 67 or more, what a bug may cause now and then
-costs a few.
+(`p2p.swarm.core.peers`). So the points say how often a peer may do a thing: what only an enemy
+does costs 67 or more, what a bug may cause now and then costs a few.
 """
 
 from __future__ import annotations

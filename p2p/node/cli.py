@@ -46,7 +46,7 @@ from p2p.node.usage import (
     seconds,
 )
 from p2p.sandbox import Containment
-from p2p.swarm.limits import LOOPBACK, PRIVATE, reach_of
+from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.swarm.swarm import open_host
 
 

@@ -9,9 +9,8 @@ Ordinary trio code: `connector` dials, accepts and closes connections, `servers`
 handlers of incoming streams, `outbox` queues messages, one lane for each peer and protocol, and
 `identify` says who we are, and pings.
 
-No I/O: `limits` counts what strangers hold and says which of them makes room. `gater` decides
-whom a host dials, refuses and keeps (the simulated host asks it, too). `peers` remembers where
-peers can be dialled and how they behaved.
+Decisions without I/O, in the folder `core`, with a map of its own: who makes room, whom to
+dial, how a peer behaved.
 
 How data flows
 --------------

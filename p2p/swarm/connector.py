@@ -34,8 +34,8 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener, Network
 from p2p.offence import Offence
-from p2p.swarm.gater import ConnectionGater
-from p2p.swarm.limits import (
+from p2p.swarm.core.gater import ConnectionGater
+from p2p.swarm.core.limits import (
     Budget,
     DialTargets,
     FadingCounts,

@@ -23,7 +23,7 @@ from typing import Final
 
 import trio
 
-from p2p.swarm.limits import ServedStream
+from p2p.swarm.core.limits import ServedStream
 from p2p.transport.stream import MuxedStream
 from p2p.transport.wakeup import Wakeup
 

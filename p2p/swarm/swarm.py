@@ -55,7 +55,7 @@ from p2p.network import Listener, Network
 from p2p.offence import Offence
 from p2p.swarm import identify
 from p2p.swarm.connector import Callbacks, Connector
-from p2p.swarm.limits import (
+from p2p.swarm.core.limits import (
     LOOPBACK,
     UNKNOWN,
     Budget,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.identity import PeerId
-from p2p.swarm.limits import FadingCounts
+from p2p.swarm.core.limits import FadingCounts
 
 PER_PEER: Final = 8
 """Twice the four submissions, or deliveries, that an honest peer has under way: each may be
@@ -37,8 +37,8 @@ STRANGERS: Final = IN_ALL // 2
 """For all peers together that have no accepted work: a dozen newcomers at once, and never what
 the others need."""
 PER_NETWORK: Final = IN_ALL // 8
-"""Of one network: an eighth, as of connections (`p2p.swarm.limits`): four workers with all that
-they have under way."""
+"""Of one network: an eighth, as of connections (`p2p.swarm.core.limits`): four workers with all
+that they have under way."""
 GRACE: Final = 2.0
 """Seconds in which an occupant cannot be called slow: a few round trips to the other side of
 the world."""

@@ -35,7 +35,7 @@ from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.swarm.limits import MAX_SERVED
+from p2p.swarm.core.limits import MAX_SERVED
 from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict

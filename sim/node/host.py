@@ -47,7 +47,7 @@ from p2p.host import (
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.offence import Offence
-from p2p.swarm.gater import ConnectionGater
+from p2p.swarm.core.gater import ConnectionGater
 from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric
 from sim.node.connection import End, Opening, SimHostStream
 from sim.node.network import memory_number

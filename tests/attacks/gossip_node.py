@@ -35,7 +35,7 @@ from p2p.gossip.messages import (
     sign_message,
 )
 from p2p.identity import PeerId
-from p2p.swarm.peers import Scores
+from p2p.swarm.core.peers import Scores
 from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
 
 TOPIC = "run/policy"

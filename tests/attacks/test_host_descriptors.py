@@ -19,7 +19,7 @@ from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key, open_world
 from p2p.multiaddr import Multiaddr
-from p2p.swarm.limits import DESCRIPTOR_RESERVE, ResourceLimits
+from p2p.swarm.core.limits import DESCRIPTOR_RESERVE, ResourceLimits
 from p2p.swarm.swarm import open_host
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.tcp import TcpNetwork

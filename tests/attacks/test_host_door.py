@@ -20,7 +20,7 @@ from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import RealWorld, open_world
 from p2p.swarm import connector
 from p2p.swarm.connector import IDLE_TIMEOUT, SWEEP, UNUSED_TIMEOUT
-from p2p.swarm.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
+from p2p.swarm.core.limits import UNKNOWN, Budget, NetGroup, PendingHandshake, ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.core.noise import StaticKey

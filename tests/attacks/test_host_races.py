@@ -28,7 +28,7 @@ from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm.connector import MAX_REPLACED, REPLACED_HALF_LIFE
-from p2p.swarm.limits import ResourceLimits
+from p2p.swarm.core.limits import ResourceLimits
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core import budget as budget_module

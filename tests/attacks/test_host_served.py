@@ -13,7 +13,8 @@ import trio.testing
 from p2p.errors import LimitExceeded, PeerUnreachable, ProtocolNotSupported
 from p2p.host import MAX_MESSAGE, Stream, request, serve_requests
 from p2p.identity import KeyPair, PeerId, ProtocolId
-from p2p.swarm import identify, limits as limits_module, swarm as swarm_module
+from p2p.swarm import identify, swarm as swarm_module
+from p2p.swarm.core import limits as limits_module
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork

@@ -19,7 +19,7 @@ import p2p
 from p2p.host import Stream
 from p2p.identity import KeyPair
 from p2p.machine import COLLECT_EVERY, open_world, trim_memory
-from p2p.swarm.limits import Budget, ResourceLimits, ServedStream
+from p2p.swarm.core.limits import Budget, ResourceLimits, ServedStream
 from p2p.transport.connection import _CROWD
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.yamux import STREAM_WORK, Mux
@@ -197,7 +197,7 @@ def test_protected_peers_lose_their_streams_last() -> None:
     ended: list[p2p.PeerId] = []
     streams = [ServedStream(friend, bool) for _ in range(200)] + [ServedStream(stranger, bool)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("p2p.swarm.limits.MAX_SERVED", 200)
+        patch.setattr("p2p.swarm.core.limits.MAX_SERVED", 200)
         for stream in streams:
             victim = budget.serve(stream)
             if victim is not None:

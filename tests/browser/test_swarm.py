@@ -21,7 +21,7 @@ async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: 
             look.wait(".curve.first canvas")
             look.wait(".flow.now")
             look.wait("#counts .bars li")  # why the cheat is rejected
-            look.wait("#panels td:text('cheat-1')")
+            look.wait("#panels tr:has-text('cheat-1')")
             trio.from_thread.run_sync(nodes.children[KILLED].kill)
             look.page.wait_for_selector("#rows tr.gone", timeout=20_000)
             assert KILLED in look.text("#rows tr.gone")

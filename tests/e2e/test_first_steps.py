@@ -49,7 +49,7 @@ from p2p.node.process import check_key_place
 from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
-from p2p.swarm.limits import reach_of
+from p2p.swarm.core.limits import reach_of
 from roles.demo.command import complaints, free_memory, main as demo_main
 from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus

@@ -26,9 +26,9 @@ from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import identify
 from p2p.swarm.connector import HANDSHAKE_TIMEOUT
-from p2p.swarm.gater import DIAL_BACKOFF
-from p2p.swarm.limits import ResourceLimits
-from p2p.swarm.peers import (
+from p2p.swarm.core.gater import DIAL_BACKOFF
+from p2p.swarm.core.limits import ResourceLimits
+from p2p.swarm.core.peers import (
     MAX_ADDRS,
     PENALTY_HALF_LIFE,
     PENALTY_LIMIT,

@@ -29,7 +29,7 @@ from p2p.node.usage import CommandParser, whole_number
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import publish_next
-from p2p.swarm.limits import LOOPBACK, reach_of
+from p2p.swarm.core.limits import LOOPBACK, reach_of
 from p2p.swarm.swarm import open_host
 
 _MAX_WAITED: Final = 100_000

@@ -12,7 +12,7 @@ from p2p.cast.view import Teller
 from p2p.host import Host
 from p2p.multiaddr import Multiaddr
 from p2p.node.trouble import PEER_TROUBLE, likely_cause
-from p2p.swarm.limits import LOOPBACK, reach_of
+from p2p.swarm.core.limits import LOOPBACK, reach_of
 
 ROUND: Final = 15.0
 """Seconds between two looks. Membership dials the same addresses by itself; this is for the

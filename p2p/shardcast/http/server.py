@@ -25,7 +25,7 @@ from hypercorn.utils import wrap_app
 from p2p.errors import ConfigError
 from p2p.multiaddr import Multiaddr
 from p2p.shardcast.http.app import App, HttpEdge
-from p2p.swarm.limits import group_of
+from p2p.swarm.core.limits import group_of
 from p2p.wire import KI
 
 logger = logging.getLogger(__name__)

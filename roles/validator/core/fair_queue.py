@@ -43,7 +43,7 @@ from typing import Final, Generic, TypeVar
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.swarm.limits import FadingCounts
+from p2p.swarm.core.limits import FadingCounts
 
 T = TypeVar("T")
 

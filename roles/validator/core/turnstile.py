@@ -27,7 +27,7 @@ from typing import Final, Generic, TypeVar
 
 from p2p.bounded import RateLimit
 from p2p.identity import PeerId
-from p2p.swarm.limits import FadingCounts
+from p2p.swarm.core.limits import FadingCounts
 
 T = TypeVar("T")
 

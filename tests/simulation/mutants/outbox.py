@@ -7,8 +7,8 @@ import math
 from p2p.host import PeerState
 from p2p.identity import PeerId
 from p2p.swarm.connector import Connector, _Dial
-from p2p.swarm.gater import ConnectionGater
-from p2p.swarm.limits import HeldConnection
+from p2p.swarm.core.gater import ConnectionGater
+from p2p.swarm.core.limits import HeldConnection
 from p2p.swarm.outbox import Lane, Outbox
 from p2p.transport.connection import Connection
 

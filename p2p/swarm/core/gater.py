@@ -27,8 +27,8 @@ from typing import Final
 from p2p.errors import PeerUnreachable
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.limits import LOOPBACK, reach_of
-from p2p.swarm.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
+from p2p.swarm.core.limits import LOOPBACK, reach_of
+from p2p.swarm.core.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
 
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped at once instead of

@@ -12,7 +12,7 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.limits import group_of
+from p2p.swarm.core.limits import group_of
 
 MAX_ADDRS: Final = 8
 """Addresses kept per peer: two families, public and private, now and before the last move."""
