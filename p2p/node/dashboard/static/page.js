@@ -309,7 +309,7 @@ function drawPeer() {
   for (const {panel, nodes} of panelsWithData()) {
     for (const [who, value] of nodes) {
       if (panel.kind === "figures" && who === peer) panel.values.forEach((one, place) => { if (value[place] !== null) facts.push([one.label, number(value[place], one.unit)]); });
-      if (panel.kind === "table") for (const [name, ...cells] of value) if (name === peer) panel.values.forEach((one, place) => facts.push([panel.title + ": " + one.label, number(cells[place])]));
+      if (panel.kind === "table") for (const [name, ...cells] of value) if (name === peer) panel.values.forEach((one, place) => facts.push([one.label, number(cells[place])]));
     }
   }
   const list = el("dl", {class: "list"}, ...facts.flatMap(([label, value]) => [el("dt", {}, said(label)), el("dd", {}, said(value))]));
