@@ -192,7 +192,8 @@ def _pretrain(options: argparse.Namespace, console: Console) -> int:
     check_machine(pretraining.MEMORY)
     folder = _folder(options.data, pretraining.DISK)
     plan = pretraining.with_rounds(
-        pretraining.PretrainingPlan(seed=options.seed, folder=folder), options.steps
+        pretraining.PretrainingPlan(seed=options.seed, folder=folder, faces=faces_of(options)),
+        options.steps,
     )
     found = _played(partial(pretraining.play, plan, console), console, folder)
     if found is None:
@@ -205,6 +206,7 @@ def _pretrain(options: argparse.Namespace, console: Console) -> int:
         console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
     elif options.data is None:
         shutil.rmtree(folder)
+    _name_report(console, found)
     return FAILED if failures else 0
 
 
@@ -304,7 +306,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             try:
                 async with open_page(page, plan.faces.address):
                     with live_view(console, plan.show) as live:
-                        _point_at(console, page)
+                        console.print(page.invitation, soft_wrap=True, markup=False)
                         await nodes.start()
                         _invite(console, nodes)
                         status = await nodes.wait_done(lambda now: live(now, seconds()))
@@ -324,10 +326,6 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
         "cpu_seconds": round(cpu_seconds(), 1),
         "report": str(report_path),
     }
-
-
-def _point_at(console: Console, page: DemoPage) -> None:
-    console.print(f"see the swarm: {page.url}", soft_wrap=True, markup=False)
 
 
 def cpu_seconds() -> float:

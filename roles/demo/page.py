@@ -46,6 +46,11 @@ class DemoPage:
         self.url = ""
         self.feed: Feed | None = None
 
+    @property
+    def invitation(self) -> str:
+        """Where to look, for a terminal."""
+        return f"see the swarm: {self.url}"
+
     def scene(self) -> Scene:
         """All nodes that run, by what they last said."""
         living = {

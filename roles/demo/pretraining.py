@@ -23,7 +23,8 @@ from rich.table import Table
 from p2p.concurrency import Notifier
 from p2p.machine import load_or_create_key
 from p2p.node.process import told_by_signals
-from roles.demo.processes import RUN_FILE, DemoError, NodeProcess
+from roles.demo.page import DemoPage, open_page
+from roles.demo.processes import HERE, RUN_FILE, DemoError, DemoFaces, NodeProcess
 from roles.demo.view import size
 from roles.diloco.core.quant import Codec
 from roles.diloco.core.terms import Algorithm, DilocoTerms
@@ -77,6 +78,7 @@ class PretrainingPlan:
     folder: Path
     terms: DilocoTerms = TERMS
     shape: ModelShape = SHAPE
+    faces: DemoFaces = HERE
 
 
 class PretrainingNodes:
@@ -198,10 +200,14 @@ async def play(plan: PretrainingPlan, console: Console) -> dict[str, Any]:
             nursery.cancel_scope.cancel()
 
         nodes = PretrainingNodes(plan, nursery)
+        page = DemoPage(nodes.run, nodes.children, None, plan.faces.command)
         with told_by_signals(end):
             try:
-                with _live(console, began) as live:
-                    await nodes.play(live)
+                async with open_page(page, plan.faces.address):
+                    with _live(console, began) as live:
+                        console.print(page.invitation, soft_wrap=True, markup=False)
+                        await nodes.play(live)
+                    report_path = page.report(plan.faces.report)
             finally:
                 with trio.CancelScope(shield=True):
                     await nodes.stop()
@@ -209,7 +215,12 @@ async def play(plan: PretrainingPlan, console: Console) -> dict[str, Any]:
     if told:
         raise KeyboardInterrupt
     seconds = time.monotonic() - began  # noqa: TID251
-    return {**figures(nodes), "seed": plan.seed, "seconds": round(seconds, 1)}
+    return {
+        **figures(nodes),
+        "seed": plan.seed,
+        "seconds": round(seconds, 1),
+        "report": str(report_path),
+    }
 
 
 def figures(nodes: PretrainingNodes) -> dict[str, Any]:

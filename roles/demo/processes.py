@@ -70,6 +70,10 @@ class DemoFaces:
     """What made it, for its reader."""
 
 
+HERE: Final = DemoFaces()
+"""On this machine, at a free port."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoPlan:
     """What to play."""
@@ -83,7 +87,7 @@ class DemoPlan:
     folder: Path
     """Where the nodes keep their data."""
 
-    faces: DemoFaces = DemoFaces()
+    faces: DemoFaces = HERE
 
 
 def write_run(plan: DemoPlan) -> Run:

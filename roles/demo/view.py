@@ -131,6 +131,8 @@ def work_of(roles: Any) -> str:
     """What a node has done, in a few words."""
     if "trainer" in roles:
         health = roles["trainer"]
+        if health.get("algorithm") == "diloco":
+            return f"round {health['step']}"
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"
     if "validator" in roles:
         health = roles["validator"]

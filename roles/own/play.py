@@ -148,7 +148,7 @@ async def play(
 def _invitation(nodes: LocalNodes, page: DemoPage) -> str:
     folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
     return (
-        f"see the swarm: {page.url}\n"
+        f"{page.invitation}\n"
         f"join from another shell: shoal node --role inference --data {folder}"
         f" --bootstrap {nodes.bootstrap}"
     )
