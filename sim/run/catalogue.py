@@ -14,12 +14,12 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
     "who is alive": {
         "churn": 2,
         "day_and_night": 5,
-        "recorded": 5,
-        "storm": 5,
+        "recorded": 1,
+        "storm": 2,
         "partition": 5,
         "zone_wipe": 5,
         "flash_crowd": 5,
-        "skewed_clocks": 5,
+        "skewed_clocks": 2,
         "thousand": 100,
     },
     "hostile members": {
@@ -28,10 +28,10 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
         "urgent_links": 5,
         "ghost_mesh": 5,
         "address_flush": 5,
-        "squatters": 10,
+        "squatters": 20,
     },
     "a policy to everyone": {
-        "slow_relay": 20,
+        "slow_relay": 10,
         "dripper": 10,
         "origin_dies": 20,
         "late_joiners": 5,
@@ -39,7 +39,7 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
         "after_push": 2,
         "crowd": 10,
         "after_ticket": 20,
-        "warm_far": 5,
+        "warm_far": 20,
     },
     "liars among the relays": {
         "liar": 10,
@@ -47,8 +47,8 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
         "black_hole_forty": 10,
         "black_hole_roots": 20,
         "boaster": 50,
-        "overclaim": 5,
-        "slander": 5,
+        "overclaim": 20,
+        "slander": 20,
     },
     "large policies, many machines": {
         "ten_thousand": 10,
