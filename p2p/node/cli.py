@@ -234,7 +234,7 @@ async def _run_node(start: Start) -> None:
     terminal = Terminal()
     with (
         locked_folder(options.data),
-        logging_to(options.data / "log", options.log, options.log_format, terminal.above),
+        logging_to(options.data / "log", options.log, terminal.above, options.log_format),
     ):
         async with (
             until_told_to_end(with_parent=options.die_with_parent),

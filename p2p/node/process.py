@@ -96,8 +96,8 @@ class Warnings(logging.StreamHandler[TextIO]):
 def logging_to(
     path: Path,
     level: str,
-    form: str = "text",
     above: Callable[[], AbstractContextManager[None]] = nullcontext,
+    form: str = "text",
 ) -> Iterator[None]:
     """Log to ``path`` at ``level``, and warnings to standard error too, ``above`` the block
     that is there, unless that is the same file.

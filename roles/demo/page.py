@@ -72,8 +72,15 @@ class DemoPage:
                 )
                 for name, status in living.items()
             },
+            members=self._guests(living),
             facts=[("command", self._command)],
         )  # fmt: skip
+
+    def _guests(self, living: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        """Who joined from elsewhere, as far as the nodes name whom they know."""
+        ours = {one.status["peer"] for one in self._children.values() if one.status is not None}
+        heard = (one for status in living.values() for one in status["known"])
+        return {one["peer"]: one for one in heard if one["peer"] not in ours}
 
     def _readable(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
         """With the trainer's held-out answers as text, if they can be read."""

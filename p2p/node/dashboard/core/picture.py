@@ -209,7 +209,13 @@ def layout(panels: Panels) -> list[dict[str, Any]]:
             "about": panel.about,
             "at": panel.at,
             "values": [
-                {"label": one.label, "unit": one.unit, "about": one.about, "lead": one.lead}
+                {
+                    "label": one.label,
+                    "unit": one.unit,
+                    "about": one.about,
+                    "lead": one.lead,
+                    "counts": one.counts,
+                }
                 for one in panel.values
             ],
         }

@@ -127,8 +127,9 @@ function drawTiles(byPanel) {
     panel.values.forEach((value, place) => {
       if (!value.lead || panel.kind !== "figures") return;
       const found = nodes.map(([, shown]) => shown[place]).filter((one) => typeof one === "number");
-      if (!found.length || tiles.some(([label]) => label === value.label) || (found.length > 1 && value.unit === "share")) return;
-      tiles.push([value.label, number(found.reduce((a, b) => a + b, 0), value.unit)]);
+      if (!found.length || tiles.some(([label]) => label === value.label)) return;
+      if (value.counts) tiles.push([value.label, number(found.reduce((a, b) => a + b, 0), value.unit)]);
+      else if (found.every((one) => one === found[0])) tiles.push([value.label, number(found[0], value.unit)]);
     });
   }
   byId("tiles").replaceChildren(...tiles.slice(0, 8).map(([label, value]) => el("div", {class: "tile"}, el("b", {}, number(value)), el("span", {}, label))));
@@ -138,8 +139,16 @@ function linesOf(panel) {
   const own = panel.role + " " + panel.number + " ";
   const found = Object.keys(state.curves).filter((series) => series.startsWith(own)).sort();
   const peers = new Set(found.map((series) => series.split(" ")[3]));
-  return found.map((series) => {
+  // Where nodes agree, as replicas do, one line is enough.
+  const same = new Map();
+  for (const series of found) {
+    const text = series.split(" ")[2] + JSON.stringify(state.curves[series]);
+    if (!same.has(text)) same.set(text, []);
+    same.get(text).push(series);
+  }
+  return [...same.values()].map(([series, ...others]) => {
     const [, , place, peer] = series.split(" "), value = panel.values[Number(place)];
+    if (others.length) return {label: value.label, unit: value.unit, points: state.curves[series]};
     return {label: peers.size > 1 ? nameOf(peer) + (panel.values.length > 1 ? ", " + value.label : "") : value.label, unit: value.unit, points: state.curves[series]};
   }).filter((line) => line.points.length);
 }
