@@ -53,6 +53,8 @@ class DemandTeller:
         self._lost = 0
         """What had gone stale when the last policy was published."""
         self._waits_since: float | None = None
+        self._is_unlimited = False
+        """Whether all is wanted that workers make under the newest policy."""
         self._told = -1
 
     async def tell_forever(self) -> None:
@@ -63,9 +65,12 @@ class DemandTeller:
                 continue
             self._tell(is_due=True)
 
-    def publish(self, version: PolicyVersion) -> None:
-        """A policy is out."""
+    def publish(self, version: PolicyVersion, *, is_known: bool) -> None:
+        """A policy is out; or ``is_known`` since an earlier life of this trainer, which has
+        forgotten what workers did under it. They are not limited then: who has filled its share
+        in that life would wait for this one, and it for them."""
         now = self._node.world.now()
+        self._is_unlimited = is_known
         self._version = version
         self._policy = self._node.shardcast.manifest(version).weights_digest
         stale = self._buffer.counts.stale + self._late
@@ -125,6 +130,7 @@ class DemandTeller:
         )
         run = self._node.run.id
         share = share_for(places, (lot_of(run, peer, self._policy) for peer in workers))
+        share = MAX_SHARE if self._is_unlimited else share
         is_other = not self._told / NEWS <= share <= self._told * NEWS
         if is_due or is_other:
             self._send(version, min(share, MAX_SHARE), self._rule.still_wanted(version))

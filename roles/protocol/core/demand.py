@@ -60,9 +60,10 @@ class Demand:
         return pack([self.version, self.number, self.share, self.groups])
 
     def __str__(self) -> str:
+        each = "all" if self.share == MAX_SHARE else f"{self.share / UNIT:.2f}"
         return (
             f"the trainer wants {self.groups:,} more groups under policy {self.version}, "
-            f"{self.share / UNIT:.2f} submissions of each worker"
+            f"{each} submissions of each worker"
         )
 
 
