@@ -200,7 +200,6 @@ class InferenceSession:
         """Draw until the next place is full, and keep its submission."""
         while True:
             if self._places and self._is_too_old():
-                self.node.world.sometimes("inference/dropped what was too old", True)
                 await self._drop()
             elif (place := self._places.take_full()) is not None:
                 return await self._keep(place)

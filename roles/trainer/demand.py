@@ -53,8 +53,8 @@ class DemandTeller:
         self._lost = 0
         """What had gone stale when the last policy was published."""
         self._waits_since: float | None = None
-        self._is_unlimited = False
-        """Whether all is wanted that workers make under the newest policy."""
+        self._is_limited = False
+        """Whether workers are held back: not before some of their work was lost."""
         self._told = -1
 
     async def tell_forever(self) -> None:
@@ -65,12 +65,9 @@ class DemandTeller:
                 continue
             self._tell(is_due=True)
 
-    def publish(self, version: PolicyVersion, *, is_known: bool) -> None:
-        """A policy is out; or ``is_known`` since an earlier life of this trainer, which has
-        forgotten what workers did under it. They are not limited then: who has filled its share
-        in that life would wait for this one, and it for them."""
+    def publish(self, version: PolicyVersion) -> None:
+        """A policy is out."""
         now = self._node.world.now()
-        self._is_unlimited = is_known
         self._version = version
         self._policy = self._node.shardcast.manifest(version).weights_digest
         stale = self._buffer.counts.stale + self._late
@@ -81,6 +78,7 @@ class DemandTeller:
             waited=self._waited,
             has_lost=stale > self._lost,
         )
+        self._is_limited = self._is_limited or stale > self._lost
         self._waited, self._lost = 0.0, stale
         self._authors = {
             author: newest
@@ -119,21 +117,26 @@ class DemandTeller:
         version, world = self._version, self._node.world
         if version is None:
             return
+        waits = 0.0 if self._waits_since is None else world.now() - self._waits_since
+        if waits > self._rule.patience:  # who has filled its share waits for this trainer, too
+            self._is_limited = False
+        share = self._share(version, is_new=is_new) if self._is_limited else MAX_SHARE
+        is_other = not self._told / NEWS <= share <= self._told * NEWS
+        if is_due or is_other:
+            self._send(version, min(share, MAX_SHARE), self._rule.still_wanted(version))
+
+    def _share(self, version: PolicyVersion, *, is_new: bool) -> int:
         workers = self._workers()
         places = self._rule.places(
             version,
             len(self._buffer),
             len(workers),
-            world.now(),
+            self._node.world.now(),
             is_waiting=self._waits_since is not None,
             is_new=is_new,
         )
         run = self._node.run.id
-        share = share_for(places, (lot_of(run, peer, self._policy) for peer in workers))
-        share = MAX_SHARE if self._is_unlimited else share
-        is_other = not self._told / NEWS <= share <= self._told * NEWS
-        if is_due or is_other:
-            self._send(version, min(share, MAX_SHARE), self._rule.still_wanted(version))
+        return share_for(places, (lot_of(run, peer, self._policy) for peer in workers))
 
     def _workers(self) -> dict[PeerId, None]:
         """Those that are known to work, and whose work has come of late."""

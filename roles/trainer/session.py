@@ -185,8 +185,7 @@ class TrainerSession:
         """Make the weights of ``step`` the newest policy, and remove those that are no longer
         needed."""
         node, version = self.node, PolicyVersion(step)
-        is_known = node.shardcast.newest >= version
-        if not is_known:
+        if node.shardcast.newest < version:
             weights = self._policies.weights(step)
             await self._policies.durable.insist(
                 partial(node.shardcast.publish, version, weights)
@@ -195,7 +194,7 @@ class TrainerSession:
         await self._policies.forget_before(step)
         node.world.trace("published", version=step)
         if self.intake.demand is not None:
-            self.intake.demand.publish(version, is_known=is_known)
+            self.intake.demand.publish(version)
 
     async def _step(self, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""

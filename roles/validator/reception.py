@@ -378,7 +378,6 @@ class Reception:
         if refuted is not None:
             return self._dismiss(refuted)
         if not self._demand.shares.asked_for(commitment):
-            self._world.sometimes("validator/refused what is not wanted", True)
             return self._refuse(NOT_WANTED, _why_not_wanted(self._demand), retry=True)
         if not self._queue.has_room(author, world.now()) or world.buggify(
             "validator/full queue"

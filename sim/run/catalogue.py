@@ -73,6 +73,8 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
         "volunteers": 500,
         "diloco": 2,
         "diloco_hostile": 5,
+        "intellect1": 50,
+        "intellect1_reference": 1,
     },
     "weeks": {
         "soak": 10,

@@ -412,7 +412,7 @@ def test_what_is_known_of_stale_policies_is_bounded(monkeypatch: pytest.MonkeyPa
         change=stages.append,
     )
     role = stages[0]._open["validator-1"][1][0]
-    assert validator(health)["accepted"] > 48
+    assert validator(health)["accepted"] > 32
     assert validator(health)["rejected"] == 0
     verdicts = role.session._judge.verdicts
     assert len(verdicts) < validator(health)["accepted"]

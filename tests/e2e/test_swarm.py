@@ -152,6 +152,7 @@ def test_however_the_demo_ends_nothing_of_it_is_left(
     )
     assert demo.stdout is not None
     try:
+        assert "see the swarm: http://127.0.0.1:" in demo.stdout.readline()
         assert "join from another shell" in demo.stdout.readline()
         family = [os.pidfd_open(pid) for pid in descendants(demo.pid)]
         assert len(family) >= len(CAST)

@@ -104,7 +104,7 @@ def test_workers_killed_while_they_draw_several_places_leave_none_out(
     assert health["done"] == 1
     (judge,) = validators(health)
     assert (judge["rejected"], judge["left_out"]) == (0, 0)
-    assert judge["accepted"] > 40
+    assert judge["accepted"] > 30
     assert watched.most == UNDER_WAY
     assert watched.passed > 100
     watched.check_order()

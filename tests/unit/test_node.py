@@ -280,5 +280,5 @@ async def test_a_node_that_listens_nowhere_says_so(
 ) -> None:
     options = _parse(["--data", str(tmp_path)])
     async with open_host(network=MemoryNetwork(), key=KeyPair(b"q" * 32), listen=[]) as host:
-        _report_start(options, host, Containment(), has_run=True, asking=False)
+        _report_start(options, host, Containment(), has_run=True, asking=False, url="")
     assert "listens nowhere" in capsys.readouterr().out

@@ -41,6 +41,8 @@ PATIENCE: Final = 3.0
 """Times the usual seconds after which an order that has not arrived is not counted on."""
 WAITING_PATIENCE: Final = 1.5
 """The same while the trainer stands still for it."""
+GIVEN_UP: Final = 3.0
+"""The same after which workers are held back no more: orders in its place have failed, too."""
 RISES: Final = ((0.25, 1.5), (0.1, 1.1))
 """From which share of a step's time that the trainer has waited what is ordered rises, by what
 factor; a tenth comes about where workers are too many, too, since lots and speeds vary."""
@@ -162,6 +164,11 @@ class DemandRule:
         places = math.ceil(order.wanted / self._brings)
         order.places = max(order.places, places)
         return places
+
+    @property
+    def patience(self) -> float:
+        """Seconds that the trainer stands still before it holds no worker back any more."""
+        return GIVEN_UP * (FIRST_SECONDS if self._seconds is None else self._seconds)
 
     def still_wanted(self, version: PolicyVersion) -> int:
         """Groups that are ordered under ``version`` and have not come: for people."""

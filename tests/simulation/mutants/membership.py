@@ -10,7 +10,7 @@ from p2p.membership.core.member_list import MemberList
 from p2p.membership.core.member_state import MemberState
 
 
-def newest_is_unknown(members: MemberList, peer: PeerId) -> int:
+def death_is_unknown(members: MemberList, peer: PeerId) -> int:
     return -1
 
 
@@ -30,7 +30,7 @@ def start_from_one(local: LocalHeartbeat, *args: object) -> None:
 _init = LocalHeartbeat.__init__
 
 BUGS = {
-    "stale heartbeats are accepted": (14, MemberList, "newest", newest_is_unknown),
+    "stale heartbeats are accepted": (14, MemberList, "seqno_of_dead", death_is_unknown),
     "no member is ever declared dead": (1, FailureDetector, "_on_silence", probe_for_ever),
     "partitions are not mended": (19, ActiveView, "_heal", mend_nothing),
     "sequence numbers start again": (2, LocalHeartbeat, "__init__", start_from_one),
