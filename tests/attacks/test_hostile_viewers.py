@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
 
 from p2p.node.dashboard import sockets
+from roles.inference.stats import InferenceCounts
+from roles.inference.status import life_of
+from roles.protocol.core.account import (
+    MAX_COUNT,
+    Account,
+    Fates,
+    TrainerDoing,
+    decode_account_untrusted,
+)
 from tests.unit.test_dashboard import get, serving
 
 
@@ -40,3 +50,24 @@ async def test_whoever_has_had_an_answer_and_says_no_more_gives_the_seat_back(
                 while await stream.receive_some(65536):
                     pass
             assert (await get(url, "/healthz"))[0] == 200
+
+
+# What is shown of what others say
+
+
+def test_no_answer_of_a_trainer_ends_a_worker() -> None:
+    """One count near the largest that the wire has, times the group's size, raised an error
+    where the screen and the page look each second: every worker of the run ended."""
+    most, book = Fates(learnt=MAX_COUNT, stale=MAX_COUNT, waiting=MAX_COUNT), SimpleNamespace()
+    book.verdicts, book.made, book.tokens = (
+        {"accepted": 3, "rejected": 0, "inconclusive": 0},
+        3,
+        1,
+    )
+    counts: Any = InferenceCounts(rollouts=8, group_size=4)
+    for total in (most, Fates(learnt=1)):
+        told = Account(doing=TrainerDoing.WAITS, own=most, total=total).to_bytes()
+        shown: Any = book
+        life = life_of(counts, shown, decode_account_untrusted(told))
+        assert (life.learnt, life.stale, life.waiting) == (24, 24, 24)
+        assert life.share == 1.0
