@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import math
 import re
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +14,7 @@ import pytest
 import trio
 
 from p2p.node.dashboard import sockets
+from p2p.node.process import logging_to
 from roles.inference.stats import InferenceCounts
 from roles.inference.status import life_of
 from roles.protocol.core.account import (
@@ -71,3 +76,28 @@ def test_no_answer_of_a_trainer_ends_a_worker() -> None:
         life = life_of(counts, shown, decode_account_untrusted(told))
         assert (life.learnt, life.stale, life.waiting) == (24, 24, 24)
         assert life.share == 1.0
+
+
+def test_no_word_of_a_peer_makes_a_line_of_a_log_or_a_command_of_a_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A JSON line was none for NaN, several for many readers, and nothing for half a
+    character; in text a peer wrote lines of its own, and into the window's title."""
+    said = "x\n2026 ERROR p2p gone\x1b]0;owned\x07\x9b2J\x85\u2028\u2029\u202e\udc80"
+    for form in ("json", "text"):
+        with logging_to(tmp_path / form, "info", form=form):
+            log = logging.getLogger("p2p.test")
+            log.warning("run.asked reason=%s load=%f rate=%f", said, math.nan, math.inf)
+            try:
+                raise ValueError(said)
+            except ValueError:
+                log.warning("run.failed", exc_info=True)
+    asked, failed = (tmp_path / "json").read_text("utf-8").splitlines()
+    fields = json.loads(asked, parse_constant=pytest.fail)["fields"]
+    assert fields == {"reason": said, "load": "nan", "rate": "inf"}
+    assert said in json.loads(failed)["traceback"]
+    first, *rest = (tmp_path / "text").read_text("utf-8").split("\n")
+    assert r"x\n2026 ERROR p2p gone\x1b]0;owned" in first
+    assert rest[0].endswith("run.failed")
+    told = capfd.readouterr().err
+    assert all(sign.isprintable() for sign in (told + first + "".join(rest)).replace("\n", ""))
