@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import re
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,12 @@ import pytest
 import trio
 
 from p2p.node.dashboard import sockets
+from p2p.node.dashboard.commands import describe
 from p2p.node.process import logging_to
+from p2p.node.role import Fact, Progress
+from p2p.node.screen import Scene, block
+from roles.demo.guests import Doorbell
+from roles.demo.status import SwarmStatus
 from roles.inference.stats import InferenceCounts
 from roles.inference.status import life_of
 from roles.protocol.core.account import (
@@ -101,3 +107,34 @@ def test_no_word_of_a_peer_makes_a_line_of_a_log_or_a_command_of_a_terminal(
     assert rest[0].endswith("run.failed")
     told = capfd.readouterr().err
     assert all(sign.isprintable() for sign in (told + first + "".join(rest)).replace("\n", ""))
+
+
+def test_signs_of_two_columns_or_none_leave_the_screen_in_its_place() -> None:
+    said = "\U0001f41f\u9b5a\uff21e\u0301\u0301\u200d" * 200
+    scene = Scene(policy="3", peers=1, roles=(Progress(facts=(Fact("refused", said),)),))
+    for row in block(scene, 40, 24):
+        wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in row)
+        assert len(row) + wide < 40
+        assert not any(map(unicodedata.combining, row))
+
+
+def test_guests_and_values_move_no_cursor_and_few_are_greeted() -> None:
+    """A guest's roles went to the terminal of the demo as they came."""
+    said, bell, lines = "x\x1b]0;owned\x07\x9b2J", Doorbell(), list[str]()
+    for number in range(1000):
+        guest = {"peer": f"peer-{number}", "roles": [said], "policy": 1}
+        status = SwarmStatus({"a": {"peer": "own", "roles": {}, "known": [guest]}}, 1)
+        lines += bell.news(status)
+    assert 8 < len(lines) < 100
+    assert all(map(str.isprintable, lines))
+    value = {
+        "kind": "figures",
+        "role": "x",
+        "number": "0",
+        "title": "t",
+        "values": [{"label": ""}],
+    }
+    roles = {"x": {"own": {"0": [said]}}}
+    picture = {"title": "", "says": "", "facts": [], "own": "own", "roles": roles}
+    text = describe({"picture": picture, "panels": [value]})
+    assert text.replace("\n", "").isprintable()

@@ -106,7 +106,8 @@ def describe(whole: Mapping[str, Any]) -> str:
         if panel["kind"] == "figures" and values:
             lines += ["", f"{panel['role']}: {panel['title']}"]
             lines += [
-                f"  {value if isinstance(value, str) else f'{value:,}':>14}  {one['label']}"
+                f"  {printable(value) if isinstance(value, str) else f'{value:,}':>14}"
+                f"  {one['label']}"
                 for one, value in zip(panel["values"], values, strict=True)
                 if value is not None
             ]
