@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import trio
 
+from p2p.errors import ConfigError
 from p2p.node.dashboard import sockets
-from p2p.node.dashboard.commands import describe
+from p2p.node.dashboard.commands import describe, read
 from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import Scene, block
@@ -61,6 +62,32 @@ async def test_whoever_has_had_an_answer_and_says_no_more_gives_the_seat_back(
                 while await stream.receive_some(65536):
                     pass
             assert (await get(url, "/healthz"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"\x00\xff\r\n\r\n", b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{"]
+)
+async def test_a_node_that_breaks_off_is_said_in_a_sentence(
+    tmp_path: Path, said: bytes
+) -> None:
+    """One that was killed, or had no seat left, ended ``shoal status`` and a whole report with
+    a traceback."""
+    listener = trio.socket.socket(trio.socket.AF_UNIX)
+
+    async def answer() -> None:
+        stream, _ = await listener.accept()
+        await stream.recv(1000)
+        await stream.send(said)
+        stream.close()
+
+    with listener:
+        await listener.bind(str(tmp_path / sockets.SOCKET))
+        listener.listen()
+        with trio.fail_after(10):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(answer)
+                with pytest.raises(ConfigError, match="broke off"):
+                    await read(tmp_path, "/api/picture")
 
 
 # What is shown of what others say
