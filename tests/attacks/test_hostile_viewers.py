@@ -7,6 +7,8 @@ import logging
 import math
 import re
 import unicodedata
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +17,16 @@ import pytest
 import trio
 
 from p2p.errors import ConfigError
+from p2p.machine import open_world
+from p2p.membership.heartbeat import MAX_NAME, MAX_POLICY, MAX_ROLES
 from p2p.node.dashboard import sockets
-from p2p.node.dashboard.commands import describe, read
+from p2p.node.dashboard.commands import describe, following, read
+from p2p.node.dashboard.core.history import MAX_POINTS, MAX_SERIES
+from p2p.node.dashboard.core.picture import MAX_PEERS, Scene
+from p2p.node.dashboard.feed import Feed
 from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
-from p2p.node.screen import Scene, block
+from p2p.node.screen import Scene as Screen, block
 from roles.demo.guests import Doorbell
 from roles.demo.status import SwarmStatus
 from roles.inference.stats import InferenceCounts
@@ -31,7 +38,7 @@ from roles.protocol.core.account import (
     TrainerDoing,
     decode_account_untrusted,
 )
-from tests.unit.test_dashboard import get, serving
+from tests.unit.test_dashboard import ROLES, get, scene, serving
 
 
 @pytest.mark.parametrize(
@@ -90,6 +97,50 @@ async def test_a_node_that_breaks_off_is_said_in_a_sentence(
                     await read(tmp_path, "/api/picture")
 
 
+async def test_a_node_works_where_nothing_can_be_asked(tmp_path: Path) -> None:
+    """What no socket can replace, or a disk that has no sockets, ended the node."""
+    (tmp_path / sockets.SOCKET / "x").mkdir(parents=True)
+    async with open_world() as world:
+        faces = sockets.Faces(world, Feed(world, {}, scene))
+        async with faces.at_folder(tmp_path):
+            await trio.lowlevel.checkpoint()
+        assert (tmp_path / sockets.SOCKET / "x").is_dir()
+        with pytest.raises(ConfigError, match="no name"):
+            async with faces.at_address("a" * 64, 0):
+                pass
+
+
+async def test_a_role_whose_health_raises_ends_no_node(autojump_clock: Any) -> None:
+    """The page is looked for each second, also where nobody has asked for one."""
+    looks = list[int]()
+
+    def raising() -> Scene:
+        looks.append(1)
+        raise ValueError("a bug of a role, or a lie that found one")
+
+    async with open_world() as world:
+        with trio.move_on_after(3.5):
+            await Feed(world, {}, raising).run()
+    assert len(looks) > 3
+
+
+async def test_a_crowd_that_says_all_it_may_shuts_no_page(tmp_path: Path) -> None:
+    """300 peers with long names of roles made the first message larger than what may wait for
+    a viewer: every page was closed before it began."""
+    wide = "\U0001f41f" * MAX_NAME
+    said = {"roles": [wide] * MAX_ROLES, "policy": MAX_POLICY, "load": 0.999,
+            "upload": 2**53 - 1, "version": wide}  # fmt: skip
+    crowd = replace(scene(), members={f"{number:052d}": said for number in range(MAX_PEERS)})
+    async with open_world() as world:
+        feed = Feed(world, ROLES, lambda: crowd)
+        for series, x in product(range(2 * MAX_SERIES), range(MAX_POINTS)):
+            feed._history.note(f"trainer 2 0 {series}", [(x + 0.123456, 0.123456)])
+        async with sockets.Faces(world, feed).at_folder(tmp_path):
+            with trio.fail_after(20):
+                async with following(tmp_path) as hear:
+                    assert (await hear() or ("",))[0] == "whole"
+
+
 # What is shown of what others say
 
 
@@ -138,8 +189,8 @@ def test_no_word_of_a_peer_makes_a_line_of_a_log_or_a_command_of_a_terminal(
 
 def test_signs_of_two_columns_or_none_leave_the_screen_in_its_place() -> None:
     said = "\U0001f41f\u9b5a\uff21e\u0301\u0301\u200d" * 200
-    scene = Scene(policy="3", peers=1, roles=(Progress(facts=(Fact("refused", said),)),))
-    for row in block(scene, 40, 24):
+    screen = Screen(policy="3", peers=1, roles=(Progress(facts=(Fact("refused", said),)),))
+    for row in block(screen, 40, 24):
         wide = sum(unicodedata.east_asian_width(sign) in "WF" for sign in row)
         assert len(row) + wide < 40
         assert not any(map(unicodedata.combining, row))

@@ -209,6 +209,8 @@ async def open_http(host: str, port: int) -> list[trio.SocketListener]:
         return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(f"no HTTP at {host}:{port}: {error.strerror or error}") from None
+    except UnicodeError:
+        raise ConfigError(f"no HTTP at {host}:{port}: that is no name") from None
 
 
 @asynccontextmanager
