@@ -19,6 +19,7 @@ import pytest
 import trio
 
 from p2p.errors import ConfigError
+from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.membership.heartbeat import MAX_NAME, MAX_POLICY, MAX_ROLES
 from p2p.node.dashboard import sockets
@@ -40,6 +41,7 @@ from roles.protocol.core.account import (
     TrainerDoing,
     decode_account_untrusted,
 )
+from roles.trainer.account import LATE, Accounts
 from tests.unit.test_dashboard import ROLES, get, scene, serving
 
 
@@ -241,3 +243,11 @@ def test_guests_and_values_move_no_cursor_and_few_are_greeted() -> None:
     picture = {"title": "", "says": "", "facts": [], "own": "own", "roles": roles}
     text = describe({"picture": picture, "panels": [value]})
     assert text.replace("\n", "").isprintable()
+
+
+def test_a_late_delivery_that_is_brought_again_is_counted_once() -> None:
+    accounts, peer = Accounts(), PeerId.from_public_key(bytes(32))
+    for number in range(LATE):
+        for _ in range(3):
+            accounts.turn_down(peer, number.to_bytes(32), 2, is_over=False)
+    assert accounts.of(peer).late == accounts.total.late == 2 * LATE
