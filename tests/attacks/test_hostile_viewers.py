@@ -21,7 +21,7 @@ import trio
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.machine import open_world
-from p2p.membership.heartbeat import MAX_NAME, MAX_POLICY, MAX_ROLES
+from p2p.membership.heartbeat import MAX_NAME, MAX_ROLES
 from p2p.node.dashboard import sockets
 from p2p.node.dashboard.commands import describe, following, read
 from p2p.node.dashboard.core.history import MAX_POINTS, MAX_SERIES
@@ -30,6 +30,7 @@ from p2p.node.dashboard.feed import Feed
 from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import Scene as Screen, block
+from p2p.policy import MAX_POLICY
 from roles.demo.guests import Doorbell
 from roles.demo.status import SwarmStatus
 from roles.inference.stats import InferenceCounts
@@ -135,6 +136,22 @@ async def test_a_node_works_where_nothing_can_be_asked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no name"):
             async with faces.at_address("a" * 64, 0):
                 pass
+
+
+async def test_a_server_that_is_gone_when_somebody_asks_ends_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is imported then, and a package may have been replaced since the node began."""
+
+    def gone() -> None:
+        raise ImportError("hypercorn")
+
+    monkeypatch.setattr(sockets, "_load_server", gone)
+    async with open_world() as world:
+        faces = sockets.Faces(world, Feed(world, {}, scene))
+        async with faces.at_folder(tmp_path):
+            with trio.fail_after(10), pytest.raises(ConfigError):
+                await read(tmp_path, "/healthz")
 
 
 async def test_a_role_whose_health_raises_ends_no_node(autojump_clock: Any) -> None:

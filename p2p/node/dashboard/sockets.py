@@ -95,7 +95,12 @@ class Faces:
 
     async def _answer_when_asked(self, listener: trio.SocketListener) -> None:
         await trio.lowlevel.wait_readable(listener.socket)
-        server: Any = await trio.to_thread.run_sync(_load_server)
+        try:
+            server: Any = await trio.to_thread.run_sync(_load_server)
+        except (ImportError, OSError) as error:  # replaced, or removed, since the node began
+            logger.warning("api_socket_left_out path=%s reason=%r", SOCKET, error)
+            await listener.aclose()
+            return
         async with server.serve_app(self._app(Door()), [listener], _limits(server)):
             await trio.sleep_forever()
 
