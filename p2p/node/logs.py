@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
 FORMATS: Final = ("text", "json")
 TEXT: Final = "%(asctime)s %(levelname)s %(name)s %(message)s"
@@ -23,14 +24,38 @@ _FIELD: Final = re.compile(r"(?:\b(\w+)=)?%[-.\d]*[a-z]")
 
 def formatter(kind: str) -> logging.Formatter:
     """One of `FORMATS`."""
-    return JsonFormatter() if kind == "json" else logging.Formatter(TEXT)
+    return JsonFormatter() if kind == "json" else TextFormatter(TEXT)
+
+
+class TextFormatter(logging.Formatter):
+    """A record as a line for people, and below it a traceback. What strangers said in it ends
+    no line and moves no cursor: it is escaped as Python does."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """One line, or more with a traceback."""
+        record.exc_text = None  # that of another handler, as it came
+        return super().format(record)
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The line."""
+        return _escaped(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:
+        """The traceback."""
+        return "\n".join(map(_escaped, super().formatException(ei).split("\n")))
+
+
+def _escaped(text: str) -> str:
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
 
 
 class JsonFormatter(logging.Formatter):
     """A record as one line of JSON: time, level, logger, message, and its event with fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """As UTF-8 text without line ends."""
+        """As ASCII without line ends."""
         name = EVENT.match(str(record.msg))
         line: dict[str, object] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(),
@@ -42,15 +67,20 @@ class JsonFormatter(logging.Formatter):
             line |= {"event": name[0], "fields": _fields(record)}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False).replace("\u2028", "\\u2028")
+        return json.dumps(line)
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """The arguments that the template names, as they are if JSON has them, else as text."""
+    """The arguments that the template names, as they are if JSON has them, else as text: it has
+    no NaN."""
     places = _FIELD.findall(str(record.msg))
     values = record.args if isinstance(record.args, tuple) else ()
     return {
-        name: value if isinstance(value, int | float | bool) else str(value)
+        name: value if _is_in_json(value) else str(value)
         for name, value in zip(places, values, strict=False)
         if name
     }
+
+
+def _is_in_json(value: object) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))

@@ -26,7 +26,7 @@ from typing import Final, TextIO
 import trio
 
 from p2p.errors import ConfigError, StorageError
-from p2p.node.logs import formatter
+from p2p.node.logs import TextFormatter, formatter
 from p2p.wire import MIB
 
 try:
@@ -83,7 +83,7 @@ class Warnings(logging.StreamHandler[TextIO]):
     def __init__(self, above: Callable[[], AbstractContextManager[None]]) -> None:
         super().__init__(sys.stderr)
         self._above = above if is_terminal(sys.stderr) else nullcontext
-        self.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        self.setFormatter(TextFormatter("%(levelname)s %(name)s %(message)s"))
         self.setLevel(logging.WARNING)
 
     def emit(self, record: logging.LogRecord) -> None:

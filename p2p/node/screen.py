@@ -8,6 +8,7 @@ from the end. Elsewhere they are one line, which is read in a journal.
 from __future__ import annotations
 
 import textwrap
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -58,7 +59,7 @@ def block(scene: Scene, columns: int, rows: int, encoding: str = "utf-8") -> lis
 
 
 def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
-    text = shown(fact.text, encoding)
+    text = _in_cells(shown(fact.text, encoding))
     is_narrow = width < NARROW
     first = f"{fact.label}: " if is_narrow else fact.label.ljust(LABEL)
     indent = "  " if is_narrow else " " * LABEL
@@ -71,6 +72,17 @@ def _wrapped(fact: Fact, width: int, encoding: str) -> Iterator[str]:
         placeholder=" ...",
     )
     yield from (one[:width] for one in folded)
+
+
+def _in_cells(text: str) -> str:
+    """``text`` with one sign in each column. A sign of two columns, or of none, would make more
+    rows of a line than are taken away before the next; our own words have none."""
+    return "".join(
+        "?"
+        if unicodedata.east_asian_width(sign) in "WF" or unicodedata.combining(sign)
+        else sign
+        for sign in unicodedata.normalize("NFC", text)
+    )
 
 
 def line(scene: Scene, encoding: str = "utf-8") -> str:

@@ -7,8 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from roles.demo.status import Guest, SwarmStatus
+
+MOST: Final = 64
+"""Guests who are welcomed, and who are thanked: identities cost little, and each is a line. The
+others are in the table."""
 
 
 @dataclass(slots=True)
@@ -21,10 +26,11 @@ class Doorbell:
     def news(self, status: SwarmStatus) -> Iterator[str]:
         """A sentence for each guest that is new, and for each first work that was accepted."""
         for guest in status.guests:
-            if guest.peer not in self._greeted:
+            if guest.peer not in self._greeted and len(self._greeted) < MOST:
                 self._greeted[guest.peer] = None
                 yield f"welcome, {guest.name}: {_joined(guest)}"
-            if guest.accepted and guest.peer not in self._thanked:
+            is_new = guest.peer not in self._thanked and len(self._thanked) < MOST
+            if guest.accepted and is_new:
                 self._thanked[guest.peer] = None
                 rollouts = guest.accepted * status.completions
                 yield f"thank you, {guest.name}: your first {rollouts:,} rollouts are accepted"

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from roles.shared.reasons import printable
+
 MAX_GUESTS: Final = 8
 """Guests with a row: more would push the rest off a terminal of 24 lines."""
 Status = Mapping[str, Any]
@@ -76,7 +78,7 @@ class SwarmStatus:
         return [
             Guest(
                 peer=peer,
-                roles=tuple(one["roles"]),
+                roles=tuple(map(printable, one["roles"])),
                 policy=one["policy"],
                 accepted=self.judged([peer], "accepted"),
                 rejected=self.judged([peer], "rejected"),

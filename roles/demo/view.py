@@ -163,5 +163,8 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
     often = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
     return [
         *lines,
-        *(_line(f"  {count:5d} × {reason}", "dim") for reason, count in often[:REASONS]),
+        *(
+            _line(f"  {count:5d} × {printable(reason)}", "dim")
+            for reason, count in often[:REASONS]
+        ),
     ]

@@ -90,7 +90,7 @@ def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | N
     if account is not None and account.own is not None and account.total is not None:
         own = account.own.times(counts.group_size)
         in_all = account.total.all * counts.group_size
-        share = own.all / in_all if in_all else None
+        share = min(1.0, account.own.all / account.total.all) if in_all else None
     return Life(
         made=each * book.made,
         accepted=accepted,
@@ -98,10 +98,10 @@ def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | N
         inconclusive=each * verdicts[Verdict.INCONCLUSIVE.value],
         tokens=book.tokens,
         learnt=min(own.learnt, accepted),
-        no_spread=own.no_spread,
-        stale=own.stale,
-        left_over=own.left_over,
-        waiting=own.waiting,
+        no_spread=min(own.no_spread, accepted),
+        stale=min(own.stale, accepted),
+        left_over=min(own.left_over, accepted),
+        waiting=min(own.waiting, accepted),
         swarm_accepted=in_all,
         share=share,
     )

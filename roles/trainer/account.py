@@ -32,6 +32,9 @@ PATH: Final = "trainer/accounts.json"
 MAX_NODES: Final = 4096
 """Nodes with a row: 400 kB on disk with every step. The one whose work came longest ago goes
 first, and stays in the total."""
+LATE: Final = 1024
+"""Deliveries that came too late and are remembered as counted: minutes of them. A validator
+whose answer was lost brings one again, and one that lies as often as it likes."""
 QUESTIONS: Final = 20
 """Answers a second that the trainer means to give, at most: with more nodes each asks more
 rarely. One costs 0.1 ms."""
@@ -72,6 +75,8 @@ class Accounts:
 
     def __init__(self) -> None:
         self._rows: BoundedDict[PeerId, Row] = BoundedDict(MAX_NODES)
+        self._late: BoundedDict[bytes, None] = BoundedDict(LATE)
+        """What those counted last were of."""
         self.total = Row()
         self.submissions = 0
         """Taken and counted: as many receipts as the ledger had when these books were kept."""
@@ -98,8 +103,11 @@ class Accounts:
             for row in self._both(node):
                 row.learnt += groups
 
-    def turn_down(self, node: PeerId, groups: int, *, is_over: bool) -> None:
-        """Accepted work that came too late for any step."""
+    def turn_down(self, node: PeerId, content: bytes, groups: int, *, is_over: bool) -> None:
+        """Accepted work that came too late for any step; counted once, however often."""
+        if content in self._late:
+            return
+        self._late[content] = None
         for row in self._both(node):
             if is_over:
                 row.unneeded += groups

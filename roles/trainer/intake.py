@@ -353,8 +353,12 @@ class Intake:
         self.accounts.take(work.verdict.commitment.node, len(groups), no_spread)
 
     def _count_turned_down(self, commitment: Commitment) -> None:
-        groups = self._recipe.submission
-        self.accounts.turn_down(commitment.node, groups, is_over=self._is_over)
+        self.accounts.turn_down(
+            commitment.node,
+            commitment.content,
+            self._recipe.submission,
+            is_over=self._is_over,
+        )
 
     def _note_arrival(self, commitment: Commitment, teaching: int | None) -> None:
         if self.demand is not None:

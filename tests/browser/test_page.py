@@ -67,6 +67,9 @@ async def test_a_report_is_the_page_without_a_node(tmp_path: Path) -> None:
         with looking_at(report.as_uri()) as page:
             check_is_text(page)
             assert "as of" in page.text("#pulse")
+            page.page.evaluate("location.hash = 'peer=constructor'; redraw()")
+            page.wait("#peer[hidden]")
+            page.check_quiet()
 
     await trio.to_thread.run_sync(look)
 

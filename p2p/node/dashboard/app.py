@@ -76,13 +76,13 @@ class Dashboard:
             await send({"type": "websocket.close", "code": 1003})
         if scope["type"] != "http":
             return
+        reply = _Reply(scope, send)
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_read_to_end, receive, nursery.cancel_scope)
-            await self._reply(scope, send)
+            nursery.start_soon(_read_to_end, receive, reply, nursery.cancel_scope)
+            await self._reply(scope, reply)
             nursery.cancel_scope.cancel()
 
-    async def _reply(self, scope: Scope, send: Send) -> None:
-        reply = _Reply(scope, send)
+    async def _reply(self, scope: Scope, reply: _Reply) -> None:
         path, query = scope["path"], scope.get("query_string", b"").decode("latin-1")
         answer = self._door.judge(scope.get("server"), path, query, reply.headers)
         if scope["method"] not in {"GET", "HEAD"}:
@@ -124,11 +124,16 @@ class Dashboard:
             await reply.text(503, str(error))
 
 
-async def _read_to_end(receive: Receive, answering: trio.CancelScope) -> None:
-    """Throw away what else the client sends, and stop answering when it is gone."""
+async def _read_to_end(receive: Receive, reply: _Reply, answering: trio.CancelScope) -> None:
+    """Throw away what else the client sends, and stop answering when it is gone.
+
+    hypercorn says ``http.disconnect`` also while it takes the last part of an answer, and has
+    still to end the connection, or to begin its idle time: a reply that is ending goes on.
+    """
     while (await receive())["type"] != "http.disconnect":
         pass
-    answering.cancel()
+    if not reply.is_ending:
+        answering.cancel()
 
 
 class _Reply:
@@ -137,6 +142,8 @@ class _Reply:
     def __init__(self, scope: Scope, send: Send) -> None:
         self._send = send
         self._has_body = scope["method"] != "HEAD"
+        self.is_ending = False
+        """Whether the last part has been handed over."""
         self.headers: Mapping[str, str] = {
             name.decode("latin-1").lower(): value.decode("latin-1")
             for name, value in scope["headers"]
@@ -164,4 +171,5 @@ class _Reply:
     async def part(self, data: bytes, *, more: bool = True) -> None:
         """A part of the body."""
         body = data if self._has_body else b""
+        self.is_ending = not more
         await self._send({"type": "http.response.body", "body": body, "more_body": more})

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +30,8 @@ from p2p.wire import MIB
 
 _PIECE: Final = 64 * 1024
 """Bytes read at once."""
-MAX_EVENT: Final = 4 * MIB
-"""Bytes of one event: four times what a node lets wait for a viewer."""
+MAX_EVENT: Final = 8 * MIB
+"""Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
 """Empties a terminal and goes to its first line (ECMA-48, ED and CUP)."""
 
@@ -106,7 +114,8 @@ def describe(whole: Mapping[str, Any]) -> str:
         if panel["kind"] == "figures" and values:
             lines += ["", f"{panel['role']}: {panel['title']}"]
             lines += [
-                f"  {value if isinstance(value, str) else f'{value:,}':>14}  {one['label']}"
+                f"  {printable(value) if isinstance(value, str) else f'{value:,}':>14}"
+                f"  {one['label']}"
                 for one, value in zip(panel["values"], values, strict=True)
                 if value is not None
             ]
@@ -172,6 +181,10 @@ async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitabl
     http = h11.Connection(h11.CLIENT)
 
     async def receive() -> bytes:
+        with _told(where):
+            return await next_part()
+
+    async def next_part() -> bytes:
         while True:
             match event := http.next_event():
                 case h11.NEED_DATA:
@@ -185,5 +198,17 @@ async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitabl
 
     async with stream:
         head = h11.Request(method="GET", target=path, headers=[("host", "localhost")])
-        await stream.send_all((http.send(head) or b"") + (http.send(h11.EndOfMessage()) or b""))
+        with _told(where):
+            await stream.send_all(
+                (http.send(head) or b"") + (http.send(h11.EndOfMessage()) or b"")
+            )
         yield receive
+
+
+@contextmanager
+def _told(where: Path) -> Iterator[None]:
+    """What a node does that has no seat left, or that ends meanwhile, as a `ConfigError`."""
+    try:
+        yield
+    except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
+        raise ConfigError(f"the node at {where} broke off: {error}") from None

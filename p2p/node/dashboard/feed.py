@@ -8,6 +8,7 @@ queue of its own; one that does not read is dropped when `MAX_BEHIND` wait for i
 from __future__ import annotations
 
 import json
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +23,16 @@ from p2p.node.panels import Panels
 from p2p.wire import MIB
 from p2p.world import World
 
+logger = logging.getLogger(__name__)
+
 LOOK: Final = 1.0
 """Seconds between looks: a person sees that it lives."""
 MAX_VIEWERS: Final = 16
 """At once: a household's screens. Each costs a queue and a connection."""
 MAX_BEHIND: Final = 1 * MIB
-"""Bytes that wait for a viewer who does not read: a whole picture of 1,000 peers, or minutes of
-changes. One that is further behind is dropped, and comes again when it reads."""
+"""Bytes that wait for a viewer who does not read, behind the first message: minutes of changes.
+One that is further behind is dropped, and comes again when it reads. The first message, a whole
+picture, is bounded by what is drawn: 4 MB if 1,000 peers say all they may."""
 
 
 class Viewer:
@@ -51,7 +55,7 @@ class Viewer:
             return
         self._waiting.append(message)
         self._behind += len(message)
-        if self._behind > MAX_BEHIND:
+        if self._behind - len(self._waiting[0]) > MAX_BEHIND:
             self.is_dropped = True
             self._waiting.clear()
             self._behind = 0
@@ -80,6 +84,8 @@ class Feed:
         self._roll = Roll()
         self._drawn: dict[str, Any] = {}
         self._viewers: dict[Viewer, None] = {}
+        self._is_blind = False
+        """Whether the last look failed."""
 
     @property
     def panels(self) -> Panels:
@@ -112,9 +118,19 @@ class Feed:
         """Look, and tell, until cancelled."""
         due = self._world.now()
         while True:
-            self.look()
+            self._look_if_it_can()
             due += LOOK
             await self._world.sleep_until(due)
+
+    def _look_if_it_can(self) -> None:
+        try:
+            self.look()
+        except Exception:  # the border of what roles say: whoever only shows ends no work
+            if not self._is_blind:
+                logger.warning("dashboard.blind", exc_info=True)
+            self._is_blind = True
+        else:
+            self._is_blind = False
 
     def look(self) -> None:
         """Once: note the curves, and tell the viewers what is new."""

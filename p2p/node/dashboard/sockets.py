@@ -12,14 +12,13 @@ import logging
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
 import trio
 
-from p2p.errors import ConfigError
 from p2p.host import Host
 from p2p.node.dashboard.app import Dashboard
 from p2p.node.dashboard.core.door import TOKEN_BYTES, Door, is_loopback
@@ -79,13 +78,16 @@ class Faces:
 
     @asynccontextmanager
     async def at_folder(self, folder: Path) -> AsyncIterator[None]:
-        """Answer at ``folder``/api.sock for the length of the block, to the node's owner."""
+        """Answer at ``folder``/api.sock for the length of the block, to the node's owner, where
+        there can be a socket: some disks have none, and the node works without."""
         path = folder / SOCKET
-        if len(os.fsencode(path)) > _MAX_SOCKET:
-            logger.warning("api_socket_left_out path=%s: it is too long for a socket", path)
-            yield
-            return
-        with _listening(path) as listener:
+        with ExitStack() as stack:
+            try:
+                listener = stack.enter_context(_listening(path))
+            except OSError as error:
+                logger.warning("api_socket_left_out path=%s reason=%s", path, error)
+                yield
+                return
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._answer_when_asked, listener)
                 yield
@@ -93,7 +95,12 @@ class Faces:
 
     async def _answer_when_asked(self, listener: trio.SocketListener) -> None:
         await trio.lowlevel.wait_readable(listener.socket)
-        server: Any = await trio.to_thread.run_sync(_load_server)
+        try:
+            server: Any = await trio.to_thread.run_sync(_load_server)
+        except (ImportError, OSError) as error:  # replaced, or removed, since the node began
+            logger.warning("api_socket_left_out path=%s reason=%r", SOCKET, error)
+            await listener.aclose()
+            return
         async with server.serve_app(self._app(Door()), [listener], _limits(server)):
             await trio.sleep_forever()
 
@@ -109,17 +116,18 @@ def _limits(server: Any) -> Any:
 @contextmanager
 def _listening(path: Path) -> Iterator[trio.SocketListener]:
     """A socket at ``path``, for this user alone, and removed behind us. The folder's lock keeps
-    other nodes out, so what lies there was left by one that was killed. Raises
-    `ConfigError`."""
+    other nodes out, so what lies there was left by one that was killed. Raises `OSError`."""
+    if len(os.fsencode(path)) > _MAX_SOCKET:
+        raise OSError("the path is too long for a socket")
     path.unlink(missing_ok=True)
     plain = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)  # a mode that is set afterwards leaves a moment for others
     try:
         plain.bind(os.fsencode(path))
         plain.listen(_BACKLOG)
-    except OSError as error:
+    except OSError:
         plain.close()
-        raise ConfigError(f"no socket at {path}: {error.strerror}") from None
+        raise
     finally:
         os.umask(before)
     try:

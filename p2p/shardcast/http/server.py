@@ -103,9 +103,12 @@ class _GuardedStream:
         self._config = config
 
     async def send_all(self, data: bytes) -> None:
-        """Raises `trio.BrokenResourceError` if the client does not take it in time."""
+        """Raises `trio.BrokenResourceError` if the client is gone or takes too long."""
         with trio.move_on_after(self._config.stalled):
-            await self._stream.send_all(data)
+            try:
+                await self._stream.send_all(data)
+            except trio.BusyResourceError:  # hypercorn closes it meanwhile
+                raise trio.BrokenResourceError("the connection is being closed") from None
             return
         await trio.aclose_forcefully(self._stream)
         raise trio.BrokenResourceError("the client does not read")
@@ -147,6 +150,8 @@ class _Http1Connection(TCPServer):
         )  # fmt: skip
         self.protocol = http1
         await super()._read_data()
+        # Else a client that has gone is counted until it would have been idle for too long.
+        await self.idle_task.stop()
 
 
 def _hypercorn_config(config: EdgeConfig) -> Config:
@@ -209,6 +214,8 @@ async def open_http(host: str, port: int) -> list[trio.SocketListener]:
         return await trio.open_tcp_listeners(port, host=host, backlog=_BACKLOG)
     except OSError as error:
         raise ConfigError(f"no HTTP at {host}:{port}: {error.strerror or error}") from None
+    except UnicodeError:
+        raise ConfigError(f"no HTTP at {host}:{port}: that is no name") from None
 
 
 @asynccontextmanager

@@ -70,8 +70,8 @@ class Fates:
         return [self.learnt, self.no_spread, self.stale, self.left_over, self.waiting]
 
     def times(self, each: int) -> Fates:
-        """In answers, of which a group has ``each``."""
-        return _fates([each * count for count in self.to_list()])
+        """In answers, of which a group has ``each``; what would be too large is `MAX_COUNT`."""
+        return _fates([min(each * count, MAX_COUNT) for count in self.to_list()])
 
 
 def _fates(counts: list[int]) -> Fates:

@@ -302,7 +302,7 @@ function drawPeer() {
   const box = byId("peer"), match = /^#peer=([^&]{1,200})$/.exec(location.hash);
   let peer = "";
   try { peer = match ? decodeURIComponent(match[1]) : ""; } catch { peer = ""; }
-  const row = state.picture.peers[peer];
+  const row = Object.hasOwn(state.picture.peers, peer) && state.picture.peers[peer]; // not "constructor"
   box.hidden = !row;
   if (!row) return;
   const newest = Math.max(-1, ...Object.values(state.picture.peers).map((one) => one.policy ?? -1));
