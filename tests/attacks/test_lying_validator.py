@@ -220,7 +220,7 @@ def test_in_an_honest_swarm_replays_convict_nobody() -> None:
     assert outcome.value is not None
     trainer = outcome.value["trainer-1"]["roles"]["trainer"]
     assert trainer["done"]
-    assert trainer["replayed"] >= 5
+    assert trainer["replayed"] >= 2
     assert (trainer["liars"], trainer["lies"], trainer["replays_unsure"]) == ({}, 0, 0)
 
 

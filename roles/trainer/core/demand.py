@@ -18,8 +18,9 @@ delay a run by a few policies.
 
 A step that had to wait for long raises what is ordered by half, a step that did not lowers it
 by a fifth, and groups that went stale halve it again: where workers are too few for the trainer
-all of them work all the time, the fast ones for the slow. Before the first submission has come
-nothing is measured, and every worker is asked for one. No I/O: the caller knows the time.
+all of them work all the time, the fast ones for the slow. Nobody is held back before work was
+lost, nor when the trainer has stood still for several times what an order takes
+(`roles.trainer.demand`). No I/O: the caller knows the time.
 """
 
 from __future__ import annotations
