@@ -15,6 +15,7 @@ from roles.protocol.core.demand import UNIT, Demand
 from roles.protocol.demand import HOLDS, HeardDemand
 from roles.run import sign_run
 from roles.trainer.demand import DemandTeller
+from sim.workloads import spine
 from tests.attacks.judged import play, trainer
 from tests.unit.test_run_file import TERMS
 
@@ -46,6 +47,13 @@ class Listener:
 
     def is_asked(self, version: int) -> bool | None:
         return self.heard.shares.asks_for(SECOND, PolicyVersion(version), bytes(32), 0)
+
+
+def test_a_run_without_lag_takes_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a step's groups were ordered at most, and the trainer waited for the others."""
+    recipe = spine._recipe
+    monkeypatch.setattr(spine, "_recipe", lambda scenario: replace(recipe(scenario), lag=0))
+    assert trainer(play(WORKERS, 600, groups=48))["step"] == 12
 
 
 def test_a_trainer_that_falls_silent_gets_its_work(monkeypatch: pytest.MonkeyPatch) -> None:

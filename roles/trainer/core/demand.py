@@ -178,7 +178,8 @@ class DemandRule:
             if now - one.at <= patience
         )
         lead = max(1.0, usual / self._step) if self._step else 0.0  # the first is for one step
-        steps = min(1 + lead + SPARE, self._lag + 0.5)
+        # at least what this step lacks, though at lag 0 all that is left over goes stale
+        steps = min(1 + lead + SPARE, max(1 + SPARE, self._lag + 0.5))
         return (self._batch * steps - pooled) / (self._submission * self._spread) - coming
 
 
