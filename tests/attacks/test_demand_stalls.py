@@ -7,11 +7,14 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import trio
 
 from p2p.gossip import Validity
-from p2p.identity import KeyPair
+from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.manifest import PolicyVersion
+from roles.inference.session import InferenceSession
 from roles.protocol.core.demand import UNIT, Demand
+from roles.protocol.core.messages import Submission
 from roles.protocol.demand import HOLDS, HeardDemand
 from roles.run import sign_run
 from roles.trainer.demand import DemandTeller
@@ -66,6 +69,24 @@ def test_a_trainer_that_falls_silent_gets_its_work(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(DemandTeller, "_send", send_once)
     assert trainer(play(WORKERS, 2 * HOLDS + 600))["step"] == 12
+
+
+def test_names_that_bring_nothing_do_not_end_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was ordered in place of theirs was taken back at once, as too much: three such names
+    beside one worker, and no step was ever taken."""
+    at_work: list[PeerId] = []
+    produce = InferenceSession._produce_sometime
+
+    async def produce_if_first(session: InferenceSession) -> Submission:
+        if session.node.peer_id not in at_work[:1]:
+            at_work.append(session.node.peer_id)
+        if session.node.peer_id != at_work[0]:
+            await trio.sleep_forever()
+        return await produce(session)
+
+    monkeypatch.setattr(InferenceSession, "_produce_sometime", produce_if_first)
+    names = {f"inference-{number}": "inference" for number in range(1, 5)}
+    assert trainer(play(names, 1800, groups=48))["step"] == 12
 
 
 def test_what_was_said_lapses_with_silence_and_a_recording_does_not_renew_it() -> None:
