@@ -9,8 +9,8 @@ arrive (measured; one at least, since an order is placed once a step). What is m
 ordered when a policy is published, under that policy: so what is learnt from is as young as it
 can be. Between policies no more is ordered, but while the trainer waits, and then only in place
 of what should have come by now (its worker has died, or was refused). That is twice as much
-each time, and is not taken back, however late the first may come: the trainer's next policy
-may depend on it, and so does the next measurement.
+each time, and is not taken back as too much: names that bring nothing would keep the trainer
+waiting for ever.
 
 Orders are in submissions. How many of a submission's groups teach anything, how many
 submissions come of one that is ordered, how long they take and how long a step takes are
@@ -78,7 +78,6 @@ class _Order:
     arrived: int = 0
     lost: float = 0.0
     """Submissions that were ordered again, since they should have come by then."""
-
     again: float = 1.0
     """Times what is missing that is ordered."""
 
