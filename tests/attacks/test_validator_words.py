@@ -11,7 +11,7 @@ import trio
 
 from p2p.host import Stream, send_frame
 from p2p.node.node import Node
-from roles.protocol.core.messages import ROLLOUT_PROTOCOL, Refusal, encode_reply
+from roles.protocol.core.messages import OFFER_PROTOCOL, Refusal, encode_reply
 from roles.validator.role import Validator
 from tests.attacks.judged import play
 
@@ -30,7 +30,7 @@ class Mocker(Validator):
             async with stream:
                 await send_frame(stream, encode_reply(Refusal(ESCAPES, next(retries))))
 
-        with node.host.serving(ROLLOUT_PROTOCOL, serve):
+        with node.host.serving(OFFER_PROTOCOL, serve):
             await trio.sleep_forever()
 
 
