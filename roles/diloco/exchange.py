@@ -141,7 +141,8 @@ class PieceServer:
 
     def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
         """Give the first of what is summed to those that wait for it; told again when there are
-        more."""
+        more. Of views that have failed, the last is kept, for members that are behind."""
+        self._forget_sums((step, view - 1))
         self._growing[step, view] = pieces
         self._news.notify_all()
 
@@ -153,11 +154,14 @@ class PieceServer:
     def forget_before(self, step: int, view: int) -> None:
         """No sum of an earlier step or view is of use any more; parts of updates are tried in
         the step after theirs."""
-        self._oldest = step, view
         self._parts = {root: one for root, one in self._parts.items() if one[0] >= step - 1}
+        self._forget_sums((step, view))
+        self._news.notify_all()
+
+    def _forget_sums(self, oldest: tuple[int, int]) -> None:
+        self._oldest = max(self._oldest, oldest)
         self._sums = {at: one for at, one in self._sums.items() if at >= self._oldest}
         self._growing = {at: one for at, one in self._growing.items() if at >= self._oldest}
-        self._news.notify_all()
 
     async def serve(self, stream: Stream) -> None:
         """Answer the requests of one stream."""

@@ -38,6 +38,8 @@ from roles.models.bundle import (
     weight_files,
 )
 from roles.models.errors import BadModel
+from roles.models.files import read_bounded
+from roles.models.tokenizer import MAX_TOKENIZER
 
 METHODS: Final = ("linear", "slerp")
 TOKENIZER: Final = "tokenizer.json"
@@ -85,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
         shares = shares_of([float(one) for one in given])
         if len(shares) != len(folders):
             raise ValueError(f"there are {len(folders)} models")
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         complain(f"--weights {options.weights}: it takes a number for each model: {error}")
         return WRONG_USAGE
     try:
@@ -111,8 +113,10 @@ def merge(
         check_alike(folders[0], models[0], folder, model)
     unfinished = into.with_name(into.name + ".partial")
     try:
-        shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
+    except OSError as error:  # what is there may be somebody's model
+        raise BadModel(f"{unfinished} cannot be made: {error.strerror}; remove it") from None
+    try:
         size = 0
         for pin in pin_folder(folders[0]):
             shutil.copyfile(folders[0] / pin.name, unfinished / pin.name)
@@ -121,8 +125,9 @@ def merge(
                 size += _overwrite(file, path, models, method, shares)
         unfinished.rename(into)
     except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
         raise BadModel(f"{into} cannot be written: {error.strerror}") from None
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)  # unless it has got its name
     return {
         "into": str(into),
         "method": method,
@@ -162,7 +167,10 @@ def check_alike(
                 f"{other}: {name} is {two.span.dtype} of shape {two.span.shape}, and"
                 f" {one.span.dtype} of shape {one.span.shape} in {first}: convert one of them"
             )
-    if (first / TOKENIZER).read_bytes() != (other / TOKENIZER).read_bytes():
+    one_text, other_text = (
+        read_bounded(at / TOKENIZER, MAX_TOKENIZER) for at in (first, other)
+    )
+    if one_text != other_text:
         raise BadModel(
             f"{other} has another {TOKENIZER} than {first}: their tokens mean different things"
         )

@@ -76,6 +76,8 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
             f"{folder.path} holds a run already: start it with shoal run start {folder.path},"
             f" or sign another edition of it as the first lines of {folder.draft} say"
         )
+    if not str(folder.path).isprintable():
+        raise ConfigError(f"{str(folder.path)!r} has signs that no line of a draft can hold")
     check_key_place(folder.owner)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -106,8 +108,13 @@ def _peer(key: Path) -> PeerId:
 def _with_data(folder: RunFolder, text: str) -> str:
     """The draft with its files of questions copied to the folder: a run pins them, and a file
     that somebody goes on editing elsewhere would not be the pinned one any more."""
+    taken: dict[Path, str] = {}
     for file in files_of(tomllib.loads(text)):
         copy = folder.data / Path(file).name
+        if taken.setdefault(copy, file) != file:
+            raise ConfigError(f"{taken[copy]} and {file} have one name: rename one of them")
+        if Path(file).exists() and not Path(file).is_file():  # a device has no end
+            raise ConfigError(f"{file} is no regular file")
         try:
             folder.data.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)

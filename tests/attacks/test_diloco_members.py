@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 
@@ -20,9 +22,11 @@ from roles.diloco.core.messages import (
     Propose,
     Ready,
     RoundMessage,
+    Sum,
     Vote,
 )
 from roles.diloco.core.round import MOST_UNPROVEN, RoundCore, genesis
+from roles.diloco.exchange import PieceServer
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import CONFIG, GRID, RUN, DilocoSwarm, Machine, digest
 
@@ -226,3 +230,21 @@ def test_beats_from_the_future_make_no_member_and_no_record() -> None:
     assert made.joiners(1.0) == []
     assert made.record == BEFORE
     assert LIAR in made.live(1.0)
+
+
+class _Pieces(list[bytes]):
+    """Pieces that tell whether somebody holds them."""
+
+
+def test_views_that_fail_leave_no_sums_behind() -> None:
+    """Each left what its owner had summed: a share of the model a view, until a round was
+    committed, which a member that stops every exchange can put off."""
+    server = PieceServer(cast(Any, None), lambda _: True)
+    held = weakref.WeakValueDictionary[int, _Pieces]()
+    for view in range(10):
+        pieces = held[view] = _Pieces([bytes(8)])
+        server.offer_pieces(1, view, pieces)
+        if view % 2:
+            server.offer_sum(Sum(1, view, NO_DIGEST, 0, (NO_DIGEST,), author=ME), pieces)
+        del pieces
+    assert sorted(held) == [8, 9]

@@ -68,7 +68,9 @@ def test_only_the_runs_trainer_is_heard() -> None:
     judges: list[Any] = []
     run = sign_run(replace(TERMS, trainers=(trainer,)), KeyPair(b"o" * 32))
     gossip = SimpleNamespace(subscribe=lambda _, judge, __: judges.append(judge))
-    heard = HeardDemand(cast(Any, SimpleNamespace(run=run, gossip=gossip)))
+    world = SimpleNamespace(now=lambda: 0.0)
+    node = SimpleNamespace(run=run, gossip=gossip, world=world)
+    heard = HeardDemand(cast(Any, node))
     [judge] = judges
     assert judge(other, demand(1, 9, 0).to_bytes()) is Validity.IGNORE
     assert heard.shares.newest is None

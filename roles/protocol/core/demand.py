@@ -104,23 +104,26 @@ class HeardShares:
     def __init__(self, run: bytes) -> None:
         self._run = run
         self._newest: Demand | None = None
+        self._reached = (-1, -1)
+        """Version and number of the newest statement, though it holds no longer."""
         self._shares: BoundedDict[PolicyVersion, tuple[int, int]] = BoundedDict(KEPT)
         """By version: the share that holds, and the largest that was ever said."""
 
     @property
     def newest(self) -> Demand | None:
-        """The last statement; None before the first."""
+        """The last statement; None before the first, and when it holds no longer."""
         return self._newest
+
+    def lapse(self) -> None:
+        """What was said holds no longer. A recording of it is no news for all that."""
+        self._newest = None
+        self._shares = BoundedDict(KEPT)
 
     def hear(self, demand: Demand) -> bool:
         """Whether it is news."""
-        known = self._newest
-        if known is not None and (known.version, known.number) >= (
-            demand.version,
-            demand.number,
-        ):
+        if self._reached >= (demand.version, demand.number):
             return False
-        self._newest = demand
+        self._newest, self._reached = demand, (demand.version, demand.number)
         most = max(demand.share, self._shares.get(demand.version, (0, 0))[1])
         self._shares[demand.version] = demand.share, most
         return True

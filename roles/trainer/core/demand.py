@@ -8,7 +8,9 @@ is still on its way, must last for the next step and for as many more as an orde
 arrive (measured; one at least, since an order is placed once a step). What is missing is
 ordered when a policy is published, under that policy: so what is learnt from is as young as it
 can be. Between policies no more is ordered, but while the trainer waits, and then only in place
-of what should have come by now (its worker has died, or was refused).
+of what should have come by now (its worker has died, or was refused). That is twice as much
+each time, and is not taken back as too much: names that bring nothing would keep the trainer
+waiting for ever.
 
 Orders are in submissions. How many of a submission's groups teach anything, how many
 submissions come of one that is ordered, how long they take and how long a step takes are
@@ -68,12 +70,39 @@ class _Order:
 
     published: float
     at: float
-    """When it was last added to."""
+    """When what is waited for was ordered, in the mean: a little more does not make it new."""
+    usual: float | None
+    """Seconds that orders took to arrive before it, or its own first submission: patience that
+    grew with what comes while the trainer waits, ever later, would have no end."""
     wanted: float = 0.0
     """Submissions."""
     places: int = 0
     """Places that workers were asked to fill, for those to come."""
     arrived: int = 0
+    lost: float = 0.0
+    """Submissions that were ordered again, since they should have come by then."""
+    again: float = 1.0
+    """Times what is missing that is ordered."""
+
+    @property
+    def coming(self) -> float:
+        """Submissions that are waited for."""
+        return max(0.0, self.wanted - self.arrived - self.lost)
+
+    def give_up(self) -> None:
+        """What is waited for will not come: each time more is ordered in its place."""
+        self.lost = self.wanted - self.arrived
+        self.again = min(2 * self.again, 1 / BRINGS[0])
+
+    def add(self, more: float, now: float) -> None:
+        """Order ``more``."""
+        self.at += (now - self.at) * more / (self.coming + more)
+        self.wanted += more
+
+    def patience(self, is_waiting: bool) -> float:
+        """Seconds for which it is counted on."""
+        usual = FIRST_SECONDS if self.usual is None else self.usual
+        return usual * (WAITING_PATIENCE if is_waiting else PATIENCE)
 
 
 class DemandRule:
@@ -108,7 +137,7 @@ class DemandRule:
         groups, and ``has_lost`` some that went stale. No worker begins another place under an
         older one: each has one on its way at most."""
         for order in self._orders.values():
-            order.wanted = min(order.wanted, order.arrived + workers)
+            order.wanted -= max(0.0, order.coming - workers)
         if self._orders:
             took = max(1e-3, now - max(one.published for one in self._orders.values()))
             rise = next((rise for idle, rise in RISES if waited > idle * took), FALL)
@@ -121,7 +150,7 @@ class DemandRule:
             if order.places:
                 came = min(max(order.arrived / order.places, BRINGS[0]), BRINGS[1])
                 self._brings = _smooth(self._brings, came)
-        self._orders[version] = _Order(now, now)
+        self._orders[version] = _Order(now, now, self._seconds)
 
     def arrive(self, version: PolicyVersion, teaching: int | None, now: float) -> None:
         """A submission under ``version`` has come, with so many groups that teach; None: too
@@ -129,7 +158,9 @@ class DemandRule:
         order = self._orders.get(version)
         if order is not None:
             order.arrived += 1
-            self._seconds = _smooth(self._seconds, now - order.published)
+            ordered = order.at if order.lost else order.published
+            self._seconds = _smooth(self._seconds, now - ordered)
+            order.usual = self._seconds if order.usual is None else order.usual
         if teaching is not None:
             share = max(teaching / self._submission, 1 / 64)
             self._seen += 1
@@ -157,11 +188,13 @@ class DemandRule:
                 each = self._batch / (self._submission * self._spread)
                 missing = each + CORRECTION * (missing - each)
             if missing > 0:
-                order.wanted += self._boost * missing
-                order.at = now
-        if self._seconds is not None and self._boost == 1:  # too much by now, if not begun
+                if now - order.at > order.patience(is_waiting):
+                    order.give_up()
+                order.add(max(self._boost, order.again) * missing, now)
+        if self._seconds is not None and self._boost == order.again == 1:
+            # too much by now, if not begun
             surplus = max(0.0, -self._missing(pooled, now, is_waiting))
-            order.wanted = max(order.wanted - surplus, float(order.arrived))
+            order.wanted -= min(surplus, order.coming)
         places = math.ceil(order.wanted / self._brings)
         order.places = max(order.places, places)
         return places
@@ -174,19 +207,20 @@ class DemandRule:
     def still_wanted(self, version: PolicyVersion) -> int:
         """Groups that are ordered under ``version`` and have not come: for people."""
         order = self._orders[version]
-        return math.ceil(max(0.0, order.wanted - order.arrived) * self._submission)
+        return math.ceil(order.coming * self._submission)
 
     def _missing(self, pooled: int, now: float, is_waiting: bool) -> float:
         """Submissions that are neither here nor on their way."""
-        usual = FIRST_SECONDS if self._seconds is None else self._seconds
-        patience = usual * (WAITING_PATIENCE if is_waiting else PATIENCE)
         coming = sum(
-            max(0.0, one.wanted - one.arrived)
+            one.coming
             for one in self._orders.values()
-            if now - one.at <= patience
+            if now - one.at <= one.patience(is_waiting)
         )
-        lead = max(1.0, usual / self._step) if self._step else 0.0  # the first is for one step
-        steps = min(1 + lead + SPARE, self._lag + 0.5)
+        lead = 0.0  # the first is for one step
+        if self._step:
+            lead = max(1.0, (self._seconds or FIRST_SECONDS) / self._step)
+        # at least what this step lacks, though at lag 0 all that is left over goes stale
+        steps = min(1 + lead + SPARE, max(1 + SPARE, self._lag + 0.5))
         return (self._batch * steps - pooled) / (self._submission * self._spread) - coming
 
 
