@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from p2p.errors import BadMessage
 from roles.models.errors import BadModel
+
+MAX_TOKENIZER: Final = 64 * 1024 * 1024
+"""Bytes of ``tokenizer.json``: 17 MB for Llama 3's 128,256 tokens, 33 MB for the largest in
+use."""
 
 
 def check_regular(path: Path) -> None:

@@ -38,8 +38,7 @@ from roles.models.bundle import (
     weight_files,
 )
 from roles.models.errors import BadModel
-from roles.models.files import read_bounded
-from roles.models.tokenizer import MAX_TOKENIZER
+from roles.models.files import MAX_TOKENIZER, read_bounded
 
 METHODS: Final = ("linear", "slerp")
 TOKENIZER: Final = "tokenizer.json"

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from p2p.errors import BadMessage, MissingDependency
 from roles.models.errors import BadModel
-from roles.models.files import json_object_untrusted, read_bounded
+from roles.models.files import MAX_TOKENIZER, json_object_untrusted, read_bounded
 
 try:
     import tokenizers
@@ -32,9 +32,6 @@ except ImportError as error:
 
 T = TypeVar("T")
 
-MAX_TOKENIZER: Final = 64 * 1024 * 1024
-"""Bytes of ``tokenizer.json``: 17 MB for Llama 3's 128,256 tokens, 33 MB for the largest in
-use."""
 MAX_TOKENIZER_CONFIG: Final = 4 * 1024 * 1024
 """Bytes of ``tokenizer_config.json``, which repeats added tokens at 150 bytes each: Llama 3's
 has 55,000."""
