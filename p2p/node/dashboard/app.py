@@ -13,16 +13,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any, Final
-
-import trio
 
 from p2p.errors import LimitExceeded
 from p2p.node.dashboard.core.door import Door, Pass
 from p2p.node.dashboard.feed import Feed, as_json
-from p2p.shardcast.http.app import Receive, Scope, Send
+from p2p.shardcast.http.app import Receive, Scope, Send, answer_while_there, is_http
 
 STATIC: Final = files("p2p.node.dashboard") / "static"
 """Where the page's parts lie, in the checkout and in the wheel."""
@@ -71,16 +69,9 @@ class Dashboard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application, version 3, for HTTP only."""
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1003})
-        if scope["type"] != "http":
-            return
-        reply = _Reply(scope, send)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_read_to_end, receive, reply, nursery.cancel_scope)
-            await self._reply(scope, reply)
-            nursery.cancel_scope.cancel()
+        if await is_http(scope, receive, send):
+            reply = _Reply(scope, send)
+            await answer_while_there(receive, reply, partial(self._reply, scope, reply))
 
     async def _reply(self, scope: Scope, reply: _Reply) -> None:
         path, query = scope["path"], scope.get("query_string", b"").decode("latin-1")
@@ -122,18 +113,6 @@ class Dashboard:
                 await reply.part(b"", more=False)
         except LimitExceeded as error:
             await reply.text(503, str(error))
-
-
-async def _read_to_end(receive: Receive, reply: _Reply, answering: trio.CancelScope) -> None:
-    """Throw away what else the client sends, and stop answering when it is gone.
-
-    hypercorn says ``http.disconnect`` also while it takes the last part of an answer, and has
-    still to end the connection, or to begin its idle time: a reply that is ending goes on.
-    """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if not reply.is_ending:
-        answering.cancel()
 
 
 class _Reply:

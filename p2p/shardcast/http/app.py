@@ -25,8 +25,9 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
-from typing import Any, Final
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 import trio
@@ -139,16 +140,9 @@ class HttpEdge:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application, version 3, for HTTP only."""
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1003})
-        if scope["type"] != "http":
-            return
-        reply = _Reply(scope, send)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_read_to_end, receive, reply, nursery.cancel_scope)
-            await self._reply(scope, reply)
-            nursery.cancel_scope.cancel()
+        if await is_http(scope, receive, send):
+            reply = _Reply(scope, send)
+            await answer_while_there(receive, reply, partial(self._reply, scope, reply))
 
     async def _reply(self, scope: Scope, reply: _Reply) -> None:
         path = scope["path"]
@@ -251,19 +245,44 @@ class HttpEdge:
         )
 
 
-async def _read_to_end(receive: Receive, reply: _Reply, answering: trio.CancelScope) -> None:
-    """Throw away what else the client sends, and stop answering when it is gone.
+class Ending(Protocol):
+    """An answer that knows how far it is."""
+
+    is_ending: bool
+    """Whether the last part is on its way."""
+
+
+async def is_http(scope: Scope, receive: Receive, send: Send) -> bool:
+    """Whether this is a request; a websocket is refused."""
+    if scope["type"] == "websocket":
+        await receive()
+        await send({"type": "websocket.close", "code": 1003})
+    return bool(scope["type"] == "http")
+
+
+async def answer_while_there(
+    receive: Receive, reply: Ending, answer: Callable[[], Awaitable[None]]
+) -> None:
+    """Answer, throw away what else the client sends, and stop when it is gone.
 
     hypercorn says ``http.disconnect`` also while it takes the last part of an answer, and has
-    still to end the connection then: so a reply that is ending is not cancelled.
+    still to end the connection then, or to begin its idle time: so a reply that is ending is
+    not cancelled.
 
     hypercorn's queue to the application is bounded, and what ends a connection goes through it
     too: a body that is never read would hold the connection for ever.
     """
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    if not reply.is_ending:
-        answering.cancel()
+
+    async def read_to_end() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not reply.is_ending:
+            nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read_to_end)
+        await answer()
+        nursery.cancel_scope.cancel()
 
 
 def _is_meant(scope: Scope, host: str) -> bool:
