@@ -38,7 +38,9 @@ from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
+from roles.trainer.scoring import PolicyScorer, ScoringDesk
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
 
@@ -192,7 +194,8 @@ class Trainer:
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
-        auditor = Auditor(node, engine, standing, ledger, durable)
+        scorer = PolicyScorer(node, engine)
+        auditor = Auditor(node, engine, standing, ledger, durable, scorer=scorer)
         check = DeliveryCheck(node, run, environment, standing, auditor)
         buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
         inbox = Inbox(node.world, INBOX)
@@ -206,4 +209,8 @@ class Trainer:
             base=folder or "",
             checkpoint_every=config.checkpoint_every,
         )
-        return TrainerSession(node, recipe, engine, intake, curve, standing, policies)
+        session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
+        if run.terms.has_lots:
+            check.scoring = ScoringDesk(node, scorer)
+            session.lots = LotDesk(node, intake, check.scoring, durable)
+        return session

@@ -28,7 +28,7 @@ from typing import Final
 import trio
 
 from p2p.bounded import BoundedDict, RateLimit
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
@@ -37,7 +37,6 @@ from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.core.limits import MAX_SERVED
-from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.core.assignment import validator_of
@@ -50,14 +49,13 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     Submission,
     SubmissionHead,
-    decode_head_untrusted,
     decode_verdict_untrusted,
     encode_reply,
 )
 from roles.protocol.demand import HeardDemand, demand_of
+from roles.protocol.reading import receive_content, receive_head
 from roles.protocol.request import PATIENCE
-from roles.shared.seats import STRANGERS, Seat, Seats
-from roles.shared.sizes import MAX_HEAD
+from roles.shared.seats import STRANGERS, Seats
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.core.turnstile import Turnstile
@@ -80,18 +78,8 @@ from roles.validator.verdicts import Job
 
 logger = logging.getLogger(__name__)
 
-HEAD_SECONDS: Final = 10.0
-"""For the head to arrive: it fits into one packet. Who needs longer holds a stream and a
-kilobyte."""
-CONTENT_SECONDS: Final = 5.0
-"""For a content to arrive, however short it is, and on top of that:"""
-CONTENT_RATE: Final = 128 * KI
-"""Bytes per second that a content takes at most to be worth a seat: 1 Mbit/s, 64 s for the
-largest."""
 _METERED: Final = 1024
 """Nodes with accepted work whose heads are counted: as many as are connected."""
-_READ: Final = 64 * KI
-"""Bytes taken from a stream at once: one record."""
 
 
 @dataclass(slots=True, eq=False)
@@ -423,44 +411,3 @@ class Reception:
 
 def _why_not_wanted(demand: HeardDemand) -> str:
     return f"{NOT_WANTED}: {demand.shares.newest}"
-
-
-async def receive_head(stream: Stream) -> SubmissionHead | None:
-    """The head of the submission on ``stream``, or None if the peer ends the stream, or takes
-    too long.
-
-    Raises `BadMessage` if it is none. Its signature is not looked at.
-    """
-    data = bytearray()
-    with trio.move_on_after(HEAD_SECONDS):
-        while (head := decode_head_untrusted(bytes(data))) is None:
-            piece = await stream.receive_some(MAX_HEAD)
-            if not piece:
-                if data:
-                    raise BadMessage("the stream ended within the head of a submission")
-                return None
-            data += piece
-        return head
-    return None
-
-
-async def receive_content(stream: Stream, head: SubmissionHead, seat: Seat) -> bytes | None:
-    """The whole content, or None if the seat is lost, or it takes too long. Raises
-    `BadMessage`."""
-    holder = stream if isinstance(stream, Holds) else None
-    data = bytearray(head.begun)
-    try:
-        with trio.move_on_after(CONTENT_SECONDS + head.content_bytes / CONTENT_RATE):
-            while len(data) < head.content_bytes and not seat.evicted:
-                piece = await stream.receive_some(min(_READ, head.content_bytes - len(data)))
-                if not piece:
-                    raise BadMessage("the stream ended within a submission")
-                data += piece
-                seat.received += len(piece)
-                del piece  # it is in the content: waiting for more is not to hold it twice
-                if holder is not None:
-                    holder.keep(len(data))
-    finally:
-        if holder is not None:
-            holder.keep(0)
-    return bytes(data) if len(data) == head.content_bytes else None

@@ -296,7 +296,12 @@ class Lot:
         return [place for place in self._places if self._fraction(place) * UNIT < share]
 
     def judges(
-        self, place: int, validators: Sequence[PeerId], count: int, *, never: Collection[PeerId] = ()
+        self,
+        place: int,
+        validators: Sequence[PeerId],
+        count: int,
+        *,
+        never: Collection[PeerId] = (),
     ) -> list[PeerId]:
         """Who checks a drawn place: ``count`` of the ``validators``, all if they are fewer.
 
