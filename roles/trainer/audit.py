@@ -255,9 +255,7 @@ class Auditor:
             return None
         try:
             async with self._scorer.holding(commitment.version, commitment.policy) as engine:
-                return await replay(
-                    asked.run, engine, asked.tasks, asked.groups, work.logprobs
-                )
+                return await replay(asked.run, engine, asked.tasks, asked.groups, work.logprobs)
         except (EngineError, StorageError) as error:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
             return None

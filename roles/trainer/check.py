@@ -212,9 +212,7 @@ class DeliveryCheck:
     ) -> SignedVerdict:
         """A verdict of the trainer's own."""
         me, why = self._node.peer_id, reason[:MAX_REASON]
-        signed = SignedVerdict(
-            me, commitment, verdict, why, 0.0, 0.0, tuple(rewards), logprobs
-        )
+        signed = SignedVerdict(me, commitment, verdict, why, 0.0, 0.0, tuple(rewards), logprobs)
         return signed.signed(self._node.world.signer)
 
     async def groups_kept(self, work: AcceptedWork) -> list[BufferedGroup]:
