@@ -156,6 +156,11 @@ class InferenceSession:
         return len(self._outbox)
 
     @property
+    def committed_bytes(self) -> int:
+        """What commitments cost the network in this life."""
+        return 0 if self._windows is None else self._windows.bytes_committed
+
+    @property
     def why_not(self) -> str:
         """Why the run file does not let this node work now; empty if it does."""
         return self._standing.why_not

@@ -111,6 +111,11 @@ class LotDesk:
         self.settled = 0
 
     @property
+    def groups_scored(self) -> int:
+        """By the trainer's own engine, of what workers brought."""
+        return self._scoring.groups
+
+    @property
     def _run(self) -> Run:
         return run_of(self._node)
 

@@ -90,6 +90,7 @@ class Trainer:
             "groups_without_spread": counts.without_spread,
             "groups_discredited": counts.discredited,
             "submissions_taken": 0 if session is None else session.intake.taken,
+            **self._lots(),
             "replayed": 0 if session is None else session.intake.audits.replayed,
             "replays_unsure": 0 if session is None else session.intake.audits.unsure,
             "lies": 0 if session is None else session.intake.audits.lies,
@@ -99,6 +100,15 @@ class Trainer:
             "waits_for_disk": 0 if session is None else session.writes_waiting,
             "warning": "" if session is None else session.wrong,
             "last_step": None if last is None else asdict(last),
+        }
+
+    def _lots(self) -> dict[str, int]:
+        """What came of windows, and of the trainer's own scoring."""
+        lots = None if self.session is None else self.session.lots
+        return {
+            "windows_settled": 0 if lots is None else lots.settled,
+            "windows_void": 0 if lots is None else lots.voided,
+            "groups_scored": 0 if lots is None else lots.groups_scored,
         }
 
     def progress(self) -> Progress:
