@@ -158,17 +158,29 @@ class WindowBook:
     ) -> list[tuple[WindowRecord, Ending]]:
         """Forget windows of which nothing can come any more, and say what that says."""
         gone = []
-        for digest, record in list(self._records.items()):
+        for digest, record in self._records.items():
             is_stale = newest - record.version > lag
             is_open = record.state is WindowState.OPEN
             waited = now - (record.since if record.lot is None else record.lot_at)
             if not is_stale and (not is_open or waited <= DUE):
                 continue
-            del self._records[digest]
             ending = Ending.NOTHING
-            if is_open and record.drawn and waited > PROMPT:
+            if is_open and record.drawn and waited > PROMPT and not self._is_doubled(record):
                 ending = Ending.SILENT
             elif record.owed and now - record.settled_at > PROMPT:
                 ending = Ending.LEFT_OUT
-            gone.append((record, ending))
-        return gone
+            gone.append((digest, record, ending))
+        for digest, _, _ in gone:
+            del self._records[digest]
+        return [(record, ending) for _, record, ending in gone]
+
+    def _is_doubled(self, record: WindowRecord) -> bool:
+        """Whether its worker has settled another window with the same places: a witness that
+        first refused this one as late has signed it none the less."""
+        mine = record.witnessed.window
+        return any(
+            one.state is WindowState.SETTLED
+            and (one.node, one.version) == (record.node, record.version)
+            and bool({*mine.places} & {*one.witnessed.window.places})
+            for one in self._records.values()
+        )
