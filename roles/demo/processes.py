@@ -111,6 +111,7 @@ def write_run(plan: DemoPlan) -> Run:
         recipe=show.recipe,
         limits=show.limits,
         delivery=Delivery(chunk_bytes=show.chunk_bytes),
+        trust=show.trust,
     )
     owner: KeyPair = load_or_create_key(plan.folder / "owner.key")
     run = sign_run(terms, owner)
