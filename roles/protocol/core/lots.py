@@ -39,7 +39,13 @@ from p2p.identity import (
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from roles.protocol.core.beacon import LINKS, MAX_CHAIN, HeardLinks
-from roles.protocol.core.messages import DIGEST_BYTES, MAX_INDEX, Commitment
+from roles.protocol.core.messages import (
+    DIGEST_BYTES,
+    MAX_INDEX,
+    MAX_REASON,
+    Commitment,
+    Refusal,
+)
 
 COMMIT_PROTOCOL: Final = ProtocolId("/shoal/commit/1.0.0")
 """A worker asks its witness to sign a window. Also the domain of the worker's signature."""
@@ -58,6 +64,8 @@ UNIT: Final = 1 << 16
 """Parts of one that a share is counted in."""
 MAX_COMMITMENT: Final = KI
 """Bytes of a window with its worker's signature."""
+MAX_ASKED: Final = MAX_COMMITMENT + 256
+"""The same with the trainer's note."""
 MAX_WITNESSED: Final = KI + 256
 """The same with the witness's."""
 _DOMAIN: Final = b"/shoal/lot/1.0.0"
@@ -283,6 +291,35 @@ def decode_note_untrusted(data: bytes, trainer: PeerId, verify: Verify) -> Stand
     return StandingNote(run, decode_peer_id_untrusted(node), share, chain, link, signature)
 
 
+def encode_commit(signed: SignedWindow, note: bytes) -> bytes:
+    """What a worker asks on `COMMIT_PROTOCOL`: with the trainer's note, or nothing."""
+    return pack([signed.to_bytes(), note])
+
+
+def decode_commit_untrusted(data: bytes, verify: Verify) -> tuple[SignedWindow, bytes]:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    raw, note = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="commitment")
+    return decode_signed_window_untrusted(raw, verify), note
+
+
+def encode_witness_reply(reply: WitnessedWindow | Refusal) -> bytes:
+    """The answer on `COMMIT_PROTOCOL`."""
+    if isinstance(reply, Refusal):
+        return pack(["refused", pack([reply.reason, reply.retry])])
+    return pack(["witnessed", reply.to_bytes()])
+
+
+def decode_witness_reply_untrusted(data: bytes, verify: Verify) -> WitnessedWindow | Refusal:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    kind, body = fields_untrusted(unpack_untrusted(data), str, bytes, what="reply")
+    if kind == "witnessed":
+        return decode_witnessed_untrusted(body, verify)
+    if kind != "refused":
+        raise BadMessage(f"{kind[:20]!r} is no reply")
+    reason, retry = fields_untrusted(unpack_untrusted(body), str, bool, what="refusal")
+    return Refusal(reason[:MAX_REASON], retry)
+
+
 class Lot:
     """What link i + 2 makes of a window."""
 
@@ -296,7 +333,12 @@ class Lot:
         return [place for place in self._places if self._fraction(place) * UNIT < share]
 
     def judges(
-        self, place: int, validators: Sequence[PeerId], count: int, *, never: Collection[PeerId] = ()
+        self,
+        place: int,
+        validators: Sequence[PeerId],
+        count: int,
+        *,
+        never: Collection[PeerId] = (),
     ) -> list[PeerId]:
         """Who checks a drawn place: ``count`` of the ``validators``, all if they are fewer.
 

@@ -36,14 +36,19 @@ class TrustTerms:
     validators: int = 2
     """How many check a place that was drawn. Two that disagree show that one of them lies."""
 
+    beacon: float = 4.0
+    """Seconds between two links of the trainer's beacon. A lot falls two links after a window
+    is committed: much less than a step takes, or work goes stale meanwhile."""
+
     def __post_init__(self) -> None:
         check_bounds(
             self,
             {
                 "share": (0.01, 1.0),
                 "probation": (1, 1 << 16),
-                "window": (1, 256),
+                "window": (1, 16),
                 "validators": (1, 16),
+                "beacon": (0.1, 600.0),
             },
         )
 
