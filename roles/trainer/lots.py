@@ -163,6 +163,12 @@ class LotDesk:
             path = self._path(record.witnessed)
             await self._durable.insist(partial(self._world.disk.remove, path))
 
+    def end_standing(self, node: PeerId) -> None:
+        """Its work is acceptable each time, and leans all together: it is checked whole."""
+        logger.warning("standing_ends %s: its work leans to one side", node)
+        self.standings.note_rejected(node)
+        self._is_dirty = True
+
     # Settlements.
 
     async def serve_settlements(self, stream: Stream) -> None:

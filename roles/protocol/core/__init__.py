@@ -5,5 +5,6 @@ are a node's, and which validator judges it, so that neither is chosen by it. `j
 validator and trainer both ask of a submission's groups; `demand` says whose turn it is to do
 how much; `lies` weighs what a trainer finds of a validator, and is the proof that it keeps.
 `standing` is what a worker has earned: how much of its work is checked, and whether the rest
-may be learnt from. `account` is what a trainer tells a node of what became of its work.
+may be learnt from; `pooled` finds who leans to one side over hours. `account` is what a trainer
+tells a node of what became of its work.
 """

@@ -132,10 +132,15 @@ class PooledSignals:
         ]
         for number, value in {number: value for number, value, _, _ in signals.bets}.items():
             insort(seen[number], value)
-        if sum(record.stakes) < len(record.stakes) / self._chance:
+        if self.stake(worker) < 1 / self._chance:
             return False
         del self._records[worker]
         return True
+
+    def stake(self, worker: PeerId) -> float:
+        """What the bets against a worker come to, in the mean: 1 / ``chance`` finds it."""
+        record = self._records.get(worker)
+        return sum(record.stakes) / len(record.stakes) if record else 0.0
 
     def _rank(self, seen: list[float], value: float) -> float:
         """The share of ``seen`` that is above; equals are put in order by chance."""
