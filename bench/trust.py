@@ -106,18 +106,8 @@ def checks(hours: Counter[str]) -> float:
     return hours["checked"] * SCORE / hours["drawn"]
 
 
-COLUMNS: Final = [
-    "made",
-    "learnt",
-    "income",
-    "lies",
-    "drawn",
-    "learnt",
-    "names",
-    "banned",
-    "fell",
-    "missed",
-]
+PLACES: Final = ("made", "learnt", "income", "lies", "drawn", "learnt")
+NAMES: Final = ("names", "banned", "fell", "missed")
 
 
 def table(one: TrustSwarm) -> str:

@@ -136,7 +136,13 @@ class Judge:
     name: PeerId
     kind: str
     unanswered: int = 0
+    strikes: int = 0
     convicted: bool = False
+
+    def note(self, weight: Weight) -> None:
+        """The trainer's engine says otherwise."""
+        self.strikes += weight is Weight.STRIKE
+        self.convicted |= weight is Weight.LIE or self.strikes >= STRIKES
 
     @property
     def is_asked(self) -> bool:
@@ -317,8 +323,10 @@ class TrustSwarm:
                 break
         if len(set(said.values())) > 1:  # the trainer's engine decides
             self.hours[-1]["replayed"] += 1
+            weight = found.weight if found else Weight.STRIKE
             for name, refused in said.items():
-                self.judges[name].convicted |= refused != (found is not None)
+                if refused != (found is not None):
+                    self.judges[name].note(weight)
             return found
         return found if any(said.values()) else None
 

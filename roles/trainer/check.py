@@ -30,7 +30,7 @@ the trainer knows itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.errors import RemoteProtocolError
@@ -56,6 +56,7 @@ from roles.protocol.core.messages import (
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
+from roles.protocol.core.pooled import PooledSignals, Signals
 from roles.protocol.replay import answers_of, as_signed
 from roles.run import Run
 from roles.shared.standing import RoleStanding
@@ -94,6 +95,9 @@ class DeliveryCheck:
         self.auditor = auditor
         self.scoring: ScoringDesk | None = None
         """Scores what workers bring; None in a run without lots."""
+        self.on_leaning: Callable[[PeerId], object] = lambda _: None
+        """Told of a worker whose work is acceptable each time, and not all together."""
+        self._pooled = PooledSignals(node.world.rng("check/pooled signals"))
 
     @property
     def is_at_rest(self) -> bool:
@@ -176,10 +180,13 @@ class DeliveryCheck:
         scored = await self.scoring.score(
             commitment.version, policy, [task for _, task in tasks], claimed
         )
-        judgement = judge_all([one.evidence for one in scored], self._run.terms.limits)
+        evidence = [one.evidence for one in scored]
+        judgement = judge_all(evidence, self._run.terms.limits)
         if judgement.verdict is not Verdict.ACCEPTED:
             verdict = self.sign(commitment, judgement.verdict, judgement.reason.value)
             return AcceptedWork(verdict, submission, b""), []
+        if self._pooled.note(commitment.node, commitment.version, Signals.of(evidence)):
+            self.on_leaning(commitment.node)
         logprobs = b"".join(one.logprobs for one in scored)
         groups = decode_logprobs_untrusted(logprobs, claimed)
         answers = answers_of([task for task, _ in tasks], groups)

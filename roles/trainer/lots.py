@@ -174,6 +174,12 @@ class LotDesk:
         self._left_out.renew(node, 0)
         return before is not None and before < MISSES_APART
 
+    def end_standing(self, node: PeerId) -> None:
+        """Its work is acceptable each time, and leans all together: it is checked whole."""
+        logger.warning("standing_ends %s: its work leans to one side", node)
+        self.standings.note_rejected(node)
+        self._is_dirty = True
+
     # Settlements.
 
     async def serve_settlements(self, stream: Stream) -> None:

@@ -223,4 +223,5 @@ class Trainer:
         if run.terms.has_lots:
             check.scoring = ScoringDesk(node, scorer)
             session.lots = LotDesk(node, intake, check.scoring, durable)
+            check.on_leaning = session.lots.end_standing
         return session

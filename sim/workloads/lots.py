@@ -67,7 +67,9 @@ class Lots(Spine):
         """Three validators, and `trust`."""
         keys = swarm.simulation.keys
         judges = tuple(keys.signer(name).peer_id for name in self._cast if "valid" in name)
-        terms = replace(super().make_run(swarm, recipe).terms, validators=judges, trust=self.trust)
+        terms = replace(
+            super().make_run(swarm, recipe).terms, validators=judges, trust=self.trust
+        )
         return sign_run(terms, keys.signer("owner"))
 
     def _roles(self, role: str) -> list[Mapping[str, Any]]:
