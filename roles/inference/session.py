@@ -69,6 +69,7 @@ from roles.protocol.core.messages import (
     decode_reply_untrusted,
     encode_groups,
 )
+from roles.protocol.core.statements import EARNED_KIND
 from roles.protocol.demand import HeardDemand, demand_of
 from roles.protocol.request import Backoff, offer
 from roles.run import Run, run_of
@@ -391,6 +392,8 @@ class InferenceSession:
                 )
         self.counts.count(verdict)
         assert self.book is not None  # `work_forever` has opened it
+        if verdict.verdict is Verdict.ACCEPTED:
+            await self._durable.insist(partial(self._note_earned, verdict))
         await self._durable.insist(partial(self.book.settle, submission, verdict))
         reason = printable(verdict.reason)
         if verdict.verdict is Verdict.REJECTED:
@@ -399,6 +402,11 @@ class InferenceSession:
             logger.warning("not judged version=%d index=%d: %s", version, index, reason)
         await self._durable.insist(partial(self._outbox.remove, submission))
         self._room.release()
+
+    async def _note_earned(self, verdict: SignedVerdict) -> None:
+        """Keep it for our receipts. One that a kill brings a second time counts once there."""
+        ledger = await self.node.ledger.opened()
+        await ledger.append(EARNED_KIND, verdict.to_bytes())
 
     async def _ask_in_time(
         self, validator: PeerId, submission: Submission

@@ -52,7 +52,7 @@ from roles.protocol.core.messages import (
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
-from roles.protocol.replay import answers_of, as_signed
+from roles.protocol.replay import answers_of, as_signed, count_work
 from roles.run import Run
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
@@ -184,7 +184,10 @@ class DeliveryCheck:
         if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
             raise RemoteProtocolError("an accepted submission has the wrong shape")
         made = await self._environment.tasks(order.task_seeds(commitment.index))
-        return Claim(work, claimed, groups, tuple(order.with_draws(commitment.index, made)))
+        tasks = tuple(order.with_draws(commitment.index, made))
+        if work.verdict.work not in (None, count_work(tasks, claimed)):
+            raise RemoteProtocolError("a verdict counts other tokens than its submission has")
+        return Claim(work, claimed, groups, tasks)
 
     def _check_place(
         self, order: DrawOrder, work: AcceptedWork, groups: Sequence[Group]

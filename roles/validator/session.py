@@ -36,6 +36,7 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     decode_verdict_untrusted,
 )
+from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.demand import demand_of
 from roles.run import Run
 from roles.shared.durable import Durable
@@ -51,8 +52,6 @@ from roles.validator.reception import Reception
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job, Ruling
 
-VERDICT_KIND: Final = "verdict"
-"""Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
 ACCEPTED_FOLDER: Final = "validator/accepted"
 """Where accepted submissions lie until the trainer has taken them."""
 
