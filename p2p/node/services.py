@@ -11,7 +11,7 @@ from p2p.dht import Dht
 from p2p.gossip import Gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import OwnLedger
+from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.config import NodeConfig
@@ -58,6 +58,9 @@ class Node:
     """Policies."""
     ledger: OwnLedger
     """What this node has done, signed; read from disk by the first role that asks for it."""
+    ledgers: LedgerExchange
+    """What the run's officers have signed, as far as peers have told; nothing unless the run
+    has nodes exchange it."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -111,6 +114,7 @@ class Node:
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
+            "two_stories": [str(author) for author in self.ledgers.forks],
             "flows": self.shardcast.flows,
             "roles": {role.name: role.health() for role in roles},
         }

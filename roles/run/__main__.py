@@ -32,7 +32,11 @@ from proofs.checks import Limits
 from roles import own
 from roles.diloco.core.terms import Algorithm
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
+from roles.run.core.trust import TrustTerms, leak
 from roles.run.draft import check_calibrated, check_suited, read_draft
+
+TURNCOATS = (0.05, 0.2)
+"""Shares of the workers that lie, for which the leak is said: a bad run, and a hostile one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,6 +120,7 @@ def _summary(run: Run) -> str:
         *_base(run),
         f"limits      {_limits(run)}",
         f"admission   {run.terms.admission.mode.value}",
+        *_trust(run.terms.trust),
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
     ]
@@ -156,6 +161,19 @@ def _limits(run: Run) -> str:
         f" {'/'.join(record.validators)}): {record.rejected} of {record.submissions:,} honest"
         " submissions refused"
     )
+
+
+def _trust(trust: TrustTerms | None) -> Iterator[str]:
+    """What is checked, and what its owner accepts to learn from unseen."""
+    if trust is not None:
+        places, _ = trust.slip(1)
+        yield (
+            f"trust       after {trust.probation} places {trust.share:.0%} of a worker's are"
+            f" checked, by {trust.validators} validators: a liar gets at most {places:.0f} more"
+            " through"
+        )
+        leaks = ", ".join(f"{leak(trust, turn):.2%} if {turn:.0%} do" for turn in TURNCOATS)
+        yield f"leak        of what is learnt from at most {leaks}"
 
 
 def _as_json(run: Run) -> str:

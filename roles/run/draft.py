@@ -30,6 +30,7 @@ from roles.run.core.file import (
     Model,
     Terms,
 )
+from roles.run.core.trust import TrustTerms
 
 DAY: Final = 24 * 3600
 """Seconds."""
@@ -124,6 +125,9 @@ class Draft:
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """Of a run that pre-trains on text; its environments and validators are left out."""
 
+    trust: TrustTerms | None = None
+    """How workers earn it that not all of their work is checked; left out: all of it is."""
+
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -157,6 +161,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
             algorithm=draft.algorithm,
             diloco=draft.diloco,
+            trust=draft.trust,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error

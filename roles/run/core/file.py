@@ -48,13 +48,14 @@ from roles.engines.config import (
 from roles.envs.base import NAME, environment_digest
 from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
+from roles.run.core.trust import TrustTerms
 from roles.shared.bounds import check_bounds
 from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 3: `Limits` judge sums and counts of gaps, and `Calibration` says where from."""
+a reason. 4: `TrustTerms` say how much is checked."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
 MAX_PEERS: Final = 1_024
@@ -309,11 +310,18 @@ class Terms:
 
     calibration: Calibration | None = None
     """Where the limits come from; None: from a preset, or from the owner's head."""
+    ban_seconds: int = 0
+    """How long who was caught lying is shut out. 0: nobody is, and nodes do not tell each other
+    what officers have signed."""
+
     algorithm: Algorithm = Algorithm.GRPO
     """``grpo``: one trainer learns from others' rollouts. ``diloco``: many learn from text."""
 
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """How the latter do."""
+
+    trust: TrustTerms | None = None
+    """How workers earn it that not all of their work is checked; None: all of it is, always."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -418,7 +426,10 @@ class Run:
     @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
-        return {"shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}}
+        shared: dict[str, dict[str, object]] = {
+            "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}
+        }
+        return {**shared, "ledger": {"is_on": True}} if self.terms.ban_seconds else shared
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Whether ``peer`` may: trainers publish, validators validate, the rest by
@@ -518,7 +529,7 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco")
+        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco", "trust")
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]
