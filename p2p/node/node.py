@@ -42,7 +42,7 @@ from p2p.node.plugins import open_run_untrusted
 from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
-from p2p.node.services import Node
+from p2p.node.services import Node, Shunned
 from p2p.node.stories import fellows, fork_topic, judge_fork, tell_fork
 from p2p.node.wiring import Wiring, find_peer, run_records, stamp_of
 from p2p.shardcast import open_shardcast
@@ -98,7 +98,7 @@ async def _open_services(
     run = book.run
     assert run is not None  # open_node has waited for it
     topic, stories = policy_topic(run.id), fork_topic(run.id)
-    ledger = OwnLedger(world)
+    ledger, shunned = OwnLedger(world), Shunned()
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
@@ -116,7 +116,7 @@ async def _open_services(
             config.shardcast,
             run=run.id,
             may_publish=partial(_may, book, Capability.PUBLISH),
-            roster=partial(roster, membership, run.id),
+            roster=partial(roster, membership, run.id, shunned, world.wall),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
         open_exchange(
@@ -139,6 +139,7 @@ async def _open_services(
                 shardcast=shardcast,
                 ledger=ledger,
                 ledgers=ledgers,
+                shunned=shunned,
             )
 
 

@@ -46,6 +46,7 @@ from roles.protocol.core.assignment import DrawOrder, draw_order, validator_of
 from roles.protocol.core.judging import check_shapes
 from roles.protocol.core.messages import (
     DECODE_RATE,
+    LIED,
     AcceptedWork,
     Receipt,
     SignedVerdict,
@@ -54,6 +55,7 @@ from roles.protocol.core.messages import (
 )
 from roles.protocol.replay import answers_of, as_signed, count_work
 from roles.run import Run
+from roles.shared.bans import bans_of
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
 from roles.trainer.core.buffer import BufferedGroup
@@ -116,7 +118,13 @@ class DeliveryCheck:
 
     def why_refused(self, validator: PeerId) -> str:
         """Why nothing of ``validator`` is taken any more; empty if it is not known to lie."""
+        if self._node.ledgers.is_forked(validator):
+            return f"{LIED}: its ledger tells two stories"
         return self.auditor.why_refused(validator)
+
+    def why_banned(self, node: PeerId) -> str:
+        """Why nothing of a worker is learnt from now; empty if something is."""
+        return bans_of(self._node).why_banned(node)
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
@@ -128,6 +136,9 @@ class DeliveryCheck:
             return "only accepted submissions of this run are taken"
         if not self._node.may(commitment.node, Capability.GENERATE):
             return f"{commitment.node} may not generate in this run"
+        banned = self.why_banned(commitment.node)
+        if banned:
+            return banned
         judge = validator_of(self._standing.run, commitment.node, commitment.version)
         return "" if peer == judge else f"{judge} judges this node under this policy"
 

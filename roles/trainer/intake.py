@@ -379,8 +379,11 @@ class Intake:
             self.demand.arrive(commitment.node, commitment.version, teaching)
 
     def _drop_liars(self) -> None:
-        """Nothing is learnt from what waits of a validator that was convicted."""
-        liars = [of for of, giver in self._givers.items() if self._check.why_refused(giver)]
+        """Nothing is learnt from what waits of a validator that was convicted, or of a worker
+        that was."""
+        check = self._check
+        liars = [of for of, giver in self._givers.items() if check.why_refused(giver)]
+        liars += [of for of, author in self._authors.items() if check.why_banned(author)]
         self.buffer.drop(liars)
 
     def _why_useless(self, commitment: Commitment) -> str:
