@@ -158,6 +158,7 @@ class Bench:
     standing: Any = None
     auditor: Any = None
     intake: Any = None
+    ledgers: Any = None
 
     def open_trainer(self) -> None:
         """A trainer's first or next life, on the same disk."""
@@ -176,6 +177,14 @@ class Bench:
             pin=pin,
             check_weights=check_weights,
         )
+        self.ledgers = LedgerExchange(
+            self.world,
+            cast(Host, None),
+            cast(OwnLedger, None),
+            ExchangeConfig(is_on=True),
+            list,
+        )
+        self.ledgers.follow(self.run.officers)
         node: Any = SimpleNamespace(
             world=self.world,
             shardcast=shardcast,
@@ -183,9 +192,7 @@ class Bench:
             book=SimpleNamespace(hint=lambda _: False),
             run=self.run,
             peer_id=self.world.signer.peer_id,
-            ledgers=LedgerExchange(
-                self.world, cast(Host, None), cast(OwnLedger, None), ExchangeConfig(), list
-            ),
+            ledgers=self.ledgers,
             shunned=Shunned(),
         )
         self.standing = SimpleNamespace(run=self.run, why_not="")

@@ -157,7 +157,7 @@ class LedgerExchange:
         if not self._config.is_on:
             return
         async for one in self._kept.read():
-            self._take(one)
+            self.take_own(one)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._state, tell_head)
             nursery.start_soon(self._ask_forever)
@@ -173,7 +173,7 @@ class LedgerExchange:
             await ledger.wait_grown(seen)
             news: list[News] = []
             async for entry in ledger.entries(start=seen + 1):
-                news += [one] if (one := self._take(entry)) is not None else []
+                news += [one] if (one := self.take_own(entry)) is not None else []
                 seen = entry.seqno
                 if len(news) >= OWN_BATCH:
                     break
@@ -242,7 +242,7 @@ class LedgerExchange:
                 self._next = stream.peer
                 self._due.set()
 
-    def _take(self, one: News) -> News | None:
+    def take_own(self, one: News) -> News | None:
         """Take up what this node has signed, or kept, itself."""
         try:
             if isinstance(one, LedgerFork):

@@ -40,7 +40,7 @@ from roles.ledger.core.receipt import (
     sign_receipt,
 )
 from roles.ledger.core.wording import Wording, wording_untrusted
-from roles.ledger.reading import Read, read_ledger, read_run
+from roles.ledger.reading import Read, read_copies, read_ledger, read_run
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import EARNED_KIND
 
@@ -88,6 +88,8 @@ def parser() -> argparse.ArgumentParser:
     folder(show)
     show.add_argument("--last", type=whole_number(1, 10**9), default=LAST, metavar="N",
                       help=f"so many (default {LAST})")  # fmt: skip
+    show.add_argument("--others", action="store_true",
+                      help="what officers of its run have signed, as it has heard")  # fmt: skip
     show.add_argument("--kind", metavar="WORD", help="only entries of this kind")
     show.add_argument("--json", action="store_true", help="for machines")
     audit = add("audit", "check every byte, and name what is wrong", _audit)
@@ -128,21 +130,25 @@ def _worded(entry: Entry) -> Wording:
 
 
 def _show(options: argparse.Namespace) -> int:
-    read = read_ledger(options.folder.expanduser())
-    chosen = [one for one in read.found.entries if options.kind in (None, one.kind)]
+    folder = options.folder.expanduser()
+    read = None if options.others else read_ledger(folder)
+    entries = read_copies(folder) if read is None else read.found.entries
+    chosen = [one for one in entries if options.kind in (None, one.kind)]
     shown = [(entry, _worded(entry)) for entry in chosen[-options.last :]]
     if options.json:
         for entry, worded in shown:
             say(json.dumps(_as_table(entry, worded)))
         return 0
-    author = read.found.author or "nobody"
-    table = Table("entry", "time (UTC)", "kind", "about", "says", box=SIMPLE,
-                  title=f"{len(read.found.entries):,} entries of {author}")  # fmt: skip
+    author = "others" if read is None else read.found.author or "nobody"
+    table = Table("by", "entry", "time (UTC)", "kind", "about", "says", box=SIMPLE,
+                  title=f"{len(entries):,} entries of {author}")  # fmt: skip
     for entry, worded in shown:
         about = "" if worded.about is None else worded.about.short
-        table.add_row(str(entry.seqno), _when(entry.wall), entry.kind, about, worded.text)
+        by, when = entry.author.short, _when(entry.wall)
+        table.add_row(by, str(entry.seqno), when, entry.kind, about, worded.text)
     Console().print(table)
-    read.check()
+    if read is not None:
+        read.check()
     return 0
 
 
@@ -194,7 +200,7 @@ def _export(options: argparse.Namespace) -> int:
     for folder in folders:
         read = read_ledger(folder)
         read.check()
-        entries += read.found.entries
+        entries += [*read.found.entries, *read_copies(folder)]
     found = contributions(entries, run, verify)
     rows = [one.row(worker, run) for worker, one in found.items()]
     if options.json:

@@ -9,7 +9,9 @@ from typing import Final
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
+from p2p.ledger.core.chain import Entry, read_record
 from p2p.ledger.core.inspection import Inspection, inspect
+from p2p.ledger.kept import FOLDER as COPIES
 from p2p.ledger.ledger import SYNCED
 from p2p.node.rundoc import PATH as RUN_PATH
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted
@@ -56,6 +58,23 @@ def read_ledger(folder: Path) -> Read:
     raise ConfigError(
         f"there is no ledger in {folder}: name the folder of a node, which it gets as --data"
     )
+
+
+def read_copies(folder: Path) -> list[Entry]:
+    """What the node in ``folder`` keeps of the ledgers of others, where its run has nodes tell
+    each other; of each entry only what its author has signed."""
+    found = []
+    for path in sorted((folder / COPIES).glob("12D3*")):
+        data, offset = path.read_bytes(), 0
+        if path.suffix:
+            continue
+        try:
+            while offset < len(data):
+                entry, offset = read_record(data, offset)
+                found += [entry] if entry.is_signed(verify) else []
+        except BadMessage:
+            continue  # the rest is asked for again when the node starts
+    return found
 
 
 def read_run(path: Path | None, folder: Path) -> Run:

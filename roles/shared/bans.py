@@ -13,12 +13,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.ledger import Entry, LedgerExchange, LedgerFork
 from p2p.node.node import Node
-from roles.protocol.core.bans import BAN_KIND, Ban, Bans, HeldBan
+from roles.protocol.core.bans import BAN_KIND, MAX_BANNED, Ban, Bans, HeldBan
 from roles.protocol.core.messages import SignedVerdict
 from roles.run import run_of
 
@@ -26,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 NAMED: Final = 3
 """Officers that a sentence names: it must fit a line (`MAX_REASON`)."""
+SHOWN: Final = 64
+"""Banned workers that a node's health lists, the latest: 300 bytes each."""
 
 
 class BanBook:
@@ -35,6 +38,7 @@ class BanBook:
         self._node = node
         self._bans = Bans(node.world.verify)
         self._changed = Notifier()
+        self._times: BoundedDict[PeerId, int] = BoundedDict(MAX_BANNED)
         self._unexamined: dict[PeerId, tuple[PeerId, Ban]] = {}
         node.ledgers.on_news(self._hear)
         for officer in node.run.officers:
@@ -68,6 +72,20 @@ class BanBook:
             held = self.standing(peer)
             if held is not None:
                 yield peer, held
+
+    def health(self) -> dict[str, dict[str, object]]:
+        """Who has been banned of late, as plain values: how often, by whom, and, while it is
+        shut out, why and until when."""
+        found: dict[str, dict[str, object]] = {}
+        for peer, times in [*self._times.items()][-SHOWN:]:
+            held = self.standing(peer)
+            found[str(peer)] = {
+                "times": times,
+                "until": 0 if held is None else held.until,
+                "by": [str(one) for one in self._bans.authors(peer)],
+                "reason": "" if held is None else held.ban.gravest.reason,
+            }
+        return found
 
     async def sign(self, verdicts: Sequence[SignedVerdict]) -> None:
         """Ban their worker in this node's name. Raises `StorageError`."""
@@ -113,7 +131,8 @@ class BanBook:
         self._tell_shunned()
 
     def _note(self, author: PeerId, ban: Ban) -> None:
-        logger.warning(
+        self._times.renew(ban.culprit, self._times.get(ban.culprit, 0) + 1)
+        logger.info(
             "%s bans %s: %s (%g, limit %g)",
             author.short,
             ban.culprit,

@@ -88,11 +88,16 @@ class Prosecution:
         self._strikes.renew(worker, cases)
         if weight_of(verdict) is Weight.LIE:
             cases = cases[-1:]
-        if not convicts([said for said, _ in cases]):
+        if not convicts([said for said, _ in cases]) or self._has_banned(worker):
             return
         if not has_worked and not self._newcomers.allows(1.0, now):
             return
         await self._ban(cases)
+
+    def _has_banned(self, worker: PeerId) -> bool:
+        """Whether this validator shuts it out already: what was in the queue is no new ban."""
+        held = self._bans.standing(worker)
+        return held is not None and self._node.peer_id in held.by
 
     async def _ban(self, cases: list[tuple[SignedVerdict, Submission]]) -> None:
         worker = cases[0][0].commitment.node

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
+import trio
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, Signer, verify
@@ -22,8 +24,9 @@ from roles.protocol.core.bans import (
     decode_ban_untrusted,
     quorum,
 )
-from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.messages import Commitment, Receipt, SignedVerdict
 from roles.run.core.file import Run, sign_run
+from tests.trainer_bench import JUDGE, WORKER as DRAWER, open_bench
 from tests.unit.test_run_file import OWNER, TERMS, TRAINER
 
 JUDGES = [KeyPair(bytes([100 + number]) * 32) for number in range(5)]
@@ -172,6 +175,31 @@ def test_bytes_that_are_none_are_refused_and_a_ban_reads_as_it_was_written() -> 
     for at in range(len(whole) - 1):  # the last is when it ends, which the entry signs
         with pytest.raises(BadMessage):
             decode_ban_untrusted(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :], verify)
+
+
+async def test_a_trainer_takes_nothing_of_a_banned_worker_nor_keeps_what_waits(
+    tmp_path: Path,
+) -> None:
+    """And nothing of a validator whose ledger tells two stories."""
+    async with open_bench(tmp_path, is_drawn=False, ban_seconds=TERM) as bench:
+        for index in range(2):
+            receipt, _ = await bench.hand_over(await bench.honest(index))
+            assert receipt is Receipt.TAKEN
+        assert len(bench.intake.buffer) > 0
+        wall = bench.world.wall()
+        cited = [rejection(by=JUDGE, worker=DRAWER, run=bench.run)]
+        bench.ledgers.take_own(ban(JUDGE, cited, wall=wall, until=wall + TERM))
+        receipt, why = await bench.hand_over(await bench.honest(2))
+        assert receipt is Receipt.UNWANTED
+        assert "banned until" in why
+        with trio.move_on_after(0):
+            await bench.intake.wait_groups(100)
+        assert len(bench.intake.buffer) == 0
+        bench.ledgers.take_own(ban(JUDGE, cited, wall=wall + 1, until=wall + TERM))
+        assert bench.ledgers.is_forked(JUDGE.peer_id)
+        receipt, why = await bench.hand_over(await bench.honest(4))
+        assert receipt is Receipt.UNWANTED
+        assert "two stories" in why
 
 
 def test_more_names_than_there_is_room_for_push_out_the_oldest() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -25,6 +26,7 @@ from p2p.ledger.core.chain import (
 )
 from p2p.ledger.core.exchange import LEAST, MOST, TOTAL, Exchange
 from p2p.ledger.core.shelf import MAX_LASTING, Shelf
+from p2p.ledger.kept import FOLDER, SLACK, KeptLedgers
 from p2p.ledger.messages import (
     ANSWER_BYTES,
     MAX_ANSWER,
@@ -33,6 +35,7 @@ from p2p.ledger.messages import (
     decode_answer_untrusted,
     decode_question_untrusted,
 )
+from p2p.machine import RealWorld
 from p2p.membership.heartbeat import (
     MAX_HEARTBEAT,
     MAX_ROLES,
@@ -269,6 +272,38 @@ def test_a_head_travels_in_a_heartbeat_and_leaves_room_for_all_else() -> None:
         assert read.stamp == profile.stamp
         assert read.ledger == (b"" if profile is full else profile.ledger)
     assert decode_brief_untrusted(AUTHOR.peer_id, head.brief()) == head
+
+
+async def test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy(
+    tmp_path: Path,
+) -> None:
+    """A ban and a proof of two stories are not forgotten; the copies stay within bounds."""
+    world, statements = RealWorld(STRANGER, tmp_path), log(4, kind="ban")
+    statements += _after(statements[-1], 600, bytes(8192))
+    first = following(AUTHOR, OTHER)
+    kept_by_first = KeptLedgers(world, first)
+    for start in range(0, len(statements), 50):
+        news = [first.take_untrusted(one) for one in statements[start : start + 50]]
+        await kept_by_first.keep(news)
+    fork = LedgerFork(log(1, OTHER, "one")[0], log(1, OTHER, "other")[0])
+    await kept_by_first.keep([first.take_fork_untrusted(fork)])
+    folder = f"{FOLDER}/{AUTHOR.peer_id}"
+    size = await world.disk.size(folder)
+    assert size is not None
+    assert size <= (SLACK + 0.1) * MOST
+    again = following(AUTHOR, OTHER)
+    async for one in KeptLedgers(world, again).read():
+        if isinstance(one, LedgerFork):
+            again.take_fork_untrusted(one)
+        else:
+            again.take_untrusted(one)
+    assert kept(again) == kept(first)
+    assert list(again.forks) == [OTHER.peer_id]
+    await world.disk.write(folder, b"\xff" * 50, 3000)
+    damaged = following(AUTHOR)
+    found = [one async for one in KeptLedgers(world, damaged).read()]
+    assert 0 < len(found) < 10
+    assert await world.disk.list(FOLDER) == [str(AUTHOR.peer_id)]
 
 
 def test_rubbish_is_refused_by_name() -> None:

@@ -198,6 +198,11 @@ class Bans:
             case.bans[entry.author] = until, ban
         return ban
 
+    def authors(self, culprit: PeerId) -> tuple[PeerId, ...]:
+        """Who has ever banned it, as far as is remembered."""
+        case = self._cases.get(culprit)
+        return () if case is None else tuple(case.bans)
+
     def signers(
         self, culprit: PeerId, run: Run, now: float, counts: Callable[[PeerId], bool]
     ) -> dict[PeerId, int]:

@@ -9,6 +9,7 @@ stand here, and a reader that meets one that it does not know passes over it.
 | `earned` | a worker | the same, on its own accepted work: what receipts are made of |
 | `receipt` | a trainer | the content digest of a submission that it took |
 | `learnt` | a trainer | `Learnt`: how much of whose work a step has learnt from |
+| `ban` | a validator or trainer | `roles.protocol.core.bans.Ban`: it shuts out a worker |
 | `lie` | a trainer | `roles.protocol.core.lies.Lie`: it convicts a validator |
 """
 
