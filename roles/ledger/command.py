@@ -290,7 +290,7 @@ def _summary(receipt: WorkReceipt) -> str:
     ]
     if receipt.unnamed:
         lines.append(
-            f"not counted: {receipt.unnamed:,} submissions accepted by validators that this"
-            " edition of the run file does not name"
+            f"not counted: {receipt.unnamed:,} submissions accepted by peers that this"
+            " edition of the run file names no officers"
         )
     return "\n".join(lines)

@@ -174,6 +174,11 @@ def _trust(trust: TrustTerms | None) -> Iterator[str]:
         )
         leaks = ", ".join(f"{leak(trust, turn):.2%} if {turn:.0%} do" for turn in TURNCOATS)
         yield f"leak        of what is learnt from at most {leaks}"
+        if trust.worth() >= 0:
+            yield (
+                f"warning     to lie and come back under new names wins {trust.worth():.0f}"
+                " places a name: raise probation or share"
+            )
 
 
 def _as_json(run: Run) -> str:

@@ -42,7 +42,6 @@ from p2p.errors import ShoalError, StorageError
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
-from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from roles.engines.base import Engine, EngineError, Group, GroupTask
 from roles.protocol.core.lies import (
     Finding,
@@ -60,6 +59,7 @@ from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
 from roles.trainer.core.lot import Lot
+from roles.trainer.scoring import PolicyScorer
 
 logger = logging.getLogger(__name__)
 
@@ -133,9 +133,10 @@ class Auditor:
         ledger: Ledger,
         durable: Durable,
         lot: Lot | None = None,
+        scorer: PolicyScorer | None = None,
     ) -> None:
         self._node = node
-        self._engine = engine
+        self._scorer = scorer or PolicyScorer(node, engine)
         self._standing = standing
         self._ledger = ledger
         self._durable = durable
@@ -144,8 +145,6 @@ class Auditor:
         self._waiting: dict[bytes, _Case] = {}
         """What is, or will be, looked at, whether who asked waits for it or not."""
         self._asked = Notifier()
-        self._loaded = NO_POLICY, b""
-        """Version and digest of the policy in the engine that scores."""
         self._limits = standing.run.terms.limits
         self._accuses_from = -math.inf
         self._kept: dict[str, None] = {}
@@ -254,21 +253,11 @@ class Auditor:
         if not shardcast.holds(commitment.version):
             return None
         try:
-            with shardcast.pin(commitment.version) as weights:
-                await self._load(commitment.version, commitment.policy, weights)
-                return await replay(
-                    asked.run, self._engine, asked.tasks, asked.groups, work.logprobs
-                )
+            async with self._scorer.holding(commitment.version, commitment.policy) as engine:
+                return await replay(asked.run, engine, asked.tasks, asked.groups, work.logprobs)
         except (EngineError, StorageError) as error:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
             return None
-
-    async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
-        if (version, policy) != self._loaded:
-            await self._node.shardcast.check_weights(version)
-            self._loaded = NO_POLICY, b""  # should it fail in the middle
-            await self._engine.load(weights)
-            self._loaded = version, policy
 
     async def _look(self, case: _Case) -> str:
         """Count a look at a validator's work; why it is not taken, or nothing."""

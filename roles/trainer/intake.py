@@ -39,7 +39,8 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
-from roles.engines.base import TrainingGroup
+from proofs.checks import Verdict
+from roles.engines.base import EngineError, TrainingGroup
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.account import Fates
 from roles.protocol.core.messages import (
@@ -47,6 +48,9 @@ from roles.protocol.core.messages import (
     AcceptedWork,
     Commitment,
     Receipt,
+    Refusal,
+    SignedVerdict,
+    Submission,
     decode_delivery_untrusted,
     encode_receipt,
 )
@@ -343,6 +347,65 @@ class Intake:
         finally:
             del self._taking[content]
             self._make_room()
+
+    # What workers bring once a lot has fallen (`roles.trainer.lots`).
+
+    def give_up(self, commitment: Commitment, reason: str) -> SignedVerdict:
+        """What a worker is told of work that is not learnt from, and is not to blame for."""
+        return self._check.sign(commitment, Verdict.INCONCLUSIVE, reason)
+
+    async def take_from_worker(self, submission: Submission) -> SignedVerdict | Refusal:
+        """As `take`, of work with which no validator's numbers come."""
+        commitment = submission.commitment
+        content = commitment.content
+        with trio.move_on_after(PATIENCE):
+            while self._must_wait(content):
+                await self._consumed.wait()
+        if self._must_wait(content):
+            return Refusal("the pool is full", True)
+        if content in self._taken:
+            return self._check.sign(commitment, Verdict.ACCEPTED, "")
+        if self._is_over:
+            self._count_turned_down(commitment)
+            return self.give_up(commitment, "the run has all its steps")
+        reason = self._why_useless(commitment)
+        if reason:
+            if reason != PLACE_TAKEN:
+                self._count_turned_down(commitment)
+                self._note_arrival(commitment, None)
+            return self.give_up(commitment, reason)
+        self._taking[content] = None
+        try:
+            return await self._take_own(submission)
+        except StorageError as error:
+            return Refusal(self._turn_away(error)[1], True)
+        except (EngineError, EnvironmentFailed) as error:
+            logger.error("not_scored %s: %s", content.hex(), error)
+            return self.give_up(commitment, "the trainer could not score it")
+        finally:
+            del self._taking[content]
+            self._make_room()
+
+    async def _take_own(self, submission: Submission) -> SignedVerdict:
+        work, groups = await self._check.groups_of_worker(submission)
+        commitment = submission.commitment
+        if work.verdict.verdict is not Verdict.ACCEPTED:
+            return work.verdict
+        if _place(commitment) in self._filled:  # meanwhile
+            return self.give_up(commitment, PLACE_TAKEN)
+        await self._keep(work, groups)
+        teaching = sum(has_spread(buffered.group.rewards) for buffered in groups)
+        self._note_arrival(commitment, teaching)
+        return work.verdict
+
+    def note_unsent(self, node: PeerId, version: PolicyVersion) -> None:
+        """A place of which nothing can be learnt stays with its worker."""
+        if self.demand is not None:
+            self.demand.arrive(node, version, 0)
+
+    def drop_work_of(self, node: PeerId) -> None:
+        """Nothing is learnt from what waits of a worker that was caught."""
+        self.buffer.drop([of for of, author in self._authors.items() if author == node])
 
     async def _take_in(self, work: AcceptedWork) -> tuple[Receipt, str]:
         """Look at a delivery as closely as need be, and keep it."""

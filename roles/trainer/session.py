@@ -19,7 +19,7 @@ and weights that are on disk are not written again, lest another CPU round them 
 from __future__ import annotations
 
 import logging
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 
 import trio
@@ -36,6 +36,7 @@ from roles.shared.standing import RoleStanding
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
+from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
 
 logger = logging.getLogger(__name__)
@@ -56,6 +57,8 @@ class TrainerSession:
     ) -> None:
         self.node = node
         self.intake = intake
+        self.lots: LotDesk | None = None
+        """Where workers come once their lot has fallen; None in a run without lots."""
         self.curve = curve
         self.engine = engine
         self._recipe = recipe
@@ -98,7 +101,12 @@ class TrainerSession:
             nursery.start_soon(self.intake.audit_forever)
             if self.intake.demand is not None:
                 nursery.start_soon(self.intake.demand.tell_forever)
-            with self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve):
+            with ExitStack() as served:
+                served.enter_context(
+                    self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve)
+                )
+                if self.lots is not None:
+                    await self.lots.open(nursery, served)
                 while step < self._recipe.steps:
                     step = await self._step(step)
                 self.is_over, self.doing = True, TrainerDoing.OVER

@@ -18,17 +18,21 @@ sell one place twice, and neither sees gaps.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.concurrency import Notifier
+from p2p.host import StreamHandler
+from p2p.identity import ProtocolId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
+from roles.protocol.core.lots import COMMIT_PROTOCOL, LOT_PROTOCOL
 from roles.protocol.core.messages import (
     OFFER_PROTOCOL,
     ROLLOUT_PROTOCOL,
@@ -53,6 +57,7 @@ from roles.validator.prosecution import Prosecution
 from roles.validator.reception import Reception
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job, Ruling
+from roles.validator.witness import Witness
 
 ACCEPTED_FOLDER: Final = "validator/accepted"
 """Where accepted submissions lie until the trainer has taken them."""
@@ -84,8 +89,12 @@ class ValidatorSession:
         self._deliveries: Deliveries | None = None
         self.is_judging = False
         self._prosecution = Prosecution(node, judge, self._durable)
+        self.witness: Witness | None = None
+        """Signs what workers commit to; None in a run without lots."""
+        if run.terms.has_lots:
+            self.witness = Witness(node, judge, ledger, self._durable)
         self._reception = Reception(
-            node, judge, self._queue, ledger, standing, stats, self._wake
+            node, judge, self._queue, ledger, standing, stats, self._wake, self.witness
         )
 
     @property
@@ -144,16 +153,30 @@ class ValidatorSession:
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
-            with (
-                self.node.host.serving(ROLLOUT_PROTOCOL, self._reception.serve),
-                self.node.host.serving(OFFER_PROTOCOL, self._reception.serve_offer),
-                self.node.host.serving(EVIDENCE_PROTOCOL, self._prosecution.evidence.serve),
-            ):
+            with ExitStack() as served:
+                for protocol, serve in self._services().items():
+                    served.enter_context(self.node.host.serving(protocol, serve))
+                if self.witness is not None:
+                    self.witness.open(nursery)
                 while True:
                     await self._judge_next(deliveries, nursery)
 
+    def _services(self) -> dict[ProtocolId, StreamHandler]:
+        reception = self._reception
+        services: dict[ProtocolId, StreamHandler] = {
+            ROLLOUT_PROTOCOL: reception.serve,
+            OFFER_PROTOCOL: reception.serve_offer,
+            EVIDENCE_PROTOCOL: self._prosecution.evidence.serve,
+        }
+        if self.witness is not None:
+            services[COMMIT_PROTOCOL] = reception.serve_commitments
+            services[LOT_PROTOCOL] = reception.serve_drawn
+        return services
+
     async def recall(self) -> None:
         """Rebuild from the ledger what was judged before."""
+        if self.witness is not None:
+            await self.witness.recall()
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._judge.recall(verdict, entry.seqno)
@@ -205,6 +228,8 @@ class ValidatorSession:
             self._end_without_entry(job, verdict)
             return
         if verdict.verdict is Verdict.REJECTED and not self._judge.has_worked(node):
+            if job.witnessed is not None and self.witness is not None:
+                self.witness.report(job.witnessed, verdict)
             self._judge.verdicts.let_pass(verdict)
             self._stats.records.count(verdict)
             self._end_without_entry(job, verdict)
@@ -213,7 +238,10 @@ class ValidatorSession:
         if verdict.verdict is Verdict.ACCEPTED:
             self._queue.praise(node)
             self._queue.note_accepted(of_debtors=of_debtors)
-            deliveries.expect()
+            if job.witnessed is None:
+                deliveries.expect()
+        elif job.witnessed is not None and self.witness is not None:
+            self.witness.report(job.witnessed, verdict)
         nursery.start_soon(self._record, job, ruling, deliveries)
 
     def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
@@ -261,7 +289,8 @@ class ValidatorSession:
         commitment, durable = job.submission.commitment, self._durable
         verdict = ruling.verdict
         work = AcceptedWork(verdict, job.submission, ruling.logprobs)
-        if verdict.verdict is Verdict.ACCEPTED:
+        is_delivered = verdict.verdict is Verdict.ACCEPTED and job.witnessed is None
+        if is_delivered:
             # Before the ledger: a worker that finds the verdict there must find the submission,
             # too.
             await durable.insist(partial(deliveries.keep, work))
@@ -278,5 +307,5 @@ class ValidatorSession:
         job.finish(verdict)
         self._recording.release()
         self._trace(verdict)
-        if verdict.verdict is Verdict.ACCEPTED:
+        if is_delivered:
             deliveries.deliver(work)

@@ -161,6 +161,8 @@ def test_the_leak_is_what_the_best_turncoat_gets_through() -> None:
             window,
             lies,
         )
+    assert TERMS.worth() == pytest.approx(19.6 - K - W, abs=0.1)
+    assert TrustTerms(probation=1).worth() > 0 > TrustTerms(share=1.0).worth()
     assert 0.003 < leak(TERMS, 0.05) < 0.004
     assert leak(TrustTerms(share=1.0), 0.05) == 0
     assert leak(TERMS, 0.05, detection=0.5) > leak(TERMS, 0.05)

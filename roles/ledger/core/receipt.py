@@ -44,12 +44,12 @@ class WorkReceipt:
     wall: int
     """When it was made, by the worker's clock."""
     accepted: dict[PeerId, Work] = field(default_factory=dict)
-    """By the validator that signed for it."""
+    """By who signed for it: a validator, or, where lots fall, the trainer."""
     submissions: dict[PeerId, int] = field(default_factory=dict)
     """The same, counted."""
     unnamed: int = 0
-    """Submissions accepted by validators that this edition of the run file does not name: an
-    earlier one may have. They do not count."""
+    """Submissions accepted by those who are no officers of the run by this edition: an earlier
+    one may have named them. They do not count."""
 
     @property
     def total(self) -> Work:
@@ -131,7 +131,7 @@ def _counted_untrusted(
             if key in seen:
                 raise BadMessage(f"verdict {number} of the receipt counts work a second time")
             seen[key] = None
-        if who not in receipt.run.terms.validators:
+        if who not in receipt.run.officers:
             unnamed += 1
             continue
         receipt.submissions[who] = receipt.submissions.get(who, 0) + 1

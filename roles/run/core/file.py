@@ -53,9 +53,9 @@ from roles.shared.bounds import check_bounds
 from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 4
+FORMAT: Final = 3
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 4: `TrustTerms` say how much is checked."""
+a reason. 3: `Limits` judge sums and counts of gaps, and `Calibration` says where from."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
 MAX_PEERS: Final = 1_024
@@ -321,7 +321,8 @@ class Terms:
     """How the latter do."""
 
     trust: TrustTerms | None = None
-    """How workers earn it that not all of their work is checked; None: all of it is, always."""
+    """How workers earn it that not all of their work is checked; None: all of it is. A document
+    without it has no such key, as before there was one."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
@@ -364,6 +365,23 @@ class Terms:
                 f"the calibration is of {record.dtype.value} and the rule {record.draw.value},"
                 f" this run has {model.dtype.value} and {model.draw.value}: {again}"
             )
+
+    @property
+    def has_lots(self) -> bool:
+        """Whether lots fall in this run, after which not all work is checked."""
+        return self.trust is not None and self.trust.share < 1
+
+    @property
+    def lots(self) -> TrustTerms:
+        """How they fall."""
+        return self.trust or TrustTerms()
+
+    def to_table(self) -> dict[str, object]:
+        """The plain table that is signed."""
+        table = write_table(self)
+        if self.trust is None:
+            del table["trust"]
+        return table
 
     @property
     def work_size(self) -> WorkSize:
@@ -420,7 +438,7 @@ class Run:
     @property
     def digest(self) -> bytes:
         """SHA-256 of what its owner signed: of owner and terms, not of the signature."""
-        body = pack(_sorted(write_table(self.terms)))
+        body = pack(_sorted(self.terms.to_table()))
         return hashlib.sha256(_signed(self.owner, body)).digest()
 
     @property
@@ -567,7 +585,7 @@ def run_id(owner: PeerId, name: str) -> bytes:
 def sign_run(terms: Terms, owner: Signer) -> Run:
     """The document of ``terms``, signed. Two documents of one owner, name and epoch must never
     differ."""
-    body = pack(_sorted(write_table(terms)))
+    body = pack(_sorted(terms.to_table()))
     signature = owner.sign(DOMAIN, _signed(owner.peer_id, body))
     document = pack([FORMAT, owner.peer_id.digest, body, signature])
     if len(document) > MAX_RUN:
@@ -620,7 +638,7 @@ def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -
         terms = read_table(Terms, table, "the run file")
     except ConfigError as error:
         raise BadMessage(_complaint(error)) from None
-    if pack(_sorted(write_table(terms))) != body:
+    if pack(_sorted(terms.to_table())) != body:
         raise BadMessage("the run file is not in its one canonical form")
     return terms
 

@@ -36,14 +36,19 @@ class TrustTerms:
     validators: int = 2
     """How many check a place that was drawn. Two that disagree show that one of them lies."""
 
+    beacon: float = 4.0
+    """Seconds between two links of the trainer's beacon. A lot falls two links after a window
+    is committed: much less than a step takes, or work goes stale meanwhile."""
+
     def __post_init__(self) -> None:
         check_bounds(
             self,
             {
                 "share": (0.01, 1.0),
                 "probation": (1, 1 << 16),
-                "window": (1, 256),
+                "window": (1, 16),
                 "validators": (1, 16),
+                "beacon": (0.1, 600.0),
             },
         )
 
@@ -51,7 +56,7 @@ class TrustTerms:
         """What a worker in standing gets through before it is caught, if it chooses the best
         number of lies a window: the places in the mean, and their share of all its work.
 
-        ``detection`` is the chance that a lie in a place that is checked is seen.
+        ``detection`` is the chance that a check sees the lie: above 0.
         """
         return max(
             (self.slip(lies, detection) for lies in range(1, self.window + 1)),
@@ -65,10 +70,18 @@ class TrustTerms:
         windows are committed, the last of which is caught.
         """
         passes = (1 - self.share * detection) ** lies
-        if passes == 1:
-            return float("inf"), lies / self.window
         places = lies * passes / (1 - passes)
         return places, places / (self.probation + self.window / (1 - passes))
+
+    def worth(self, saving: float = 1.0, detection: float = 1.0) -> float:
+        """What a name wins by lying, in places, with the best number of lies a window, if a lie
+        saves this share of what a place costs. Below zero no lie pays, however often it comes
+        back: probation and the void window cost more than all its lies save."""
+        windows = (
+            lies / (1 - (1 - self.share * detection) ** lies)
+            for lies in range(1, self.window + 1)
+        )
+        return saving * max(windows) - self.probation - self.window
 
 
 def leak(terms: TrustTerms, turncoats: float, detection: float = 1.0) -> float:
