@@ -52,6 +52,7 @@ from roles.protocol.core.lies import (
     worst,
 )
 from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
+from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
@@ -62,8 +63,6 @@ from roles.trainer.scoring import PolicyScorer
 
 logger = logging.getLogger(__name__)
 
-LIE_KIND: Final = "lie"
-"""Kind of our ledger entries; the body is `Lie.to_bytes`."""
 LIES: Final = "trainer/lies"
 """Where the deliveries lie that convict, or may: two for each validator at most, and those of
 the convicted."""

@@ -64,6 +64,7 @@ from roles.protocol.core.settlement import (
 from roles.protocol.core.standing import MISSES_APART, Standings
 from roles.protocol.reading import CONTENT_SECONDS, receive_content, receive_frame, receive_head
 from roles.run import Run, run_of
+from roles.shared.bans import bans_of
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
@@ -185,7 +186,10 @@ class LotDesk:
     async def serve_settlements(self, stream: Stream) -> None:
         """A `StreamHandler`: one window, one answer."""
         with self._seats.seat(stream.peer) as seated:
-            if not seated or not self._node.may(stream.peer, Capability.GENERATE):
+            banned = bans_of(self._node).why_banned(stream.peer)
+            if banned:
+                reply = SettlementReply(Receipt.UNWANTED, banned)
+            elif not seated or not self._node.may(stream.peer, Capability.GENERATE):
                 reply = SettlementReply(Receipt.LATER, "not now")
             else:
                 terms = self._run.terms
@@ -323,8 +327,10 @@ class LotDesk:
         """A `StreamHandler`: one place of a settled window, one answer."""
         peer, world = stream.peer, self._world
         with self._seats.seat(peer) as seated:
-            if not seated or not self._node.may(peer, Capability.GENERATE):
-                await send_frame(stream, encode_reply(Refusal("not now", True)))
+            banned = bans_of(self._node).why_banned(peer)
+            if banned or not seated or not self._node.may(peer, Capability.GENERATE):
+                refusal = Refusal(banned or "not now", not banned)
+                await send_frame(stream, encode_reply(refusal))
                 return
             begun = await receive_frame(stream, MAX_WITNESSED)
             head = None if begun is None else await receive_head(stream, begun[1])

@@ -63,6 +63,7 @@ from roles.protocol.core.messages import (
 from roles.protocol.demand import HeardDemand, demand_of
 from roles.protocol.reading import receive_content, receive_frame, receive_head
 from roles.protocol.request import PATIENCE
+from roles.shared.bans import bans_of
 from roles.shared.seats import STRANGERS, Seats
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
@@ -185,6 +186,8 @@ class Reception:
                 reply = self._refuse(
                     "not admitted", f"{stream.peer} may not generate in this run"
                 )
+            elif why_banned := bans_of(self._node).why_banned(stream.peer):
+                reply = self._refuse("banned", why_banned)
             elif not await self._pass_door(stream.peer):
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:

@@ -1,4 +1,4 @@
-"""What a trainer makes of windows: silence is told from bad luck, and what is left out counts."""
+"""What a trainer makes of windows: silence, bad luck, and what is left out."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def test_places_that_are_owed_and_never_come_are_told() -> None:
 def test_a_witness_that_signs_twice_ends_nobodys_standing() -> None:
     """It refuses a window as late, its worker commits anew, and it tells of the first."""
     opened(book := WindowBook())
-    assert not book.is_blocked(record := opened(book, first=40), 100.0)
+    record = opened(book, first=40)
+    assert not book.is_blocked(record, 100.0)
     assert book.is_blocked(record, 100 + BLOCKS + 1)
     record.state = WindowState.SETTLED
     assert endings(book, 6, 10_000.0) == [Ending.NOTHING, Ending.NOTHING]
