@@ -195,17 +195,12 @@ class ValidatorSession:
         world = self._world
         await self._recording.acquire()
         await self._standing.wait()
-        if self._prosecution.is_wanted:
-            self._recording.release()
-            await self._prosecution.examine()
-            return
+        await self._prosecution.examine()
         # One reading of the clock: between two of them a debt may be forgiven, and the queue
         # would be asked for the work of a debtor where there is none.
         while not self._may_judge(deliveries, began := world.now()):
             await self._wait_work()
-            if self._prosecution.is_wanted:
-                self._recording.release()
-                return
+            await self._prosecution.examine()
         of_debtors = not deliveries.has_room()
         job = self._queue.pop(began, of_debtors=of_debtors)
         job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
@@ -222,8 +217,7 @@ class ValidatorSession:
         node = verdict.commitment.node
         if verdict.verdict is Verdict.REJECTED:
             self._queue.blame(node, world.now())
-            has_worked = self._judge.has_worked(node)
-            await self._prosecution.consider(verdict, job.submission, has_worked=has_worked)
+            await self._prosecution.consider(verdict, job.submission)
         if verdict.verdict is Verdict.INCONCLUSIVE:
             self._end_without_entry(job, verdict)
             return
