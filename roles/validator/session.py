@@ -195,12 +195,7 @@ class ValidatorSession:
         world = self._world
         await self._recording.acquire()
         await self._standing.wait()
-        await self._prosecution.examine()
-        # One reading of the clock: between two of them a debt may be forgiven, and the queue
-        # would be asked for the work of a debtor where there is none.
-        while not self._may_judge(deliveries, began := world.now()):
-            await self._wait_work()
-            await self._prosecution.examine()
+        began = await self._wait_turn(deliveries)
         of_debtors = not deliveries.has_room()
         job = self._queue.pop(began, of_debtors=of_debtors)
         job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
@@ -237,6 +232,17 @@ class ValidatorSession:
         elif job.witnessed is not None and self.witness is not None:
             self.witness.report(job.witnessed, verdict)
         nursery.start_soon(self._record, job, ruling, deliveries)
+
+    async def _wait_turn(self, deliveries: Deliveries) -> float:
+        """Return when there is something to judge, and as of when; meanwhile repeat what others
+        ban by."""
+        await self._prosecution.examine()
+        # One reading of the clock: between two of them a debt may be forgiven, and the queue
+        # would be asked for the work of a debtor where there is none.
+        while not self._may_judge(deliveries, began := self._world.now()):
+            await self._wait_work()
+            await self._prosecution.examine()
+        return began
 
     def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
         self._judge.verdicts.drop(job)
