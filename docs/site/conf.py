@@ -1,0 +1,35 @@
+"""The documents as a site: ``make docs`` builds it into build/site.
+
+The source is the whole checkout, so that a page's links to files beside docs/ lead somewhere.
+"""
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+
+project = "Shoal"
+copyright = "The Shoal authors, Apache-2.0"  # noqa: A001
+root_doc = "docs/index"
+include_patterns = [
+    "docs/**", "examples/*.md", "examples/*/*.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
+]  # fmt: skip
+exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__"]
+html_extra_path = ["root"]
+
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+myst_heading_anchors = 4
+pygments_style = "default"
+
+default_role = "code"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_mock_imports = ["torch", "safetensors", "vllm", "tokenizers", "jinja2", "gguf"]
+
+html_theme = "furo"
+html_title = "Shoal"
+html_copy_source = False
+html_show_sphinx = False
