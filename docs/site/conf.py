@@ -9,6 +9,11 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 
+import p2p  # noqa: E402
+
+for lazy in p2p.__all__:  # what `p2p` imports when it is asked for, autodoc sees only then
+    setattr(p2p, lazy, getattr(p2p, lazy))
+
 project = "Shoal"
 copyright = "The Shoal authors, Apache-2.0"  # noqa: A001
 root_doc = "docs/index"
@@ -18,6 +23,8 @@ include_patterns = [
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__"]
 html_extra_path = ["root"]
+html_static_path = ["static"]
+html_js_files = ["reach.js"]
 
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
 myst_heading_anchors = 4

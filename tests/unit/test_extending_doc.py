@@ -1,4 +1,4 @@
-"""The environment in docs/extending.md is as short as it claims, sound, and a model learns
+"""The environment in docs/tutorials/thirty-minutes.md is as short as it claims, sound, and a model learns
 from it.
 """
 
@@ -27,7 +27,7 @@ from roles.models.tokenizer import Tokenizer
 from roles.rl.recipe import Recipe
 from tests.model_folders import END, LLAMA, make_folder
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "extending.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "thirty-minutes.md"
 NEW_TOKENS = 3
 GROUPS = 24
 SIZE = 8
@@ -36,7 +36,7 @@ STEPS = 8
 
 def example() -> str:
     found = re.search(
-        r"<!-- example: an environment of text -->\n```python\n(.*?)```",
+        r"<!-- file: alphabet/alphabet.py -->\n```python\n(.*?)```",
         DOCS.read_text(encoding="utf-8"),
         re.DOTALL,
     )
