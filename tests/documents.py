@@ -98,9 +98,7 @@ class Reader:
         finally:
             watchdog.cancel()
 
-    def _compare(
-        self, command: str, process: subprocess.Popen[str], shown: list[str]
-    ) -> None:
+    def _compare(self, command: str, process: subprocess.Popen[str], shown: list[str]) -> None:
         """Read on until each shown line has come, in its order."""
         assert process.stdout is not None
         said: list[str] = []

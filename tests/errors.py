@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -23,15 +23,18 @@ LOUD: Final = ("warning", "error")
 ROW: Final = re.compile(r"^\| `([\w.]+)` \|.*\| (.*?) \|$", re.MULTILINE)
 HEAD: Final = """# Errors and remedies
 
-A command that fails prints one sentence and ends: exit code 1 if something went wrong, 2 if the command line or a file that it
-names is wrong. The sentence names the file, the key or the option, and mostly the remedy, so this page does not repeat the
-sentences. `shoal doctor` finds most causes before they cost anything.
+A command that fails prints one sentence and ends: exit code 1 if something went wrong, 2 if the
+command line or a file that it names is wrong. The sentence names the file, the key or the
+option, and mostly the remedy, so this page does not repeat the sentences. `shoal doctor` finds
+most causes before they cost anything.
 
-`python -m tests.errors --write` renews the two tables from the code; a test fails where a remedy is missing.
+`python -m tests.errors --write` renews the two tables from the code; a test fails where a
+remedy is missing.
 
 ## Errors
 
-Who embeds Shoal catches these; a node prints them. All are `p2p.ShoalError`s except those of the simulator.
+Who embeds Shoal catches these; a node prints them. All are `p2p.ShoalError`s except those of
+the simulator.
 
 | error | it means | what to do |
 |---|---|---|
@@ -74,12 +77,11 @@ def page() -> str:
     """The whole page, with the remedies that it has now."""
     known = remedies()
     loud = sorted({(name, level) for name, level, *_ in events() if level in LOUD})
-    return (
-        HEAD
-        + "".join(f"| `{name}` | {text} | {known.get(name, '')} |\n" for name, text in classes())
-        + MIDDLE
-        + "".join(f"| `{name}` | {level} | {known.get(name, '')} |\n" for name, level in loud)
-    )
+
+    def rows(found: Iterable[tuple[str, str]]) -> str:
+        return "".join(f"| `{name}` | {of} | {known.get(name, '')} |\n" for name, of in found)
+
+    return HEAD + rows(classes()) + MIDDLE + rows(loud)
 
 
 if __name__ == "__main__" and sys.argv[1:] == ["--write"]:

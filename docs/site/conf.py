@@ -15,11 +15,11 @@ for lazy in p2p.__all__:  # what `p2p` imports when it is asked for, autodoc see
     setattr(p2p, lazy, getattr(p2p, lazy))
 
 project = "Shoal"
-copyright = "The Shoal authors, Apache-2.0"  # noqa: A001
+copyright = "The Shoal authors, Apache-2.0"
 root_doc = "docs/index"
 include_patterns = [
-    "docs/**", "examples/*.md", "examples/*/*.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
-    "CODE_OF_CONDUCT.md",
+    "docs/**", "examples/*.md", "examples/*/*.md", "README.md", "CHANGELOG.md",
+    "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__"]
 html_extra_path = ["root"]

@@ -13,7 +13,9 @@ from tests.events import TABLE, events, table
 
 
 def test_each_error_and_each_loud_event_has_a_remedy() -> None:
-    assert errors.PAGE.read_text(encoding="utf-8") == errors.page(), "python -m tests.errors --write"
+    assert errors.PAGE.read_text(encoding="utf-8") == errors.page(), (
+        "python -m tests.errors --write"
+    )
     assert [name for name, remedy in errors.remedies().items() if not remedy.strip()] == []
 
 
