@@ -78,7 +78,7 @@ interop: $(STAMP)
 	$(PYTHON) -m pytest -q tests/interop
 
 browser: $(STAMP)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser,docs]'
 	$(PYTHON) -m pytest -q tests/browser
 
 # A warning ends it: a link that leads nowhere, a page that no list names, a docstring that does not parse.

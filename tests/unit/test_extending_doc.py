@@ -89,7 +89,7 @@ async def test_the_example_pays_what_it_says(setup: EnvironmentSetup) -> None:
             (task, [(), (END,), letter, (*letter, END)]) for task in tasks
         ]
         rewards = await environment.rewards(answers)
-        assert set(rewards) <= {0.0, 0.1, 1.0}
+        assert set(rewards) <= {0.0, 0.1, 0.5, 1.0}
         assert rewards[:3] == [0.0, 0.0, 0.1]
 
 
