@@ -43,9 +43,17 @@ class Reader:
         self._home = home
         self._meant = {"/home/you": str(home)}
         self._running: dict[str, subprocess.Popen[str]] = {}
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        own = {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "COLUMNS": "120"}
-        self._env = os.environ | own
+        # What the page installs lies in this home, and models are not fetched for each home.
+        cache = os.environ.get("XDG_CACHE_HOME", str(Path.home() / ".cache"))
+        installed = {"PIP_TARGET": str(home / "installed"), "PIP_NO_DEPS": "1"}
+        self._env = os.environ | installed | {
+            "HOME": str(home),
+            "XDG_CACHE_HOME": cache,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+            "PYTHONPATH": os.pathsep.join([str(ROOT), installed["PIP_TARGET"]]),
+            "PIP_NO_BUILD_ISOLATION": "0",  # pip reads it as the option: do not isolate
+            "COLUMNS": "120",
+        }  # fmt: skip
 
     def follow(self, page: Path) -> int:
         """Play a page's blocks; returns how many were played."""
