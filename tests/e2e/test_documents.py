@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
+import json
 import re
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sybil import Document
+from sybil.parsers.markdown import CodeBlockParser
 
 from p2p.node.commands import main
 from tests.documents import ROOT, Reader
 
-EXAMPLES = ROOT / "examples"
 FOLDERS = (ROOT / "docs" / "tutorials", ROOT / "docs" / "cookbook")
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "examples").rglob("*.md"),
+]
 PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
 
 
@@ -24,10 +34,22 @@ def test_a_page_that_is_to_be_followed_can_be(page: Path, tmp_path: Path) -> Non
         pytest.skip("all its blocks are slow")
 
 
+@pytest.mark.parametrize(
+    ("language", "read"), [("python", ast.parse), ("toml", tomllib.loads), ("json", json.loads)]
+)
+def test_blocks_of_all_documents_are_in_their_language(
+    language: str, read: Callable[[str], object]
+) -> None:
+    parser = CodeBlockParser(language, lambda example: read(example.parsed) and None)
+    for page in DOCUMENTS:
+        for example in Document.parse(str(page), parser):
+            example.evaluate()
+
+
 def named() -> dict[tuple[str, ...], set[str]]:
     """Each command of ours that a document types, by its words, with the options it gives."""
     found: dict[tuple[str, ...], set[str]] = {}
-    for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *EXAMPLES.rglob("*.md")]:
+    for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^\$ shoal (.*)$", text, re.MULTILINE):
             words = line.partition("#")[0].split()
