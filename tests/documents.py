@@ -29,7 +29,7 @@ from tests.sweeps import DEEP
 ROOT: Final = Path(__file__).parent.parent
 PATIENCE: Final = 300
 """Seconds for what a command is to print; a demo on a busy machine takes most of them."""
-LANGUAGES: Final = ("console", "js", "json", "python", "toml")
+LANGUAGES: Final = ("console", "js", "python", "toml")
 MARK: Final = re.compile(r"<!-- ([a-z ]+?)(?:: (.*?))? -->\n\Z")
 NAMES: Final = r"/ip4/\S+|12D3Koo\w+|\b[0-9a-f]{8,}\b"
 """What a page may bind: addresses, ids, digests."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
-import json
 import re
 import tomllib
 from collections.abc import Callable
@@ -34,9 +33,7 @@ def test_a_page_that_is_to_be_followed_can_be(page: Path, tmp_path: Path) -> Non
         pytest.skip("all its blocks are slow")
 
 
-@pytest.mark.parametrize(
-    ("language", "read"), [("python", ast.parse), ("toml", tomllib.loads), ("json", json.loads)]
-)
+@pytest.mark.parametrize(("language", "read"), [("python", ast.parse), ("toml", tomllib.loads)])
 def test_blocks_of_all_documents_are_in_their_language(
     language: str, read: Callable[[str], object]
 ) -> None:
