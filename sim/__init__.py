@@ -21,8 +21,9 @@ disk) is an event on one heap. The trace records every event; two runs with the 
 the trace were the same.
 
 What a newcomer calls: `run_simulation`, `open_swarm`, `Swarm.add`, `SimNode.open_host`; for
-machines that come and go `Churn`; for a page with curves `drawing`. docs/simulation.md shows a
-whole program, and how to write a scenario; ``python -m sim list`` names the scenarios.
+machines that come and go `Churn`; for a page with curves `drawing`. docs/cookbook/simulate.md
+shows a whole program, docs/simulation.md how to write a scenario; ``python -m sim list`` names
+the scenarios.
 """
 
 from sim.errors import NodeFailed, SimDeadlock, SimForbidden, SimStuck, SimulationError

@@ -25,24 +25,21 @@ def play(*argv: str, cwd: Path = EXAMPLES) -> str:
     return done.stdout
 
 
-def code_of(page: str, mark: str) -> str:
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    found = re.search(rf"<!-- {mark}.*?-->\n```python\n(.*?)```", text, re.DOTALL)
-    assert found is not None
-    return found.group(1)
-
-
 @pytest.mark.parametrize(
-    ("file", "page", "mark"),
-    [("chat.py", "embedding.md", "chat"), ("rumour.py", "simulation.md", "example")],
+    ("page", "file"),
+    [
+        ("chat", "chat.py"),
+        ("file-drop", "drop.py"),
+        ("pubsub", "topic.py"),
+        ("pubsub", "topic.mjs"),
+        ("simulate", "rumour.py"),
+    ],
 )
-def test_a_program_that_a_page_shows_is_the_one_in_the_folder(
-    file: str, page: str, mark: str
-) -> None:
-    text = (EXAMPLES / file).read_text(encoding="utf-8")
-    docstring, _, code = text.partition("\n\n")
-    assert docstring.startswith('"""')
-    assert code == code_of(page, mark)
+def test_a_program_that_a_page_shows_is_the_one_in_the_folder(page: str, file: str) -> None:
+    text = (ROOT / "docs" / "cookbook" / f"{page}.md").read_text(encoding="utf-8")
+    found = re.search(rf"<!-- file: {file} -->\n```\w+\n(.*?)```", text, re.DOTALL)
+    assert found is not None
+    assert found.group(1) == (EXAMPLES / file).read_text(encoding="utf-8")
 
 
 def test_a_cheats_arrays_are_told_from_honest_ones() -> None:

@@ -909,8 +909,8 @@ def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
     """What a newcomer writes over gossip and the DHT, in 28 lines and with no
     configuration.
     """
-    page = (ROOT / "docs" / "embedding.md").read_text()
-    found = re.search(r"<!-- chat.*?-->\n```python\n(.*?)```", page, re.DOTALL)
+    page = (ROOT / "docs" / "cookbook" / "chat.md").read_text()
+    found = re.search(r"<!-- file: chat.py -->\n```python\n(.*?)```", page, re.DOTALL)
     assert found is not None
     assert len([line for line in found.group(1).splitlines() if line.strip()]) <= 28
     path = tmp_path / "chat.py"

@@ -5,10 +5,13 @@ skip.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sys
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
@@ -110,3 +113,31 @@ async def _echo_16_mib(host: p2p.SwarmHost, peer: p2p.PeerId) -> None:
         while data := await stream.receive_some():
             received += data
     assert received == sent
+
+
+def test_the_example_has_a_topic_with_js(tmp_path: Path) -> None:
+    """docs/cookbook/pubsub.md: each side hears the other, by gossipsub 1.1."""
+    examples = JS.parent.parent.parent / "examples"
+    (tmp_path / "node_modules").symlink_to(JS / "node_modules")
+    for source in (examples / "topic.mjs", JS / "poly.mjs"):
+        shutil.copy(source, tmp_path)
+    ours = [sys.executable, "-W", "error", str(examples / "topic.py"), "alice"]
+    env = os.environ | {"PYTHONPATH": str(examples.parent)}
+    with ExitStack() as ended:
+
+        def start(*command: str) -> Callable[[], str]:
+            process = subprocess.Popen(
+                command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+            )
+            ended.callback(process.communicate)
+            ended.callback(process.kill)
+            watchdog = threading.Timer(PATIENCE, process.kill)
+            ended.callback(watchdog.cancel)
+            watchdog.start()
+            assert process.stdout is not None
+            return process.stdout.readline
+
+        alice = start(*ours)
+        js = start("node", "--import", "./poly.mjs", "topic.mjs", alice().split()[-1])
+        assert js().endswith(" says fine, says alice\n")
+        assert alice().endswith(" says rain, says js\n")

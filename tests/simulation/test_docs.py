@@ -1,4 +1,4 @@
-"""The example in docs/simulation.md runs, is deterministic and is as short as it claims."""
+"""docs/cookbook/simulate.md: its program runs, is deterministic and as short as it claims."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).parent.parent.parent / "docs" / "simulation.md"
+DOCS = Path(__file__).parent.parent.parent / "docs" / "cookbook" / "simulate.md"
 
 
 def example() -> str:
-    found = re.search(r"<!-- example.*?-->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    found = re.search(
+        r"<!-- file: rumour.py -->\n```python\n(.*?)```", DOCS.read_text(), re.DOTALL
+    )
     assert found is not None
     return found.group(1)
 

@@ -8,7 +8,15 @@ from pathlib import Path
 
 from p2p.node.logs import FORMATS
 from p2p.node.process import logging_to
+from tests import errors
 from tests.events import TABLE, events, table
+
+
+def test_each_error_and_each_loud_event_has_a_remedy() -> None:
+    assert errors.PAGE.read_text(encoding="utf-8") == errors.page(), (
+        "python -m tests.errors --write"
+    )
+    assert [name for name, remedy in errors.remedies().items() if not remedy.strip()] == []
 
 
 def test_the_table_of_events_is_what_the_code_says() -> None:

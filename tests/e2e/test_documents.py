@@ -1,0 +1,69 @@
+"""Tutorials and cookbooks, followed block by block; and commands that the documents name."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from sybil import Document
+from sybil.parsers.markdown import CodeBlockParser
+
+from p2p.node.commands import main
+from tests.documents import ROOT, Reader
+
+FOLDERS = (ROOT / "docs" / "tutorials", ROOT / "docs" / "cookbook")
+DOCUMENTS = [
+    *ROOT.glob("*.md"),
+    *(ROOT / "docs").rglob("*.md"),
+    *(ROOT / "examples").rglob("*.md"),
+]
+PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_that_is_to_be_followed_can_be(page: Path, tmp_path: Path) -> None:
+    """Each block runs and prints what the page shows; slow ones only in a deep run."""
+    if Reader(tmp_path).follow(page) == 0:
+        pytest.skip("all its blocks are slow")
+
+
+@pytest.mark.parametrize(("language", "read"), [("python", ast.parse), ("toml", tomllib.loads)])
+def test_blocks_of_all_documents_are_in_their_language(
+    language: str, read: Callable[[str], object]
+) -> None:
+    parser = CodeBlockParser(language, lambda example: read(example.parsed) and None)
+    for page in DOCUMENTS:
+        for example in Document.parse(str(page), parser):
+            example.evaluate()
+
+
+def named() -> dict[tuple[str, ...], set[str]]:
+    """Each command of ours that a document types, by its words, with the options it gives."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for path in DOCUMENTS:
+        text = path.read_text(encoding="utf-8").replace("\\\n", " ")
+        for line in re.findall(r"^\$ shoal (.*)$", text, re.MULTILINE):
+            words = line.partition("#")[0].split()
+            inner = words[1:2] if words[0] in {"run", "models", "sim"} else []
+            options = {word.partition("=")[0] for word in words if word.startswith("--")}
+            found.setdefault((words[0], *inner), set()).update(options)
+    return found
+
+
+def test_commands_in_documents_have_the_options_that_they_are_given() -> None:
+    missing = {}
+    for words, options in named().items():
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), pytest.raises(SystemExit) as ended:
+            raise SystemExit(main([*words, "--help"]))
+        assert ended.value.code in {0, None}, words
+        if gone := {option for option in options if option not in out.getvalue()}:
+            missing[words] = gone
+    assert missing == {}
+    assert len(named()) > 15
