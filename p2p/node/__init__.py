@@ -6,7 +6,8 @@ Nothing here knows what a role does.
 The files, in the order in which to read them
 ---------------------------------------------
 `node` opens all of it in one function, `open_node`, in production and in the simulator alike.
-`services` is what it gives: a `Node`, as roles see it; `role` is what a role must be. `wiring`
+`services` is what it gives: a `Node`, as roles see it; `role` is what a role must be; at the
+`border` mistakes in what a role says of itself stop. `wiring`
 is what services learn from each other, and how a node finds its fellows; `policies` is the part
 of it that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what
 may replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one

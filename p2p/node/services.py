@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, Protocol
 
 from p2p.dht import Dht
@@ -14,6 +14,7 @@ from p2p.identity import PeerId
 from p2p.ledger import OwnLedger
 from p2p.membership import Membership
 from p2p.node.admission import Capability, SignedRun
+from p2p.node.border import Border
 from p2p.node.config import NodeConfig
 from p2p.node.rundoc import RunBook
 from p2p.shardcast import Shardcast
@@ -58,6 +59,8 @@ class Node:
     """Policies."""
     ledger: OwnLedger
     """What this node has done, signed; read from disk by the first role that asks for it."""
+    border: Border = field(default_factory=Border)
+    """Where mistakes of roles that only show stop."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -112,5 +115,5 @@ class Node:
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "flows": self.shardcast.flows,
-            "roles": {role.name: role.health() for role in roles},
+            "roles": {role.name: self.border.health(role, role.health) for role in roles},
         }

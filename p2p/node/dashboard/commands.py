@@ -30,6 +30,9 @@ from p2p.wire import MIB
 
 _PIECE: Final = 64 * 1024
 """Bytes read at once."""
+ASK_SECONDS: Final = 10.0
+"""How long a node may stay silent: it looks at itself each second, on a machine that may be
+busy. One that was stopped (SIGSTOP) would be waited for until somebody lets it go on."""
 MAX_EVENT: Final = 8 * MIB
 """Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
@@ -175,7 +178,8 @@ async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitabl
     nothing at its end. Raises `ConfigError`."""
     where = folder / SOCKET
     try:
-        stream = await trio.open_unix_socket(where)
+        with _told(where):
+            stream = await trio.open_unix_socket(where)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"no node answers at {where}: {error}") from None
     http = h11.Connection(h11.CLIENT)
@@ -207,8 +211,15 @@ async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitabl
 
 @contextmanager
 def _told(where: Path) -> Iterator[None]:
-    """What a node does that has no seat left, or that ends meanwhile, as a `ConfigError`."""
+    """What a node does that has no seat left, that ends meanwhile, or that says nothing, as a
+    `ConfigError`."""
     try:
-        yield
+        with trio.fail_after(ASK_SECONDS):
+            yield
+    except trio.TooSlowError:
+        raise ConfigError(
+            f"the node at {where} has said nothing for {ASK_SECONDS:g} s: it is stopped (kill"
+            " -CONT lets it go on), or its machine is very busy"
+        ) from None
     except (trio.BrokenResourceError, h11.RemoteProtocolError) as error:
         raise ConfigError(f"the node at {where} broke off: {error}") from None
