@@ -35,6 +35,7 @@ from p2p.ledger import OwnLedger
 from p2p.membership import open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
+from p2p.node.clock import serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.policies import judge_announcement, policy_topic, roster
@@ -77,6 +78,7 @@ async def open_node(
             "this node knows no run: give it --run FILE, or --bootstrap ADDR of a member"
         )
     book.serve(host)
+    serve_clock(world, host)
     run = book.run or await book.wait_for_document(host, bootstrap, config.run)
     config = config.with_components(run.components)
     async with (
