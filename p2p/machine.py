@@ -512,6 +512,11 @@ def load_or_create_key(path: Path) -> KeyPair:
         path.chmod(0o600)
     except OSError as error:
         raise StorageError(f"the key cannot be used: {error}") from error
+    return decode_key(path, data)
+
+
+def decode_key(path: Path, data: bytes) -> KeyPair:
+    """The key that is the content of ``path``. Raises `StorageError`."""
     seed, check = data[:SEED_BYTES], data[SEED_BYTES:]
     if len(seed) < SEED_BYTES or (check and check != _key_checksum(seed)):
         raise StorageError(

@@ -357,7 +357,7 @@ def _report_run(options: Options, run: SignedRun) -> None:
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:
     due = node.world.now()
     while True:
-        line = json.dumps(node.health(roles))
+        line = json.dumps(node.health(roles), default=str)
         # In a thread: a parent that does not read must not stop the node.
         await trio.to_thread.run_sync(say, line, abandon_on_cancel=True)
         due += interval

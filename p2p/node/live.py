@@ -40,7 +40,8 @@ ENDED: Final = "the same command line goes on where this node was"
 def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
     """Policy, what the roles do and did, peers: what a person asks of a node that runs."""
     policy = _policy(node, int(node.shardcast.newest))
-    return Scene(policy=policy, peers=node.membership.size, roles=tuple(progress_of(roles)))
+    told = tuple(progress_of(node, roles))
+    return Scene(policy=policy, peers=node.membership.size, roles=told)
 
 
 def _policy(node: Node, newest: int) -> str:
@@ -57,9 +58,14 @@ def _policy(node: Node, newest: int) -> str:
     return f"{held} (the swarm has {ahead})" if ahead > newest else held
 
 
-def progress_of(roles: Sequence[Role]) -> list[Progress]:
+def progress_of(node: Node, roles: Sequence[Role]) -> list[Progress]:
     """The progress of all roles that report any."""
-    return [role.progress() for role in roles if isinstance(role, Reporter)]
+    asked = (
+        node.border.ask(role, "progress", role.progress, Progress)[0]
+        for role in roles
+        if isinstance(role, Reporter)
+    )
+    return [one for one in asked if one is not None]
 
 
 class Terminal:
@@ -146,7 +152,7 @@ class LiveScreen:
 
     async def _tell_if_over(self) -> bool:
         """Say once that the run is over; True if that was now."""
-        progress = progress_of(self._roles)
+        progress = progress_of(self._node, self._roles)
         if self._over or not progress or not all(one.over for one in progress):
             return False
         self._over = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Final, Protocol
 
 from p2p.dht import Dht
@@ -14,7 +14,9 @@ from p2p.identity import PeerId
 from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
 from p2p.node.admission import Capability, SignedRun
+from p2p.node.border import Border
 from p2p.node.config import NodeConfig
+from p2p.node.rest import Rest
 from p2p.node.rundoc import RunBook
 from p2p.shardcast import Shardcast
 from p2p.world import World
@@ -63,6 +65,8 @@ class Node:
     """Local settings, with those of the run laid over them."""
     book: RunBook
     """The run document in its newest edition."""
+    rest: Rest
+    """Whether the owner lets roles begin work."""
     membership: Membership
     """Who is alive, with which roles and policies."""
     gossip: Gossip
@@ -78,6 +82,8 @@ class Node:
     has nodes exchange it."""
     shunned: Shunned
     """Whom roles have shut out: as the trainer, this node feeds them last."""
+    border: Border = field(default_factory=Border)
+    """Where mistakes of roles that only show stop."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -128,10 +134,14 @@ class Node:
             "two_editions": self.book.rival is not None,
             "members": self.membership.size,
             "known": self._known(),
+            "rests": self.rest.why_not,
+            "share": {
+                name: value for name, value in asdict(self.config.share).items() if value
+            },
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "two_stories": [str(author) for author in self.ledgers.forks],
             "flows": self.shardcast.flows,
-            "roles": {role.name: role.health() for role in roles},
+            "roles": {role.name: self.border.health(role, role.health) for role in roles},
         }

@@ -16,6 +16,8 @@ MAX_TOML: Final = MIB
 
 def load_toml(path: Path) -> Table:
     """The tables of a TOML file. Raises `ConfigError`."""
+    if path.exists() and not path.is_file():  # a pipe that nobody writes to is waited for
+        raise ConfigError(f"{path} is no regular file")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_TOML + 1)

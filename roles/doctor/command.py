@@ -1,4 +1,4 @@
-"""``shoal doctor [--run FILE] [--data DIR] [--port N] [--json]``."""
+"""``shoal doctor [--bootstrap ADDR] [--run FILE] [--data DIR] [--port N] [--json]``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from p2p.errors import BadMessage, ConfigError
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, interruptible, say
+from p2p.multiaddr import Multiaddr
+from p2p.node.rundoc import PATH
+from p2p.node.usage import FAILED, WRONG_USAGE, CommandParser, complain, interruptible, say
 from roles.doctor.checks import Finding, Level, examine
 from roles.doctor.sighting import look
 from roles.run import Run, decode_run_untrusted
@@ -26,22 +28,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="shoal doctor", description=main.__doc__)
+    parser = CommandParser(prog="shoal doctor", description=main.__doc__)
     add = parser.add_argument
     add("--run", type=Path, metavar="FILE", help="a signed run file: what it asks of a machine")
     add("--data", type=Path, metavar="DIR", help="where the node's data goes; ~/.shoal")
     add("--port", type=int, default=0, metavar="N", help="a TCP port to listen at")
+    add(
+        "--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR",
+        help="a member to ask: whether it answers, its run, its clock, where it sees us",
+    )  # fmt: skip
     add("--json", action="store_true", help="a JSON list, for machines")
     options = parser.parse_args(argv)
     try:
-        run = None if options.run is None else _read(options.run)
+        folder = (options.data or Path.home() / ".shoal").expanduser()
+        pinned = folder / PATH
+        document = options.run or (pinned if pinned.exists() else None)
+        run = None if document is None else _read(document)
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
-    folder = (options.data or Path.home() / ".shoal").expanduser()
-    findings = examine(look(folder, port=options.port, run=run, document=options.run))
+    seen = look(
+        folder, port=options.port, run=run, document=document, bootstrap=options.bootstrap or ()
+    )
+    findings = examine(seen)
     say(_as_json(findings) if options.json else "\n".join(map(_line, findings)))
     return FAILED if any(one.level is Level.FAIL for one in findings) else 0
+
+
+def bootstrap_addr(text: str) -> Multiaddr:
+    """An argparse type: the address of a peer, with its id."""
+    try:
+        addr = Multiaddr.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if addr.peer_id is None:
+        raise argparse.ArgumentTypeError(f"{text} must end in /p2p/ and the peer's id")
+    return addr
 
 
 def _read(path: Path) -> Run:

@@ -12,16 +12,30 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, Final
 
+from p2p.errors import ConfigError, StorageError
+from p2p.machine import KEY, decode_key
+from p2p.multiaddr import Multiaddr
+from p2p.node.process import check_key_place
+from p2p.sandbox import Containment
+from p2p.sandbox.probe import find_containment
 from p2p.shardcast.config import ShardcastConfig
+from roles.doctor.asking import Answer, ask
 from roles.engines.config import memory_needed
 from roles.engines.hardware import Gpu, cores, gpus
 from roles.run import Run
 
+OURS: Final = "shoal"
+"""Our distribution."""
+PACKAGES: Final = ("p2p", "roles", "proofs", "sim")
+"""Its packages. PyPI has distributions of others that bring packages of these names."""
 _TORCH_SECONDS: Final = 120.0
 """How long torch may take to be imported: two seconds, and a minute from a cold disk."""
 _ASK_TORCH: Final = """
@@ -67,6 +81,10 @@ class Need:
     """Bytes of what its trainer, which keeps most, has on disk."""
     expiry: float
     """Wall clock after which nobody takes part in it."""
+    id: bytes = b""
+    """The run's."""
+    epoch: int = 1
+    """Of the newest edition that was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +111,17 @@ class Sighting:
     port_failure: str = ""
     """Why nobody can listen there."""
     need: Need | None = None
-    """Of the run that was named."""
+    """Of the run that was named, is pinned in the folder, or that a bootstrap peer is in."""
+    folder_failure: str = ""
+    """Why nothing can be written to the folder."""
+    key_failure: str = ""
+    """Why the key in it cannot be used."""
+    sandbox: Containment = field(default_factory=Containment)
+    """What contains environments here."""
+    owners: tuple[str, ...] = ()
+    """Other distributions that bring a package of our names."""
+    answers: tuple[Answer, ...] = ()
+    """Of the bootstrap peers."""
 
 
 def need_of(run: Run) -> Need:
@@ -105,14 +133,22 @@ def need_of(run: Run) -> Need:
         memory=memory_needed(model.shape, run.terms.recipe, model.context),
         disk=kept * model.shape.parameters,
         expiry=run.expiry,
+        id=run.id,
+        epoch=run.epoch,
     )
 
 
 def look(
-    folder: Path, *, port: int = 0, run: Run | None = None, document: Path | None = None
+    folder: Path,
+    *,
+    port: int = 0,
+    run: Run | None = None,
+    document: Path | None = None,
+    bootstrap: Sequence[Multiaddr] = (),
 ) -> Sighting:
     """This machine; ``document`` is the file of ``run``."""
     ours = [Path(__file__), *([] if document is None else [document])]
+    answers = ask(bootstrap)
     return Sighting(
         python=sys.version_info[:2],
         torch=ask_torch(),
@@ -125,7 +161,24 @@ def look(
         newest=max(path.stat().st_mtime for path in ours),
         port=port,
         port_failure=try_port(port) if port else "",
-        need=None if run is None else need_of(run),
+        need=_newest(run, answers),
+        folder_failure=try_folder(folder),
+        key_failure=try_key(folder / KEY),
+        sandbox=_containment(folder),
+        owners=tuple(other_owners()),
+        answers=answers,
+    )
+
+
+def _newest(run: Run | None, answers: Sequence[Answer]) -> Need | None:
+    """What the newest edition asks for that is known of the run, or of the peers' if none was
+    named: a node takes it from them."""
+    told = [one.run for one in answers if one.run is not None]
+    named = run or next(iter(told), None)
+    if named is None:
+        return None
+    return need_of(
+        max((named, *(one for one in told if one.id == named.id)), key=lambda one: one.epoch)
     )
 
 
@@ -142,7 +195,10 @@ def ask_torch(python: str = sys.executable) -> Torch:
         said = asked.stderr.strip().splitlines() or [f"it ended with status {asked.returncode}"]
         is_absent = "No module named 'torch'" in said[-1]
         return Torch(failure="" if is_absent else said[-1])
-    answer: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    try:
+        answer: dict[str, Any] = json.loads(asked.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        return Torch(failure=f"it says {asked.stdout[-80:]!r} of itself")
     cards = tuple(Gpu(name, memory) for name, memory in answer["cards"])
     return Torch(answer["version"], cards, answer["mps"])
 
@@ -157,6 +213,51 @@ def try_port(port: int) -> str:
         except (OSError, OverflowError) as error:
             return getattr(error, "strerror", None) or str(error)
     return ""
+
+
+def try_folder(folder: Path) -> str:
+    """Why a node cannot keep its data in ``folder``; empty if it can."""
+    place = _existing(folder)
+    if not place.is_dir():
+        return f"{place} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=place):
+            return ""
+    except OSError as error:
+        return f"{place}: {error.strerror}"
+
+
+def try_key(path: Path) -> str:
+    """Why the key at ``path`` is none, or must not be there; empty if a node may use it, or
+    make it."""
+    try:
+        check_key_place(path)
+        if path.exists():
+            decode_key(path, path.read_bytes())
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    except (ConfigError, StorageError) as error:
+        return str(error)
+    return ""
+
+
+def _containment(folder: Path) -> Containment:
+    try:
+        return find_containment(str(folder))
+    except OSError as error:
+        return Containment(reason=f"no process can be started: {error.strerror}")
+
+
+def other_owners() -> list[str]:
+    """The distributions beside ours that bring a package called as one of ours. Which of two
+    Python finds is chance."""
+    owners = packages_distributions()
+    found: dict[str, list[str]] = {}
+    for package in PACKAGES:
+        for name in owners.get(package, ()):
+            if name != OURS:
+                found.setdefault(name, []).append(package)
+    return [f"{name} {version(name)} ({', '.join(found[name])})" for name in sorted(found)]
 
 
 def _memory() -> int:

@@ -459,8 +459,8 @@ class InferenceSession:
         submission: Submission,
         witnessed: WitnessedWindow | None = None,
     ) -> SignedVerdict | None:
-        """One attempt, as soon as the run file allows it."""
-        await self._standing.wait()
+        """One attempt, as soon as the run file allows it. A pause is for new work."""
+        await self._standing.wait_run()
         if witnessed is None:
             return await self.ask(validator, submission)
         return await self.ask(validator, submission, witnessed)

@@ -22,13 +22,11 @@ from p2p.node.dashboard.core.picture import Known, Roll, Scene, draw, layout, no
 from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import SOCKET
 from p2p.node.panels import load_panels
-from p2p.node.usage import WRONG_USAGE, check_target, complain, say, write_text
+from p2p.node.usage import MAX_NAMED, WRONG_USAGE, check_target, complain, say, write_text
 from roles.trainer.curve import PROGRESS
 from roles.trainer.metrics import METRICS, OLDER
 
 ROLE: Final = "trainer"
-ASK_SECONDS: Final = 10.0
-"""How long a node may take to answer: it may be computing on a busy machine."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -63,12 +61,10 @@ def _found(folder: Path) -> Iterator[dict[str, Any]]:
 
 async def _asked(place: Path) -> dict[str, Any] | None:
     try:
-        with trio.move_on_after(ASK_SECONDS):
-            found: dict[str, Any] = json.loads(await read(place, "/api/picture"))
-            return found
-    except ConfigError:  # its socket was left by a kill
-        pass
-    return None
+        found: dict[str, Any] = json.loads(await read(place, "/api/picture"))
+    except ConfigError:  # its socket was left by a kill, or it is stopped
+        return None
+    return found
 
 
 def kept(place: Path) -> dict[str, Any]:
@@ -77,10 +73,10 @@ def kept(place: Path) -> dict[str, Any]:
     try:
         # Behind its digest (`roles.shared.checked_json`), which nothing here is decided by.
         learnt = json.loads((place / PROGRESS).read_bytes().partition(b"\n")[2])
-        rows = [row for file in (OLDER, METRICS) for row in _rows(place / file)]
         wall = (place / PROGRESS).stat().st_mtime
     except (OSError, ValueError) as error:
         raise ConfigError(f"{place / PROGRESS} cannot be read: {error}") from None
+    rows = [row for file in (OLDER, METRICS) for row in _rows(place / file)]
     for row in rows:
         health = {"step": row.get("step"), "train_reward": row.get("reward"), "last_step": row}
         note_curves(_scene(name, health), panels, history)
@@ -92,12 +88,26 @@ def kept(place: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The lines of a trainer's metrics; one that a crash has cut off is left out."""
-    if not path.exists():
-        return
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        if line.endswith("}"):
-            yield json.loads(line)
+    """The lines of a trainer's metrics. One that a crash has cut off, or that is damaged, is
+    left out with a warning: the other steps are as good as before. Raises `ConfigError`."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+    damaged = []
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            yield row
+        else:
+            damaged.append(str(number))
+    if damaged:
+        more = f" and {len(damaged) - MAX_NAMED} more" if len(damaged) > MAX_NAMED else ""
+        lines = ", ".join(damaged[:MAX_NAMED])
+        complain(f"{path}: damaged, and left out: line {lines}{more}")
 
 
 def _scene(name: str, health: Mapping[str, Any]) -> Scene:

@@ -43,6 +43,7 @@ from p2p import (
     ping,
 )
 from p2p.machine import open_world
+from p2p.node.border import Border
 from p2p.node.cli import REACH, node_main
 from p2p.node.live import LiveScreen, Terminal, scene_of
 from p2p.node.process import check_key_place
@@ -144,6 +145,7 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
     membership = SimpleNamespace(size=2, members=lambda: members)
     return SimpleNamespace(
         world=world,
+        border=Border(),
         run=SimpleNamespace(id=b"ours"),
         membership=membership,
         shardcast=SimpleNamespace(newest=newest, fetching=None),

@@ -23,6 +23,7 @@ from p2p.ledger.core.chain import (
     read_segment,
 )
 from p2p.machine import RealWorld
+from p2p.node.clock import decode_clock_untrusted
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted
@@ -47,9 +48,10 @@ DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [
     (lambda data: open_run_untrusted(data, verify), RUN.document),
     (decode_entry_untrusted, ENTRIES[0].encode()),
     (decode_fork_untrusted, LedgerFork(*ENTRIES).encode()),
+    (decode_clock_untrusted, pack([1.8e9])),
     (as_places, pack([b"\x04\x7f\x00\x00\x01\x06\x10\x00"])),
 ]
-NAMES = ["run file", "run file by plug-in", "entry", "ledger fork", "run record"]
+NAMES = ["run file", "run file by plug-in", "entry", "ledger fork", "clock", "run record"]
 
 
 def survives(decode: Callable[[bytes], object], data: bytes) -> None:

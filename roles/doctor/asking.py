@@ -1,0 +1,120 @@
+"""What the bootstrap peers say: who they are, which run they are in, where they see us, and
+whether their clock is ours.
+
+The doctor asks for seconds, with a fresh identity: a node that runs on this machine is not
+disturbed.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import trio
+
+from p2p.errors import WrongPeer
+from p2p.host import request
+from p2p.identity import PeerId
+from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
+from p2p.node.clock import clock_ahead
+from p2p.node.rundoc import MAX_DOCUMENT, PROTOCOL_ID
+from p2p.node.trouble import PEER_TROUBLE, likely_cause
+from p2p.swarm import identify
+from p2p.swarm.swarm import SwarmHost, open_host
+from p2p.wire import pack
+from p2p.world import World
+from roles.run import Run, decode_run_untrusted
+
+ASK_SECONDS: Final = 10.0
+"""For one peer to answer: ten times what a node on the other side of the world takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one bootstrap peer did."""
+
+    addr: str
+    trouble: str = ""
+    """Why it is of no use, in words; empty if it answers."""
+    is_another: bool = False
+    """Whether a peer of another id answers there."""
+    run: Run | None = None
+    """That it is in."""
+    skew: float = 0.0
+    """Seconds by which our clock is ahead of its."""
+    observed: str = ""
+    """The IP address from which it sees us come."""
+    local: str = ""
+    """The address of this machine from which one goes there."""
+
+
+def ask(addrs: Sequence[Multiaddr]) -> tuple[Answer, ...]:
+    """The answer of each, in their order."""
+    return trio.run(_ask_all, addrs) if addrs else ()
+
+
+async def _ask_all(addrs: Sequence[Multiaddr]) -> tuple[Answer, ...]:
+    found: dict[int, Answer] = {}
+
+    async def note(number: int, addr: Multiaddr) -> None:
+        found[number] = await _ask_one(addr)
+
+    async with trio.open_nursery() as nursery:
+        for number, addr in enumerate(addrs):
+            nursery.start_soon(note, number, addr)
+    return tuple(found[number] for number in range(len(addrs)))
+
+
+async def _ask_one(addr: Multiaddr) -> Answer:
+    answer = Answer(addr=str(addr))
+    async with open_world() as world, open_host(world=world, listen=()) as host:
+        try:
+            with trio.fail_after(ASK_SECONDS):
+                peer = await host.connect_addr(addr)
+                document = await request(
+                    host, peer, PROTOCOL_ID, pack([b"", 0]), max_reply=MAX_DOCUMENT
+                )
+                run = decode_run_untrusted(document) if document else None
+        except PEER_TROUBLE as error:
+            is_another = isinstance(error, WrongPeer)
+            return replace(answer, trouble=likely_cause(error), is_another=is_another)
+        if run is None:
+            return replace(answer, trouble="it answers, and has no run file yet")
+        skew = await _skew(world, host, peer)
+        observed = await _observed(host, peer)
+        local = local_address(observed) if observed else ""
+        return replace(answer, run=run, skew=skew, observed=observed, local=local)
+
+
+async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float:
+    """By how much our clock is ahead of the peer's; 0 if it does not say."""
+    try:
+        with trio.fail_after(ASK_SECONDS):
+            return await clock_ahead(world, host, peer)
+    except PEER_TROUBLE:
+        return 0.0
+
+
+async def _observed(host: SwarmHost, peer: PeerId) -> str:
+    """The IP address from which ``peer`` sees us come, by identify, if it says."""
+    try:
+        with trio.fail_after(ASK_SECONDS):
+            async with await host.open_stream(peer, identify.PROTOCOL_ID) as stream:
+                seen = (await identify.receive_info(stream)).observed_addr
+    except PEER_TROUBLE:
+        return ""
+    return "" if seen is None else seen.host_port[0]
+
+
+def local_address(host: str) -> str:
+    """The address of this machine from which one goes to ``host``; empty if there is no way."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, 9))  # the discard port: a datagram's connection sends nothing
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
