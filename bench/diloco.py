@@ -4,7 +4,8 @@
 
 Four members in one process, by the product's own inner steps, quantisers, sums and outer
 step, on Python's own library as bytes: one layer, 65,760 weights, 4 windows of 64 bytes a
-member and step. Data parallel takes the same tokens in one batch. Traffic is what a member
+member and step. Data parallel takes the same tokens in one batch; "by rounds" it is the
+product's own, gradients and all, and must find the same. Traffic is what a member
 sends, in times less than float32 gradients at every step. Quantisers: the relative error of an
 encode and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in
 a CPU second. ``--quick`` leaves the training out.
@@ -35,11 +36,13 @@ from rich.console import Console
 from bench.report import Report
 from p2p.identity import KeyPair
 from roles.demo.pretraining import SHAPE
+from roles.diloco.core.algorithm import algorithm_of
+from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, total_norm
 from roles.diloco.core.prime import prime_decode, prime_encode
 from roles.diloco.core.quant import Codec, Values, decode_untrusted, encode, encoded_bytes
-from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.terms import DilocoTerms, Outer
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
 from roles.engines.config import EngineConfig
@@ -59,11 +62,22 @@ class Case:
     codec: Codec
     outer_rate: float = 0.9
     outer_momentum: float = 0.5
+    outer: Outer = Outer.NESTEROV
+    fragments: int = 1
 
     @property
     def factor(self) -> float:
         """Times less traffic than float32 gradients at every step."""
-        return self.inner_steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
+        steps = self.inner_steps * self.fragments
+        return steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
+
+    def terms(self, common: DilocoTerms) -> DilocoTerms:
+        """Of its run, with as many inner steps in all."""
+        return replace(
+            common, inner_steps=self.inner_steps, codec=self.codec, outer=self.outer,
+            outer_steps=common.total_steps // self.inner_steps, fragments=self.fragments,
+            outer_rate=self.outer_rate, outer_momentum=self.outer_momentum, gauntlet=False,
+        )  # fmt: skip
 
 
 PARALLEL: Final = Case(name="data parallel", inner_steps=1, codec=Codec.FP32)
@@ -76,6 +90,10 @@ CASES: Final = (
     Case(
         name="H 100, fp32, PRIME's outer", inner_steps=100, codec=Codec.FP32,
         outer_rate=0.7, outer_momentum=0.9,
+    ),
+    Case(name="H 100, int4, 4 fragments", inner_steps=25, codec=Codec.INT4, fragments=4),
+    Case(
+        name="data parallel, by rounds", inner_steps=1, codec=Codec.FP32, outer=Outer.PARALLEL
     ),
 )  # fmt: skip
 
@@ -197,24 +215,22 @@ def parallel(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> floa
 
 def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
     """A course of members that average their updates every ``case.inner_steps``."""
-    total = terms.total_steps
-    terms = replace(
-        terms, inner_steps=case.inner_steps, outer_steps=total // case.inner_steps,
-        outer_rate=case.outer_rate, outer_momentum=case.outer_momentum, codec=case.codec,
-    )  # fmt: skip
+    terms, span = case.terms(terms), slice(None)
     members = [Pretrainer(config(seed), terms, None) for _ in range(MEMBERS)]
     peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(MEMBERS))
-    state = OuterState.begin(members[0].vector())
-    grid = PieceGrid.of(state.weights.size, case.codec)
+    algorithm = algorithm_of(terms)
+    state = OuterState.begin(members[0].vector(), algorithm.moments)
+    fragments = Fragments(state.weights.size, case.fragments)
+    grid = PieceGrid.of(fragments.length, case.codec)
     for outer in range(terms.outer_steps):
         parts, norms = {}, {}
         for rank, (peer, member) in enumerate(zip(peers, members, strict=True)):
-            member.load(state.weights)
+            member.load(state.weights, span)
             first = (outer * MEMBERS + rank) * terms.phase_windows
             for inner in range(terms.inner_steps):
                 rows = batch(corpus, seed, first + inner * terms.sequences, terms.sequences)
                 member.train([rows], outer * terms.inner_steps + inner)
-            parts[peer] = grid.encode_all(member.update())
+            parts[peer] = grid.encode_all(fragments.cut(outer + 1, member.update()))
             norms[peer] = total_norm(
                 [norm_of(grid.decode_untrusted(at, one)) for at, one in enumerate(parts[peer])]
             )
@@ -223,7 +239,8 @@ def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
             sum_piece(grid, at, {peer: parts[peer][at] for peer in peers}, by)
             for at in range(grid.pieces)
         ]
-        state = state.after(grid.join(mean), rate=terms.outer_rate, decay=terms.outer_momentum)
+        state = algorithm.after(state, grid.join(mean), outer + 1)
+        span = fragments.span(outer + 1)
     members[0].load(state.weights)
     return members[0].loss(held_out(corpus))
 

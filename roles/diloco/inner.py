@@ -58,12 +58,12 @@ class InnerEngine(Protocol):
         """The weights of step 0, the same at all members."""
         ...
 
-    async def load(self, weights: Values) -> None:
-        """Begin a round from these outer weights."""
+    async def load(self, weights: Values, span: slice) -> None:
+        """Begin a round from these outer weights; outside ``span`` from the inner ones."""
         ...
 
-    async def shift(self, weights: Values) -> None:
-        """Begin a round from these outer weights, keeping the steps taken since `update`."""
+    async def shift(self, weights: Values, span: slice) -> None:
+        """The same, keeping the steps taken since `update`."""
         ...
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
@@ -72,7 +72,7 @@ class InnerEngine(Protocol):
         ...
 
     async def update(self) -> Values:
-        """Outer minus inner weights."""
+        """Outer minus inner weights; of data parallel the gradient."""
         ...
 
     async def loss(self) -> float:
@@ -171,17 +171,17 @@ class WorkerInner:
         await self._call("begin", self._path("begin"))
         return await self._read("begin")
 
-    async def load(self, weights: Values) -> None:
+    async def load(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        await self._begin_from("load", weights)
+        await self._begin_from("load", weights, span)
 
-    async def shift(self, weights: Values) -> None:
+    async def shift(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        await self._begin_from("shift", weights)
+        await self._begin_from("shift", weights, span)
 
-    async def _begin_from(self, method: str, weights: Values) -> None:
+    async def _begin_from(self, method: str, weights: Values, span: slice) -> None:
         await self._world.disk.write(f"{FOLDER}/outer", weights.astype("<f4").tobytes())
-        await self._call(method, self._path("outer"))
+        await self._call(method, self._path("outer"), span.start, span.stop)
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """See `InnerEngine`."""
@@ -259,13 +259,15 @@ class FakeInner:
         """See `InnerEngine`."""
         return np.zeros(self.size, np.float32)
 
-    async def load(self, weights: Values) -> None:
+    async def load(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        self._outer = self._inner = weights
+        self._outer, self._inner = weights, self._inner.copy()
+        self._inner[span] = weights[span]
 
-    async def shift(self, weights: Values) -> None:
+    async def shift(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        self._outer, self._inner = weights, weights + (self._inner - self._sent)
+        self._outer, self._inner = weights, self._inner.copy()
+        self._inner[span] += weights[span] - self._sent[span]
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """See `InnerEngine`; each step goes a hundredth of the way."""

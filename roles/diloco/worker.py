@@ -59,11 +59,11 @@ class InnerServer:
             case "begin", [path]:
                 _write(path, trainer.vector())
                 return None
-            case "load", [path]:
-                trainer.load(np.fromfile(path, "<f4", trainer.size))
+            case "load", [path, start, stop]:
+                trainer.load(np.fromfile(path, "<f4", trainer.size), slice(start, stop))
                 return None
-            case "shift", [path]:
-                trainer.shift(np.fromfile(path, "<f4", trainer.size))
+            case "shift", [path, start, stop]:
+                trainer.shift(np.fromfile(path, "<f4", trainer.size), slice(start, stop))
                 return None
             case "train", [first, steps, window]:
                 return astuple(trainer.train(self.batches(window, first, steps), first))

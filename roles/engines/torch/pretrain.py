@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from roles.diloco.core.terms import DilocoTerms, Inner
+from roles.diloco.core.algorithm import RAMP
+from roles.diloco.core.terms import DilocoTerms, Inner, Outer
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
@@ -34,9 +35,6 @@ _STEPS: Final = "steps"
 _NEWTON: Final = (3.4445, -4.7750, 2.0315)
 """Muon's quintic, which brings all singular values near 1 in five turns."""
 _TURNS: Final = 5
-RAMP: Final = 20
-"""Inner steps over which the rate climbs for a member without moments: Adam's first steps are
-as large as its rate, whatever the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +63,8 @@ class Pretrainer:
         self._bf16 = uses_bfloat16(config)
         self._begin_moments()
         self._outer = self._sent = self.vector()
+        self._gradient: NDArray[np.float32] | None = None
+        """Of the newest step, where the members' mean gradient takes it."""
 
     def _begin_moments(self) -> None:
         self._first = [torch.zeros_like(weight) for weight in self._parameters]
@@ -81,22 +81,31 @@ class Pretrainer:
         with torch.no_grad():
             return torch.cat([one.detach().reshape(-1) for one in self._parameters]).numpy()
 
-    def load(self, vector: NDArray[np.float32]) -> None:
-        """Begin a round from these outer weights. Raises `EngineError` if they are not this
-        model's."""
+    def load(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
+        """Begin a round from these outer weights; outside ``span`` from the inner ones. Raises
+        `EngineError` if they are not this model's."""
+        self._begin(vector, span, self.vector())
+
+    def _begin(
+        self, vector: NDArray[np.float32], span: slice, inner: NDArray[np.float32]
+    ) -> None:
+        """With ``inner`` weights, but for those in ``span``."""
         if vector.size != self.size or not np.isfinite(vector).all():
             raise EngineError(
                 f"{vector.size} outer weights are not the {self.size} of this model"
             )
         self._outer = vector.copy()
-        self._put(self._outer)
+        inner[span] = vector[span]
+        self._put(inner)
 
-    def shift(self, vector: NDArray[np.float32]) -> None:
-        """Begin a round from these outer weights with the steps that were taken since the last
-        update went out. Raises `EngineError` as `load` does."""
-        ahead = self.vector() - self._sent
-        self.load(vector)
-        self._put(self._outer + ahead)
+    def shift(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
+        """The same with the steps that were taken since the last update went out. Raises
+        `EngineError` as `load` does."""
+        inner = self.vector()
+        ahead = inner - self._sent
+        self._begin(vector, span, inner)
+        inner[span] += ahead[span]
+        self._put(inner)
 
     def _put(self, vector: NDArray[np.float32]) -> None:
         at = 0
@@ -117,7 +126,10 @@ class Pretrainer:
             self._put(inner)
 
     def update(self) -> NDArray[np.float32]:
-        """Outer minus inner weights: what the others get. Steps from now on are ahead."""
+        """Outer minus inner weights: what the others get. Steps from now on are ahead. Of data
+        parallel the gradient."""
+        if self._gradient is not None:
+            return self._gradient
         self._sent = self.vector()
         difference: NDArray[np.float32] = self._outer - self._sent
         return difference
@@ -140,14 +152,28 @@ class Pretrainer:
         loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
         penalty = terms.z_loss * logits.amax(-1).square().mean() if terms.z_loss else 0.0
         torch.autograd.backward(loss + penalty)
-        nn.utils.clip_grad_norm_(self._parameters, terms.gradient_norm)
+        if terms.outer is Outer.PARALLEL:
+            self._gradient = self._taken_gradient()
+        else:
+            self._take_step(rate)
+        return float(loss.detach())
+
+    def _taken_gradient(self) -> NDArray[np.float32]:
+        """The gradient end to end, as `vector` lays out the weights; it is forgotten here."""
+        gradients = [weight.grad for weight in self._parameters]
+        for weight in self._parameters:
+            weight.grad = None
+        return torch.cat([one.reshape(-1) for one in gradients if one is not None]).numpy()
+
+    def _take_step(self, rate: float) -> None:
+        """Of the optimiser, against the clipped gradient."""
+        nn.utils.clip_grad_norm_(self._parameters, self._terms.gradient_norm)
         self._taken += 1
         ramp = min(1.0, self._taken / RAMP)
         with torch.no_grad():
             for place, weight in enumerate(self._parameters):
                 self._descend(place, weight, rate * ramp)
                 weight.grad = None
-        return float(loss.detach())
 
     def _descend(self, place: int, weight: Tensor, rate: float) -> None:
         gradient, first, second = weight.grad, self._first[place], self._second[place]
