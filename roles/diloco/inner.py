@@ -23,6 +23,10 @@ from roles.engines.base import EngineError
 from roles.engines.client import confinement_of
 from roles.engines.config import EngineConfig, config_to_wire
 from roles.engines.lasting import open_lasting_worker
+from roles.envs.base import Ration
+from roles.envs.client import confinement_of as env_confinement_of
+from roles.envs.frames import setup_to_wire
+from roles.envs.mix import EnvironmentSetup
 
 FOLDER: Final = "diloco"
 """Of the node's disk: states, records, updates."""
@@ -110,9 +114,10 @@ async def open_inner(
     terms: DilocoTerms,
     places: Mapping[str, str],
     base: str | None,
+    environments: EnvironmentSetup | None = None,
 ) -> AsyncIterator[InnerEngine]:
-    """Run an inner engine for the length of the block. Raises `ConfigError` on a corpus that
-    cannot be learnt from, `MissingDependency`."""
+    """Run an inner engine for the length of the block: on text, or on ``environments``. Raises
+    `ConfigError` on a corpus that cannot be learnt from, `MissingDependency`."""
     if config.kind == "fake":
         yield FakeInner(world, config, terms)
         return
@@ -122,11 +127,15 @@ async def open_inner(
                 f"the corpus {name} is at {place}: write its whole path, from / on, below"
                 " [role.trainer.corpora]"
             )
-    confined = replace(confinement_of(world, config, FOLDER), readable=tuple(places.values()))
+    readable = tuple(places.values())
+    if environments is not None:
+        readable += env_confinement_of(environments, Ration()).readable
+    confined = replace(confinement_of(world, config, FOLDER), readable=readable)
     async with open_lasting_worker(world, _ARGV, name="trainer", confined=confined) as worker:
         inner = WorkerInner(world, worker)
         where = "" if base is None else world.disk.locate(base)
-        await inner.configure(config, terms, places, where)
+        setup = None if environments is None else setup_to_wire(environments)
+        await inner.configure(config, terms, places, where, setup)
         yield inner
 
 
@@ -139,14 +148,20 @@ class WorkerInner:
         self.size = 0
 
     async def configure(
-        self, config: EngineConfig, terms: DilocoTerms, places: Mapping[str, str], base: str
+        self,
+        config: EngineConfig,
+        terms: DilocoTerms,
+        places: Mapping[str, str],
+        base: str,
+        environments: Mapping[str, Any] | None,
     ) -> None:
         """Once, before anything else."""
         while not self.size:
             try:
                 self.size = await self._call(
-                    "configure", config_to_wire(config), write_table(terms), dict(places), base
-                )
+                    "configure", config_to_wire(config), write_table(terms), dict(places), base,
+                    environments,
+                )  # fmt: skip
             except WorkerDied as error:
                 self._world.trace("inner_died", error=str(error))
 
@@ -205,7 +220,7 @@ class WorkerInner:
 
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""
-        return str(await self._call("write", text, count, 0))
+        return str(await self._call("write", text, count))
 
     async def save(self, step: int) -> None:
         """See `InnerEngine`."""

@@ -20,7 +20,7 @@ from roles.diloco.core.quant import Codec
 from roles.diloco.core.terms import DilocoTerms, Inner, Outer
 from roles.diloco.core.windows import dealt, part_of, windows
 from roles.diloco.corpus import Windows, open_corpora
-from roles.diloco.worker import InnerServer
+from roles.diloco.material import Texts
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig, ModelShape
 from tests.unit.core_swarm import peer_named
@@ -164,9 +164,11 @@ def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> N
         decay_share=0.25, window=16, held_out=8,
     )  # fmt: skip
     places = {name: str(tmp_path / f"{name}.txt") for name in "ab"}
-    server = InnerServer(
-        EngineConfig(shape=replace(SHAPE, vocabulary=128), environment=None), terms, places, ""
-    )
+    corpus = open_corpora(
+        terms.corpora, places, encode, end=0, vocabulary=128, window=16, held_out=8,
+        anneal=terms.anneal,
+    )  # fmt: skip
+    server = Texts(corpus, EngineConfig(environment=None), terms)
     read = server.batches(0, 20, 20)
     assert len(read) == 20
     of_b = [float((rows == ord("b")).any(1).mean()) for rows in read]

@@ -54,7 +54,14 @@ def opened(
         return list(replies)
 
     places = {"words": str(tmp_path / "words.txt")}
-    configure = ("configure", config_to_wire(config), write_table(TERMS), places, str(base))
+    configure = (
+        "configure",
+        config_to_wire(config),
+        write_table(TERMS),
+        places,
+        str(base),
+        None,
+    )
 
     def calls(*messages: tuple[object, ...]) -> list[object]:
         return call(configure, *messages)[1:]
@@ -72,7 +79,7 @@ def test_a_round_from_a_base_with_its_own_tokenizer(tmp_path: Path) -> None:
         ("begin", start),
         ("load", start, 0, SIZE),
         ("loss",),
-        ("write", "hello", 4, 0),
+        ("write", "hello", 4),
         ("save", str(tmp_path / "moments"), str(tmp_path / "older"), 1),
         ("restore", str(tmp_path / "moments")),
         ("export", folder),

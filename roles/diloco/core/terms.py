@@ -54,6 +54,15 @@ class Inner(Enum):
     """Matrices but embedding and head by Muon, the rest by AdamW."""
 
 
+class Goal(Enum):
+    """What an inner step learns from."""
+
+    TEXT = "text"
+    """The next token of the corpora."""
+    REWARD = "reward"
+    """What the run's environments pay: GRPO, on answers that each member draws itself."""
+
+
 class Outer(Enum):
     """What takes the outer steps."""
 
@@ -75,6 +84,11 @@ class Joining(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DilocoTerms:
     """Every number of a DiLoCo run; the defaults are measured in docs/performance.md."""
+
+    goal: Goal = Goal.TEXT
+    """What an inner step learns from. With ``reward`` a member draws ``sequences`` tasks of the
+    run's environments a step, each answered [recipe] group_size times; corpora are not read,
+    and a task counts as a token."""
 
     corpora: Mapping[str, float] = field(default_factory=lambda: {"python": 1.0})
     """Where text comes from, by name with weights; each machine's owner says where a name's
