@@ -51,7 +51,7 @@ from roles.diloco.core.outer import OuterState, state_grid
 from roles.diloco.core.pieces import PieceGrid, norm_of
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
-from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.terms import DilocoTerms, Goal
 from roles.diloco.core.windows import dealt, part_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.diloco.inner import FOLDER, InnerEngine
@@ -710,11 +710,12 @@ def model_card(run: bytes, record: Record, figures: MemberFigures, terms: Diloco
         for one in figures.rounds
         if one.loss is not None
     )
-    most = record.step * terms.phase_tokens
+    most, is_text = record.step * terms.phase_tokens, terms.goal is Goal.TEXT
+    source = ", ".join(terms.corpora) if is_text else "rewards"
     return (
         f"# Round {record.step} of run {run.hex()}\n\n"
-        f"Pre-trained by DiLoCo on {', '.join(terms.corpora)}: {terms.outer_steps} rounds of up"
-        f" to {terms.inner_steps} inner steps ({terms.inner.value}), updates in"
+        f"Trained by DiLoCo on {source}: {terms.outer_steps} rounds of up to"
+        f" {terms.inner_steps} inner steps ({terms.inner.value}), updates in"
         f" {terms.codec.value}. At most {most:,} tokens a member; {figures.tokens:,} by the one"
         " that wrote this.\n\n"
         f"State: `{record.outcome.state_root.hex()}`, signed by {len(record.signatures)}"
