@@ -4,10 +4,12 @@
 
 Four members in one process, by the product's own inner steps, quantisers, sums and outer
 step, on Python's own library as bytes: one layer, 65,760 weights, 4 windows of 64 bytes a
-member and step. Data parallel takes the same tokens in one batch. Traffic is what a member
+member and step. Data parallel takes the same tokens in one batch; "by rounds" it is the
+product's own, gradients and all, and must find the same. Traffic is what a member
 sends, in times less than float32 gradients at every step. Quantisers: the relative error of an
 encode and decode on normal and heavy-tailed values, beside PRIME's, and megabytes of float32 in
-a CPU second. ``--quick`` leaves the training out.
+a CPU second. ``--quick`` leaves the training out. ``--demo`` trains what ``shoal demo
+--diloco`` does, with three members, beside data parallel at equal tokens.
 
 The whole table is 20 to 30 minutes of one core. With ``--results FILE`` each course is added to
 that file as a line of JSON when it ends, and what stands there is not computed again: so
@@ -34,18 +36,22 @@ from rich.console import Console
 
 from bench.report import Report
 from p2p.identity import KeyPair
-from roles.demo.pretraining import SHAPE
+from roles.demo.pretraining import SHAPE, TERMS as DEMO_TERMS
+from roles.diloco.core.algorithm import algorithm_of
+from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, total_norm
 from roles.diloco.core.prime import prime_decode, prime_encode
 from roles.diloco.core.quant import Codec, Values, decode_untrusted, encode, encoded_bytes
-from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.terms import DilocoTerms, Outer
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
 from roles.engines.config import EngineConfig
 from roles.engines.torch.pretrain import Pretrainer
 
 MEMBERS: Final = 4
+DEMO_MEMBERS: Final = 3
+"""Of the demo's rounds, but for a few."""
 VALUES: Final = 1 << 22
 """Of the quantisers' test vectors."""
 
@@ -59,11 +65,22 @@ class Case:
     codec: Codec
     outer_rate: float = 0.9
     outer_momentum: float = 0.5
+    outer: Outer = Outer.NESTEROV
+    fragments: int = 1
 
     @property
     def factor(self) -> float:
         """Times less traffic than float32 gradients at every step."""
-        return self.inner_steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
+        steps = self.inner_steps * self.fragments
+        return steps * 4 * VALUES / encoded_bytes(self.codec, VALUES)
+
+    def terms(self, common: DilocoTerms) -> DilocoTerms:
+        """Of its run, with as many inner steps in all."""
+        return replace(
+            common, inner_steps=self.inner_steps, codec=self.codec, outer=self.outer,
+            outer_steps=common.total_steps // self.inner_steps, fragments=self.fragments,
+            outer_rate=self.outer_rate, outer_momentum=self.outer_momentum, gauntlet=False,
+        )  # fmt: skip
 
 
 PARALLEL: Final = Case(name="data parallel", inner_steps=1, codec=Codec.FP32)
@@ -76,6 +93,10 @@ CASES: Final = (
     Case(
         name="H 100, fp32, PRIME's outer", inner_steps=100, codec=Codec.FP32,
         outer_rate=0.7, outer_momentum=0.9,
+    ),
+    Case(name="H 100, int4, 4 fragments", inner_steps=25, codec=Codec.INT4, fragments=4),
+    Case(
+        name="data parallel, by rounds", inner_steps=1, codec=Codec.FP32, outer=Outer.PARALLEL
     ),
 )  # fmt: skip
 
@@ -90,6 +111,7 @@ def run(args: list[str]) -> int:
     parser.add_argument("--results", type=Path, help="courses found, a JSON line each")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no course later")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--demo", action="store_true", help="the demo's model and terms")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(args)
     torch.set_num_threads(1)
@@ -97,18 +119,15 @@ def run(args: list[str]) -> int:
     quantisers(report)
     failures: list[str] = []
     if not options.quick:
-        terms = DilocoTerms(
-            outer_steps=options.steps // 100, inner_steps=100, warmup=200,
-            sequences=options.windows,
-        )  # fmt: skip
+        setting = DEMO if options.demo else plain(options.steps, options.windows)
+        terms = setting.terms
         corpus = open_corpora(
             terms.corpora, {}, str.encode, end=0, vocabulary=256, window=terms.window,
             held_out=terms.held_out,
         )  # fmt: skip
-        cases = [
-            one for one in (PARALLEL, *CASES) if not options.only or one.name in options.only
-        ]
-        results = Results(options.results, terms, console)
+        wanted = options.only or (DEMO_CASES if options.demo else ())
+        cases = [one for one in (PARALLEL, *CASES) if not wanted or one.name in wanted]
+        results = Results(options.results, setting, console)
         results.fill(corpus, cases, options.seeds, options.minutes)
         failures = results.tell(report, cases)
     console.print(str(report), highlight=False, soft_wrap=True)
@@ -118,15 +137,50 @@ def run(args: list[str]) -> int:
     return 1 if failures else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is trained by all rows alike."""
+
+    terms: DilocoTerms
+    members: int = MEMBERS
+    layers: int = 1
+
+    def config(self, seed: int) -> EngineConfig:
+        """Of the model."""
+        shape = replace(SHAPE, layers=self.layers)
+        return EngineConfig(shape=shape, environment=None, seed=seed)
+
+    @property
+    def key(self) -> dict[str, int]:
+        """What a result is kept under, beside its case and seed."""
+        terms = self.terms
+        return {
+            "steps": terms.total_steps, "windows": terms.sequences, "members": self.members,
+            "layers": self.layers,
+        }  # fmt: skip
+
+
+def plain(steps: int, windows: int) -> Setting:
+    """The table's."""
+    terms = DilocoTerms(
+        outer_steps=steps // 100, inner_steps=100, warmup=200, sequences=windows
+    )
+    return Setting(terms)
+
+
+DEMO: Final = Setting(DEMO_TERMS, DEMO_MEMBERS, SHAPE.layers)
+DEMO_CASES: Final = ("data parallel", "H 100, int4")
+
+
 class Results:
     """Held-out losses by case and seed, kept in a file if there is one."""
 
-    def __init__(self, path: Path | None, terms: DilocoTerms, console: Console) -> None:
-        self._path, self._terms, self._console = path, terms, console
+    def __init__(self, path: Path | None, setting: Setting, console: Console) -> None:
+        self._path, self._setting, self._console = path, setting, console
         self._losses: dict[tuple[str, int], float] = {}
         kept = path.read_text("utf-8") if path is not None and path.exists() else ""
         for row in map(json.loads, kept.splitlines()):
-            if row["steps"] == terms.total_steps and row["windows"] == terms.sequences:
+            if {"members": MEMBERS, "layers": 1, **row}.items() >= setting.key.items():
                 self._losses[row["case"], row["seed"]] = row["loss"]
 
     def fill(self, corpus: Windows, cases: list[Case], seeds: int, minutes: float) -> None:
@@ -139,16 +193,13 @@ class Results:
                 if time.perf_counter() - began > 60 * minutes:
                     return
                 course = parallel if case is PARALLEL else diloco
-                self._keep(case, seed, course(corpus, self._terms, case, seed))
+                self._keep(case, seed, course(corpus, self._setting, case, seed))
 
     def _keep(self, case: Case, seed: int, loss: float) -> None:
         self._losses[case.name, seed] = loss
         self._console.print(f"seed {seed}  {case.name:28} {loss:.4f}", highlight=False)
         if self._path is not None:
-            row = {
-                "case": case.name, "seed": seed, "loss": loss,
-                "steps": self._terms.total_steps, "windows": self._terms.sequences,
-            }  # fmt: skip
+            row = {"case": case.name, "seed": seed, "loss": loss, **self._setting.key}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
 
@@ -185,36 +236,35 @@ def _complaints(cases: list[Case], losses: dict[str, dict[int, float]]) -> Itera
                 yield f"{case.name} is {np.mean(both):.4f} nats above float32"
 
 
-def parallel(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
+def parallel(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
     """Data parallel: one batch of all members' windows a step."""
-    trainer = Pretrainer(config(seed), terms, None)
-    rows = terms.sequences * MEMBERS
+    terms = setting.terms
+    trainer = Pretrainer(setting.config(seed), terms, None)
+    rows = terms.sequences * setting.members
     for step in range(terms.total_steps):
         trainer.train([batch(corpus, seed, step * rows, rows)], step)
     trainer.load(trainer.vector())
     return trainer.loss(held_out(corpus))
 
 
-def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
+def diloco(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
     """A course of members that average their updates every ``case.inner_steps``."""
-    total = terms.total_steps
-    terms = replace(
-        terms, inner_steps=case.inner_steps, outer_steps=total // case.inner_steps,
-        outer_rate=case.outer_rate, outer_momentum=case.outer_momentum, codec=case.codec,
-    )  # fmt: skip
-    members = [Pretrainer(config(seed), terms, None) for _ in range(MEMBERS)]
-    peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(MEMBERS))
-    state = OuterState.begin(members[0].vector())
-    grid = PieceGrid.of(state.weights.size, case.codec)
+    terms, span, count = case.terms(setting.terms), slice(None), setting.members
+    members = [Pretrainer(setting.config(seed), terms, None) for _ in range(count)]
+    peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(count))
+    algorithm = algorithm_of(terms)
+    state = OuterState.begin(members[0].vector(), algorithm.moments)
+    fragments = Fragments(state.weights.size, case.fragments)
+    grid = PieceGrid.of(fragments.length, case.codec)
     for outer in range(terms.outer_steps):
         parts, norms = {}, {}
         for rank, (peer, member) in enumerate(zip(peers, members, strict=True)):
-            member.load(state.weights)
-            first = (outer * MEMBERS + rank) * terms.phase_windows
+            member.load(state.weights, span)
+            first = (outer * count + rank) * terms.phase_windows
             for inner in range(terms.inner_steps):
                 rows = batch(corpus, seed, first + inner * terms.sequences, terms.sequences)
                 member.train([rows], outer * terms.inner_steps + inner)
-            parts[peer] = grid.encode_all(member.update())
+            parts[peer] = grid.encode_all(fragments.cut(outer + 1, member.update()))
             norms[peer] = total_norm(
                 [norm_of(grid.decode_untrusted(at, one)) for at, one in enumerate(parts[peer])]
             )
@@ -223,13 +273,10 @@ def diloco(corpus: Windows, terms: DilocoTerms, case: Case, seed: int) -> float:
             sum_piece(grid, at, {peer: parts[peer][at] for peer in peers}, by)
             for at in range(grid.pieces)
         ]
-        state = state.after(grid.join(mean), rate=terms.outer_rate, decay=terms.outer_momentum)
+        state = algorithm.after(state, grid.join(mean), outer + 1)
+        span = fragments.span(outer + 1)
     members[0].load(state.weights)
     return members[0].loss(held_out(corpus))
-
-
-def config(seed: int) -> EngineConfig:
-    return EngineConfig(shape=replace(SHAPE, layers=1), environment=None, seed=seed)
 
 
 def batch(corpus: Windows, seed: int, first: int, count: int) -> NDArray[np.int64]:

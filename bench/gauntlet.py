@@ -22,6 +22,7 @@ from rich.console import Console
 
 from bench.report import Report
 from roles.demo.pretraining import SHAPE
+from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.gauntlet import PARTS, TRIED, bounds
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid
@@ -99,7 +100,7 @@ def course(terms: DilocoTerms, seed: int) -> dict[tuple[int, str], list[list[flo
             for (kind, _), gain in zip(kinds, gains, strict=True):
                 found.setdefault((count, kind), []).append(gain)
         mean = np.stack(updates).mean(0, dtype=np.float32)
-        state = state.after(mean, rate=terms.outer_rate, decay=terms.outer_momentum)
+        state = algorithm_of(terms).after(state, mean, outer + 1)
     return found
 
 

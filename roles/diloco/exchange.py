@@ -88,7 +88,7 @@ class Blob:
 
     @classmethod
     def of_state(cls, state: OuterState) -> Blob:
-        """Of weights and momentum, which are cut when a piece is asked for."""
+        """Of weights and moments, which are cut when a piece is asked for."""
         digests = tuple(digest_of(state.piece(one)) for one in range(state.grid.pieces))
         return cls(digests, state.piece)
 

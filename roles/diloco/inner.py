@@ -23,6 +23,10 @@ from roles.engines.base import EngineError
 from roles.engines.client import confinement_of
 from roles.engines.config import EngineConfig, config_to_wire
 from roles.engines.lasting import open_lasting_worker
+from roles.envs.base import Ration
+from roles.envs.client import confinement_of as env_confinement_of
+from roles.envs.frames import setup_to_wire
+from roles.envs.mix import EnvironmentSetup
 
 FOLDER: Final = "diloco"
 """Of the node's disk: states, records, updates."""
@@ -58,12 +62,12 @@ class InnerEngine(Protocol):
         """The weights of step 0, the same at all members."""
         ...
 
-    async def load(self, weights: Values) -> None:
-        """Begin a round from these outer weights."""
+    async def load(self, weights: Values, span: slice) -> None:
+        """Begin a round from these outer weights; outside ``span`` from the inner ones."""
         ...
 
-    async def shift(self, weights: Values) -> None:
-        """Begin a round from these outer weights, keeping the steps taken since `update`."""
+    async def shift(self, weights: Values, span: slice) -> None:
+        """The same, keeping the steps taken since `update`."""
         ...
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
@@ -72,7 +76,7 @@ class InnerEngine(Protocol):
         ...
 
     async def update(self) -> Values:
-        """Outer minus inner weights."""
+        """Outer minus inner weights; of data parallel the gradient."""
         ...
 
     async def loss(self) -> float:
@@ -110,9 +114,10 @@ async def open_inner(
     terms: DilocoTerms,
     places: Mapping[str, str],
     base: str | None,
+    environments: EnvironmentSetup | None = None,
 ) -> AsyncIterator[InnerEngine]:
-    """Run an inner engine for the length of the block. Raises `ConfigError` on a corpus that
-    cannot be learnt from, `MissingDependency`."""
+    """Run an inner engine for the length of the block: on text, or on ``environments``. Raises
+    `ConfigError` on a corpus that cannot be learnt from, `MissingDependency`."""
     if config.kind == "fake":
         yield FakeInner(world, config, terms)
         return
@@ -122,11 +127,15 @@ async def open_inner(
                 f"the corpus {name} is at {place}: write its whole path, from / on, below"
                 " [role.trainer.corpora]"
             )
-    confined = replace(confinement_of(world, config, FOLDER), readable=tuple(places.values()))
+    readable = tuple(places.values())
+    if environments is not None:
+        readable += env_confinement_of(environments, Ration()).readable
+    confined = replace(confinement_of(world, config, FOLDER), readable=readable)
     async with open_lasting_worker(world, _ARGV, name="trainer", confined=confined) as worker:
         inner = WorkerInner(world, worker)
         where = "" if base is None else world.disk.locate(base)
-        await inner.configure(config, terms, places, where)
+        setup = None if environments is None else setup_to_wire(environments)
+        await inner.configure(config, terms, places, where, setup)
         yield inner
 
 
@@ -139,14 +148,20 @@ class WorkerInner:
         self.size = 0
 
     async def configure(
-        self, config: EngineConfig, terms: DilocoTerms, places: Mapping[str, str], base: str
+        self,
+        config: EngineConfig,
+        terms: DilocoTerms,
+        places: Mapping[str, str],
+        base: str,
+        environments: Mapping[str, Any] | None,
     ) -> None:
         """Once, before anything else."""
         while not self.size:
             try:
                 self.size = await self._call(
-                    "configure", config_to_wire(config), write_table(terms), dict(places), base
-                )
+                    "configure", config_to_wire(config), write_table(terms), dict(places), base,
+                    environments,
+                )  # fmt: skip
             except WorkerDied as error:
                 self._world.trace("inner_died", error=str(error))
 
@@ -171,17 +186,17 @@ class WorkerInner:
         await self._call("begin", self._path("begin"))
         return await self._read("begin")
 
-    async def load(self, weights: Values) -> None:
+    async def load(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        await self._begin_from("load", weights)
+        await self._begin_from("load", weights, span)
 
-    async def shift(self, weights: Values) -> None:
+    async def shift(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        await self._begin_from("shift", weights)
+        await self._begin_from("shift", weights, span)
 
-    async def _begin_from(self, method: str, weights: Values) -> None:
+    async def _begin_from(self, method: str, weights: Values, span: slice) -> None:
         await self._world.disk.write(f"{FOLDER}/outer", weights.astype("<f4").tobytes())
-        await self._call(method, self._path("outer"))
+        await self._call(method, self._path("outer"), span.start, span.stop)
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """See `InnerEngine`."""
@@ -205,7 +220,7 @@ class WorkerInner:
 
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""
-        return str(await self._call("write", text, count, 0))
+        return str(await self._call("write", text, count))
 
     async def save(self, step: int) -> None:
         """See `InnerEngine`."""
@@ -259,13 +274,15 @@ class FakeInner:
         """See `InnerEngine`."""
         return np.zeros(self.size, np.float32)
 
-    async def load(self, weights: Values) -> None:
+    async def load(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        self._outer = self._inner = weights
+        self._outer, self._inner = weights, self._inner.copy()
+        self._inner[span] = weights[span]
 
-    async def shift(self, weights: Values) -> None:
+    async def shift(self, weights: Values, span: slice) -> None:
         """See `InnerEngine`."""
-        self._outer, self._inner = weights, weights + (self._inner - self._sent)
+        self._outer, self._inner = weights, self._inner.copy()
+        self._inner[span] += weights[span] - self._sent[span]
 
     async def train(self, first: int, steps: int, window: int) -> Phase:
         """See `InnerEngine`; each step goes a hundredth of the way."""

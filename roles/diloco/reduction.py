@@ -22,6 +22,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.world import World
+from roles.diloco.core.algorithm import OuterAlgorithm
 from roles.diloco.core.events import Reduce
 from roles.diloco.core.messages import (
     BadPart,
@@ -265,18 +266,18 @@ class DigestedState:
         return cls(state, Blob.of_state(state))
 
     @classmethod
-    def joined(cls, size: int, pieces: Sequence[bytes]) -> DigestedState:
+    def joined(cls, size: int, pieces: Sequence[bytes], moments: int) -> DigestedState:
         """Of pieces as they travel. Raises `BadMessage`."""
-        return cls.of(OuterState.joined(size, list(pieces)))
+        return cls.of(OuterState.joined(size, list(pieces), moments))
 
     @classmethod
     def after(
         cls,
+        outer: OuterAlgorithm,
         grid: PieceGrid,
         state: OuterState,
         pieces: Sequence[bytes],
-        rate: float,
-        decay: float,
+        step: int,
     ) -> DigestedState:
-        """The state after a mean. Raises `BadMessage`."""
-        return cls.of(state.after(grid.join(pieces), rate=rate, decay=decay))
+        """The state after the mean of a step. Raises `BadMessage`."""
+        return cls.of(outer.after(state, grid.join(pieces), step))

@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from p2p.errors import ConfigError
 from p2p.node.node import Node
 from p2p.node.role import Fact, Progress
+from roles.diloco.core.terms import Goal
 from roles.diloco.inner import open_inner
 from roles.diloco.membership import RunMembers
 from roles.diloco.session import DilocoSession
-from roles.run import run_of
+from roles.envs.base import EVALUATES_NOTHING, evaluates_nothing
+from roles.envs.client import setup_of
+from roles.envs.mix import EnvironmentSetup
+from roles.run import Run, run_of
 from roles.shared.model_files import check_base, keep_model_files
 from roles.trainer.config import TrainerConfig
 
@@ -61,12 +66,14 @@ class DilocoMember:
         if run.terms.model.base:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
+        environments = self._environments(node, run, folder)
         async with open_inner(
             node.world,
             replace(engine_config, profile=config.profile, autocast=config.autocast),
             terms,
             config.corpora,
             folder,
+            environments,
         ) as engine:
             self.session = DilocoSession(
                 node.world,
@@ -79,3 +86,22 @@ class DilocoMember:
                 RunMembers(node, terms.joining),
             )
             await self.session.work_forever()
+
+    def _environments(
+        self, node: Node, run: Run, folder: str | None
+    ) -> EnvironmentSetup | None:
+        """Those that a run of rewards learns from, within the worker of the inner steps. Raises
+        `ConfigError` for one that evaluates what a model writes: it wants a process of its
+        own."""
+        if run.terms.diloco.goal is not Goal.REWARD:
+            return None
+        run.check_environments()  # before any of it is imported
+        for pin in run.terms.environments:
+            if not evaluates_nothing(pin.name):
+                able = ", ".join(sorted(EVALUATES_NOTHING))
+                raise ConfigError(
+                    f"run {run.name!r} learns from the environment {pin.name!r} in the process"
+                    f" of its weights: that may be one of {able}"
+                )
+        place = folder and node.world.disk.locate(folder)
+        return setup_of(run, self._config.machine, place)

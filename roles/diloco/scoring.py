@@ -19,6 +19,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.node.trouble import PEER_TROUBLE
+from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.messages import Ready
 from roles.diloco.core.pieces import PieceGrid, root_of
 from roles.diloco.core.quant import Values
@@ -42,6 +43,7 @@ class Trial:
     server: PieceServer
     client: PieceClient
     step: int
+    fragments: Fragments
     before: Values
     """The weights that the updates were computed from."""
     readys: Sequence[Ready]
@@ -92,7 +94,10 @@ class Trial:
         if len(peers) < 2:
             return {}
         try:
-            gains = await engine.gains(self.before, [self.updates[peer] for peer in peers])
+            gains = await engine.gains(
+                self.before,
+                [self.fragments.whole(self.step, self.updates[peer]) for peer in peers],
+            )
         except EngineError as error:
             logger.warning("diloco_not_scored step=%d: %s", self.step, error)
             return {}

@@ -35,6 +35,8 @@ from p2p.wire import MIB
 from p2p.world import World
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
+from roles.diloco.core.algorithm import algorithm_of
+from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.messages import (
     PIECES_PROTOCOL,
     ROUNDS_PROTOCOL,
@@ -49,7 +51,7 @@ from roles.diloco.core.outer import OuterState, state_grid
 from roles.diloco.core.pieces import PieceGrid, norm_of
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
-from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.terms import DilocoTerms, Goal
 from roles.diloco.core.windows import dealt, part_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.diloco.inner import FOLDER, InnerEngine
@@ -150,7 +152,9 @@ class DilocoSession:
         self.sample = ""
         """What the final model writes."""
         self.core: RoundCore
-        self._grid = PieceGrid.of(engine.size, terms.codec)
+        self._outer = algorithm_of(terms)
+        self._fragments = Fragments(engine.size, terms.fragments)
+        self._grid = PieceGrid.of(self._fragments.length, terms.codec)
         self._state: OuterState
         self._events: deque[tuple[ev.Event, int]] = deque()
         self._waiting = 0
@@ -169,6 +173,8 @@ class DilocoSession:
         self._first_step_at: float | None = None
         self._ahead = InnerProgress()
         """Of the next round, taken during an exchange."""
+        self._continues = -1
+        """The step whose round the engine's weights may go on with, where it changed none."""
 
     # For people.
 
@@ -230,11 +236,12 @@ class DilocoSession:
         first = genesis(self._run, self._founders)
         records = await store.records(first, world.verify, terms.anchor)
         held, kept = -1, await store.kept()
-        found = await store.state(records, self._engine.size)
+        found = await store.state(records, self._engine.size, self._outer.moments)
         if found is not None:
             held, self._state = found
         elif len(records) == 1:
-            held, self._state = 0, OuterState.begin(await self._engine.begin())
+            weights = await self._engine.begin()
+            held, self._state = 0, OuterState.begin(weights, self._outer.moments)
         await self._engine.restore(held)
         self.core = RoundCore(
             world.signer,
@@ -374,7 +381,7 @@ class DilocoSession:
             self._reduced = request
         else:
             pieces = await reduction.carried(carried)
-        after = await self._step(pieces)
+        after = await self._step(pieces, request.plan.step)
         blob = Blob.of(pieces)
         outcome = Outcome(request.plan, blob.root, after.blob.root)
         self.server.offer(blob)
@@ -382,20 +389,16 @@ class DilocoSession:
         await self._save(request.plan.step, after.state, pieces)
         self._feed(ev.Reduced(request.view, outcome))
 
-    async def _step(self, pieces: Sequence[bytes]) -> DigestedState:
+    async def _step(self, pieces: Sequence[bytes], step: int) -> DigestedState:
         """The outer step against a mean. Raises `BadMessage`."""
-        terms = self._terms
         return await self._digested(
-            partial(DigestedState.after, rate=terms.outer_rate, decay=terms.outer_momentum),
-            self._grid,
-            self._state,
-            pieces,
+            DigestedState.after, self._outer, self._grid, self._state, pieces, step
         )
 
     async def _digested(
         self, make: Callable[..., DigestedState], *arguments: object
     ) -> DigestedState:
-        cost = 8 * self._engine.size / STEP_RATE
+        cost = 4 * (1 + self._outer.moments) * self._engine.size / STEP_RATE
         return await self._world.run_blocking(make, *arguments, cost=cost)
 
     async def _save(self, step: int, state: OuterState, mean: Sequence[bytes]) -> None:
@@ -431,7 +434,8 @@ class DilocoSession:
     async def _fetch_state(self, record: Record) -> DigestedState:
         """From disk, by the mean if we hold the state before, else whole. Raises
         `PiecesUnavailable`, `BadMessage`."""
-        found = await self._store.state(self.core.records, self._engine.size)
+        size, moments = self._engine.size, self._outer.moments
+        found = await self._store.state(self.core.records, size, moments)
         if found is not None and found[0] == record.step:
             return await self._digested(DigestedState.of, found[1])
         sources = self.core.holders(record.step, self._world.now())
@@ -439,10 +443,10 @@ class DilocoSession:
         state = await self._caught_up(record, sources)
         if state is None:
             pieces = await self.client.blob(record.outcome.state_root, sources)
-            if len(pieces) != state_grid(self._engine.size).pieces:
+            if len(pieces) != state_grid(size, moments).pieces:
                 raise BadMessage("the run's state is of another model")
             self._world.sometimes("diloco/fetched a whole state", True)
-            state = await self._digested(DigestedState.joined, self._engine.size, pieces)
+            state = await self._digested(DigestedState.joined, size, pieces, moments)
         await self._save(record.step, state.state, self._mean_of(record))
         return state
 
@@ -459,7 +463,7 @@ class DilocoSession:
             return None
         if len(pieces) != self._grid.pieces:
             return None
-        after = await self._step(pieces)
+        after = await self._step(pieces, record.step)
         if after.blob.root != record.outcome.state_root:
             return None
         self.server.offer(Blob.of(pieces))
@@ -495,8 +499,8 @@ class DilocoSession:
         ):
             return None
         return Trial(
-            self._grid, self.server, self.client, record.step, self._state.weights,
-            request.readys, wanted, {},
+            self._grid, self.server, self.client, record.step, self._fragments,
+            self._state.weights, request.readys, wanted, {},
         )  # fmt: skip
 
     def _serve_state(self, step: int, found: DigestedState) -> None:
@@ -530,7 +534,7 @@ class DilocoSession:
                 await self._phase(record)
             except WorkerDied as error:
                 logger.error("engine_died %s; the round is begun again", error)
-                self._ahead = InnerProgress()
+                self._ahead, self._continues = InnerProgress(), -1
                 await self._engine.restore(record.step)
             except EngineError as error:
                 logger.error("diloco_diverged step=%d: %s", record.step, error)
@@ -550,12 +554,15 @@ class DilocoSession:
 
     async def _phase(self, record: Record) -> None:
         """The inner steps of a round, and its update; given up when the round is over."""
-        ahead, self._ahead = self._ahead, InnerProgress()
+        ahead, span = self._ahead, slice(0, self._engine.size)
+        if self._continues == record.step and not self.is_over:
+            span = self._fragments.span(record.step)
+        self._ahead, self._continues = InnerProgress(), -1
         if ahead.steps and ahead.step == record.step and not self.is_over:
-            await self._engine.shift(self._state.weights)
+            await self._engine.shift(self._state.weights, span)
         else:
             ahead = InnerProgress(record.step)
-            await self._engine.load(self._state.weights)
+            await self._engine.load(self._state.weights, span)
         await self._measure(record)
         every = self._config.export_every
         if self.is_over or (every and record.step and record.step % every == 0):
@@ -578,6 +585,7 @@ class DilocoSession:
         ready = await self._encode(record, ahead.tokens)
         if not self._is_current(record):
             return
+        self._continues = record.step + 1
         self._feed(ev.Trained(ready))
         while self._is_current(record) and self.core.round.ready is None:
             await self._news.wait()
@@ -646,7 +654,7 @@ class DilocoSession:
 
     async def _encode(self, record: Record, tokens: int) -> Ready:
         """The update as it travels, durable with the optimiser's state before it is signed."""
-        update = await self._engine.update()
+        update = self._fragments.cut(record.step + 1, await self._engine.update())
         encoded = await self._world.run_blocking(
             EncodedUpdate.of,
             self._grid,
@@ -702,11 +710,12 @@ def model_card(run: bytes, record: Record, figures: MemberFigures, terms: Diloco
         for one in figures.rounds
         if one.loss is not None
     )
-    most = record.step * terms.phase_tokens
+    most, is_text = record.step * terms.phase_tokens, terms.goal is Goal.TEXT
+    source = ", ".join(terms.corpora) if is_text else "rewards"
     return (
         f"# Round {record.step} of run {run.hex()}\n\n"
-        f"Pre-trained by DiLoCo on {', '.join(terms.corpora)}: {terms.outer_steps} rounds of up"
-        f" to {terms.inner_steps} inner steps ({terms.inner.value}), updates in"
+        f"Trained by DiLoCo on {source}: {terms.outer_steps} rounds of up to"
+        f" {terms.inner_steps} inner steps ({terms.inner.value}), updates in"
         f" {terms.codec.value}. At most {most:,} tokens a member; {figures.tokens:,} by the one"
         " that wrote this.\n\n"
         f"State: `{record.outcome.state_root.hex()}`, signed by {len(record.signatures)}"

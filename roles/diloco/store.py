@@ -142,16 +142,17 @@ class MemberStore:
         return found
 
     async def state(
-        self, records: Sequence[Record], size: int
+        self, records: Sequence[Record], size: int, moments: int
     ) -> tuple[int, OuterState] | None:
         """The newest state on disk that has its record's digest, and its step."""
+        grid = state_grid(size, moments)
         for record in reversed(records[1:][-2 * GENERATIONS :]):
             name = _name("state", record.step)
-            if await self._disk.size(name) != 8 * size:
+            if await self._disk.size(name) != grid.total_bytes:
                 continue
-            pieces = state_grid(size).cut(await self._disk.read(name))
+            pieces = grid.cut(await self._disk.read(name))
             try:
-                state = OuterState.joined(size, pieces)
+                state = OuterState.joined(size, pieces, moments)
             except BadMessage as error:
                 logger.warning("diloco_state_damaged step=%d: %s", record.step, error)
                 continue

@@ -11,46 +11,59 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import MissingDependency, ShoalError
 from p2p.node.tables import read_table
-from roles.diloco.core.gauntlet import PARTS, TRIED
 from roles.diloco.core.terms import DilocoTerms
-from roles.diloco.core.windows import windows
-from roles.diloco.corpus import Windows, open_corpora
+from roles.diloco.corpus import open_corpora
+from roles.diloco.material import Material, Rewards, Texts
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.engines.hardware import threads_of
+from roles.envs.base import open_teaching
+from roles.envs.frames import setup_from_wire
+from roles.envs.mix import EnvironmentSetup, open_mix
 from roles.shared.worker_streams import serve_streams
-
-EVALUATED: Final = 32
-"""Windows whose loss is measured in one pass."""
 
 
 class InnerServer:
-    """One model, one corpus."""
+    """One model, and what it learns from."""
 
     def __init__(
-        self, config: EngineConfig, terms: DilocoTerms, places: Mapping[str, str], base: str
+        self,
+        config: EngineConfig,
+        terms: DilocoTerms,
+        places: Mapping[str, str],
+        base: str,
+        environments: EnvironmentSetup | None = None,
     ) -> None:
+        """``environments`` are those of a run that learns from rewards."""
         try:
+            from roles.engines.torch.objectives import Objective, RewardLoss
             from roles.engines.torch.pretrain import Pretrainer
         except ImportError as error:
             raise MissingDependency(
                 f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
             ) from error
-        self._terms, self._config = terms, config
         self._text = _TextCodec(base)
-        self._corpus: Windows = open_corpora(
-            terms.corpora, places, self._text.encode, end=config.end_tokens[0],
-            vocabulary=config.shape.vocabulary, window=terms.window, held_out=terms.held_out,
-            anneal=terms.anneal,
-        )  # fmt: skip
-        self._trainer = Pretrainer(config, terms, Path(base) if base else None)
+        self._material: Material
+        objective: Objective | None = None
+        if environments is None:
+            corpus = open_corpora(
+                terms.corpora, places, self._text.encode, end=config.end_tokens[0],
+                vocabulary=config.shape.vocabulary, window=terms.window,
+                held_out=terms.held_out, anneal=terms.anneal,
+            )  # fmt: skip
+            self._material = Texts(corpus, config, terms)
+        else:
+            teacher = None if base else open_teaching(config.environment)
+            rewards = Rewards(open_mix(environments), teacher, config, terms)
+            self._material, objective = rewards, RewardLoss(config, terms, rewards)
+        self._trainer = Pretrainer(config, terms, Path(base) if base else None, objective)
 
     def call(self, method: str, arguments: Sequence[Any]) -> object:
         """The result is fit for the pipe."""
@@ -59,25 +72,26 @@ class InnerServer:
             case "begin", [path]:
                 _write(path, trainer.vector())
                 return None
-            case "load", [path]:
-                trainer.load(np.fromfile(path, "<f4", trainer.size))
+            case "load", [path, start, stop]:
+                trainer.load(np.fromfile(path, "<f4", trainer.size), slice(start, stop))
                 return None
-            case "shift", [path]:
-                trainer.shift(np.fromfile(path, "<f4", trainer.size))
+            case "shift", [path, start, stop]:
+                trainer.shift(np.fromfile(path, "<f4", trainer.size), slice(start, stop))
                 return None
             case "train", [first, steps, window]:
-                return astuple(trainer.train(self.batches(window, first, steps), first))
+                return astuple(
+                    trainer.train(self._material.batches(window, first, steps), first)
+                )
             case "update", [path]:
                 _write(path, trainer.update())
                 return None
             case "loss", []:
-                return trainer.loss(self._held_out())
+                return trainer.loss(self._material.held_out())
             case "gains", [path, count]:
                 vectors = np.memmap(path, "<f4", "r", shape=(1 + count, trainer.size))
-                return trainer.gains(vectors[0], vectors[1:], self._tried())
-            case "write", [text, count, seed]:
-                start = self._text.encode(text)
-                return self._text.decode(trainer.continue_text(start, count, seed))
+                return trainer.gains(vectors[0], vectors[1:], self._material.tried())
+            case "write", [text, count]:
+                return self._written(text, count)
             case "save", [path, previous, step]:
                 trainer.save(Path(path), Path(previous), step)
                 return None
@@ -88,39 +102,17 @@ class InnerServer:
                 return None
         raise TypeError(f"an inner engine has no method {method}({len(arguments)} arguments)")
 
+    def _written(self, text: str, count: int) -> str:
+        """Nothing from a model of questions: its reward says how well it answers."""
+        if isinstance(self._material, Rewards):
+            return ""
+        start = self._text.encode(text)
+        return self._text.decode(self._trainer.continue_text(start, count, seed=0))
+
     @property
     def size(self) -> int:
         """Weights of the model."""
         return self._trainer.size
-
-    def batches(self, window: int, first: int, steps: int) -> list[NDArray[np.int64]]:
-        """Of the inner steps from ``first`` on, from ``window`` of the walk on."""
-        corpus, sequences = self._corpus, self._terms.sequences
-        plain = min(steps, max(0, self._terms.stable_steps - first))
-        found = list[NDArray[np.int64]]()
-        for begin, end, starts in (
-            (0, plain, corpus.starts),
-            (plain, steps, corpus.annealed),
-        ):
-            numbers = windows(
-                self._config.seed, window + begin * sequences, (end - begin) * sequences,
-                int(starts.size),
-            )  # fmt: skip
-            rows = corpus.read(starts[numbers])
-            found.extend(rows.reshape(end - begin, sequences, corpus.width))
-        return found
-
-    def _held_out(self) -> list[NDArray[np.int64]]:
-        held = self._corpus.held_out
-        return [
-            self._corpus.read(held[at : at + EVALUATED])
-            for at in range(0, held.size, EVALUATED)
-        ]
-
-    def _tried(self) -> list[NDArray[np.int64]]:
-        """Parts of what is held out, each one pass; of much text the first windows."""
-        held = self._corpus.held_out[:TRIED]
-        return [self._corpus.read(part) for part in np.array_split(held, PARTS) if part.size]
 
 
 class _TextCodec:
@@ -176,11 +168,13 @@ def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
 def _configure(method: str, arguments: Sequence[Any]) -> InnerServer:
     if method != "configure":
         raise TypeError(f"the first call of a worker is configure, not {method}")
-    config, terms, places, base = arguments
+    config, terms, places, base, environments = arguments
     found = config_from_wire(config)
     os.nice(found.nice)
     os.environ["OMP_NUM_THREADS"] = str(threads_of(found))
-    return InnerServer(found, read_table(DilocoTerms, terms, "the run file"), places, base)
+    setup = None if environments is None else setup_from_wire(environments)
+    read = read_table(DilocoTerms, terms, "the run file")
+    return InnerServer(found, read, places, base, setup)
 
 
 def main() -> None:

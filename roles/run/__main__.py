@@ -30,7 +30,7 @@ from p2p.node.usage import (
 from p2p.wire import MIB
 from proofs.checks import Limits
 from roles import own
-from roles.diloco.core.terms import Algorithm
+from roles.diloco.core.terms import Algorithm, Goal
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
 from roles.run.core.trust import TrustTerms, leak
 from roles.run.draft import check_calibrated, check_suited, read_draft
@@ -131,9 +131,11 @@ def _work(run: Run) -> str:
     terms, engine = run.terms, run.terms.model.engine
     if terms.algorithm is Algorithm.DILOCO:
         diloco = terms.diloco
+        is_text = diloco.goal is Goal.TEXT
+        names = diloco.corpora if is_text else [pin.name for pin in terms.environments]
         return (
-            f"pre-trains  {engine} on {', '.join(diloco.corpora)}: {diloco.outer_steps} rounds"
-            f" of {diloco.inner_steps} steps, {diloco.codec.value}"
+            f"{'pre-trains ' if is_text else 'trains     '} {engine} on {', '.join(names)}:"
+            f" {diloco.outer_steps} rounds of {diloco.inner_steps} steps, {diloco.codec.value}"
         )
     return f"trains      {engine} on {', '.join(pin.name for pin in terms.environments)}"
 

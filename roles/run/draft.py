@@ -14,7 +14,7 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits
-from roles.diloco.core.terms import Algorithm, DilocoTerms
+from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.data import pin_data, read_data
@@ -123,7 +123,13 @@ class Draft:
     """``grpo`` or ``diloco``."""
 
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
-    """Of a run that pre-trains on text; its environments and validators are left out."""
+    """Of a run of many trainers; its validators are left out, and unless its ``goal`` is
+    ``reward`` its environments."""
+
+    @property
+    def is_of_environments(self) -> bool:
+        """Whether its trainers learn from what environments pay."""
+        return self.algorithm is Algorithm.GRPO or self.diloco.goal is Goal.REWARD
 
     trust: TrustTerms | None = None
     """How workers earn it that not all of their work is checked; left out: all of it is."""
@@ -148,7 +154,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             environments=tuple(
                 _environment(value, f"{where}: environments[{number}]").pin()
                 for number, value in enumerate(
-                    draft.environments if draft.algorithm is Algorithm.GRPO else ()
+                    draft.environments if draft.is_of_environments else ()
                 )
             ),
             trainers=draft.trainers,

@@ -3,9 +3,10 @@
 Real sessions on simulated hosts, links and disks; only the model is pretended. The first
 ``founders`` nodes found the run, the others join at ``join_at`` seconds. Of the founders the
 last ``hostile`` are hostile in one way each, from ``way`` on: pieces that are NaN, an update a
-thousand times too large, sums that are none, another vote for every second peer, an update that
-undoes a third of what the others learn. Faults come from the scenario. Replicas must have one
-state at each step, whatever happens.
+thousand times too large, sums that are none, another vote for every second peer, an update
+that undoes a third of what the others learn. Faults come from the scenario. With ``parallel``
+members average gradients instead (`roles.diloco.core.algorithm`); with ``fragments`` a round
+exchanges one part of the model. Replicas must have one state at each step, whatever happens.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from roles.diloco.core.messages import NO_DIGEST, Harm, Ready, Record, Sum, Vote
 from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
 from roles.diloco.core.quant import Codec, Values
 from roles.diloco.core.round import shares_of
-from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.terms import DilocoTerms, Outer
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.inner import FakeInner, Phase
 from roles.diloco.session import DilocoSession
@@ -132,6 +133,8 @@ class Pretraining:
         "anchor",
         "step_seconds",
         "overlap",
+        "fragments",
+        "parallel",
     )
 
     strangers: ClassVar[Sequence[str]] = ()
@@ -165,16 +168,9 @@ class Pretraining:
                 names[founders - hostile : founders], int(scenario.parameter("way", 0))
             )
         }
-        self._profile = DeviceProfile(step_seconds=scenario.parameter("step_seconds", 0.1))
-        self._terms = DilocoTerms(
-            outer_steps=int(scenario.parameter("rounds", 12)),
-            inner_steps=100,
-            codec=Codec.INT8,
-            overlap=bool(scenario.parameter("overlap", 0)),
-            grace=10.0,
-            patience=30.0,
-            anchor=self._peers[0] if scenario.parameter("anchor", 0) else None,
-        )
+        self._terms = self._make_terms(scenario)
+        seconds = scenario.parameter("step_seconds", 0.1) * 100 / self._terms.inner_steps
+        self._profile = DeviceProfile(step_seconds=seconds)
         for name in names[:founders]:
             swarm.add(name, self._live, link=scenario.link)
         swarm.every(LOOK, self._look)
@@ -184,6 +180,22 @@ class Pretraining:
         while swarm.simulation.now < scenario.duration and not self._is_over(swarm):
             await swarm.sleep(LOOK)
         return self._measure(swarm)
+
+    def _make_terms(self, scenario: Scenario) -> DilocoTerms:
+        """Of the run; a round of data parallel is one step, and takes as long as a hundred."""
+        terms = DilocoTerms(
+            outer_steps=int(scenario.parameter("rounds", 12)),
+            inner_steps=100,
+            codec=Codec.INT8,
+            overlap=bool(scenario.parameter("overlap", 0)),
+            fragments=int(scenario.parameter("fragments", 1)),
+            grace=10.0,
+            patience=30.0,
+            anchor=self._peers[0] if scenario.parameter("anchor", 0) else None,
+        )
+        if not scenario.parameter("parallel", 0):
+            return terms
+        return replace(terms, outer=Outer.PARALLEL, inner_steps=1, gauntlet=False)
 
     async def _live(self, machine: SimNode) -> None:
         await supervise(machine, self._process)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,11 +26,21 @@ from sim.run.sweep import changed
 from sim.workloads import diloco
 from tests.sweeps import swept
 
+Quiet = Callable[..., Scenario]
+ALGORITHMS = [{}, {"parallel": 1}, {"fragments": 4}]
+NAMES = ["diloco", "parallel", "fragments"]
 
-def quiet(**changes: Any) -> Scenario:
-    """Four founders, no faults but those given."""
+
+def founders(settings: Mapping[str, int], **changes: Any) -> Scenario:
+    """Four, no faults but those given."""
     scenario = replace(load_scenario("diloco"), **{"nodes": 4, "faults": (), **changes})
-    return changed(scenario, {"founders": 4, "rounds": 6, "join_at": 1})
+    return changed(scenario, {"founders": 4, "rounds": 6, "join_at": 1, **settings})
+
+
+@pytest.fixture(params=ALGORITHMS, ids=NAMES)
+def quiet(request: pytest.FixtureRequest) -> Quiet:
+    """Founders under each outer algorithm: rounds and recovery are the same for all."""
+    return partial(founders, request.param)
 
 
 def played(scenario: Scenario, seed: int = 1) -> Mapping[str, Any]:
@@ -40,14 +51,19 @@ def played(scenario: Scenario, seed: int = 1) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("seed", swept(range(1, 4), 1))
-def test_a_storm_of_faults_leaves_equal_replicas(seed: int) -> None:
-    metrics = played(load_scenario("diloco"), seed)
+@pytest.mark.parametrize("settings", ALGORITHMS, ids=NAMES)
+def test_a_storm_of_faults_leaves_equal_replicas(
+    settings: Mapping[str, int], seed: int
+) -> None:
+    metrics = played(changed(load_scenario("diloco"), settings), seed)
     assert metrics["rounds"] == 14
     assert metrics["members_end"] == 7
 
 
 @pytest.mark.parametrize("point", swept(range(20), 5))
-def test_a_trainer_killed_at_any_point_loses_one_inner_phase_at_most(point: int) -> None:
+def test_a_trainer_killed_at_any_point_loses_one_inner_phase_at_most(
+    quiet: Quiet, point: int
+) -> None:
     """With -9, by turns with a power cut, at twenty points of two rounds: what it signed was
     durable before it was sent, so it contradicts nothing."""
     kind = ("kill", "torn")[point % 2]
@@ -60,28 +76,28 @@ def test_a_trainer_killed_at_any_point_loses_one_inner_phase_at_most(point: int)
     assert metrics["steps_again"] <= 100
 
 
-def test_a_wiped_disk_is_a_joiner() -> None:
+def test_a_wiped_disk_is_a_joiner(quiet: Quiet) -> None:
     fault = Fault(at=25.0, kind="wipe", who=("site-1",), seconds=3.0)
     metrics = played(quiet(faults=(fault,)))
     assert metrics["rounds"] == 6
     assert metrics["members_end"] == 4
 
 
-def test_a_full_disk_stops_no_other_and_loses_nothing() -> None:
+def test_a_full_disk_stops_no_other_and_loses_nothing(quiet: Quiet) -> None:
     fault = Fault(at=15.0, kind="full_disk", who=("site-1",), seconds=20.0)
     metrics = played(quiet(faults=(fault,)))
     assert metrics["rounds"] == 6
     assert metrics["convicted"] == 0
 
 
-def test_half_killed_at_once_goes_on_with_the_anchor() -> None:
+def test_half_killed_at_once_goes_on_with_the_anchor(quiet: Quiet) -> None:
     fault = Fault(at=25.0, kind="vanish", who=("site-2", "site-3"))
     metrics = played(changed(quiet(faults=(fault,)), {"anchor": 1}))
     assert metrics["rounds"] == 6
     assert metrics["members_end"] == 2
 
 
-def test_without_an_anchor_half_of_them_stop() -> None:
+def test_without_an_anchor_half_of_them_stop(quiet: Quiet) -> None:
     fault = Fault(at=25.0, kind="vanish", who=("site-2", "site-3"))
     metrics = played(quiet(faults=(fault,), duration=150.0))
     assert metrics["rounds"] < 4
@@ -100,30 +116,34 @@ def test_one_hostile_site_of_fourteen_is_named_within_three_rounds(way: int) -> 
     assert metrics["loss"] < 0.3
 
 
-def test_a_disk_that_takes_no_weights_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_takes_no_weights_is_waited_for(
+    quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The engine's own files are written each round; a disk that refused one ended the role."""
     refused = 0
     load = FakeInner.load
 
-    async def full(self: FakeInner, weights: Values) -> None:
+    async def full(self: FakeInner, weights: Values, span: slice) -> None:
         nonlocal refused
         refused += 1
         if refused in range(3, 9):
             raise StorageError("no space left")
-        await load(self, weights)
+        await load(self, weights, span)
 
     monkeypatch.setattr(FakeInner, "load", full)
     assert played(quiet())["rounds"] == 6
     assert refused > 9
 
 
-def test_with_overlap_compute_does_not_wait_for_the_exchange() -> None:
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_with_overlap_compute_does_not_wait_for_the_exchange(fragments: int) -> None:
     """On lines of 0.2 Mbit/s the exchange takes a fifth of a round; steps go on meanwhile, and
     what was learnt in them is kept."""
     slow = LinkSpec(up=0.2, down=0.2)
     found = {}
     for overlap in (0, 1):
-        scenario = changed(quiet(link=slow, duration=900.0), {"overlap": overlap})
+        settings = {"overlap": overlap, "fragments": fragments}
+        scenario = founders(settings, link=slow, duration=900.0)
         found[overlap] = played(scenario)
         assert found[overlap]["rounds"] == 6
     assert found[1]["utilised"] >= 0.97 > found[0]["utilised"]
@@ -184,7 +204,7 @@ async def honest(self: DilocoSession, record: Record, tokens: int) -> Ready:
     "kind", [SilentOwner, UnreadableSums, ShortSums, SilentContributor, LateOwner]
 )
 def test_pieces_that_do_not_come_cost_a_view_and_not_the_run(
-    kind: type[PieceServer], monkeypatch: pytest.MonkeyPatch
+    quiet: Quiet, kind: type[PieceServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next proposer leaves those out that a third of the members got nothing from; the
     update that each has kept is summed again, and the divisor is that of those who are left."""
@@ -224,7 +244,7 @@ class TwoRuns(diloco.Pretraining):
     strangers = ("site-3",)
 
 
-def test_a_member_of_another_run_is_not_listened_to() -> None:
+def test_a_member_of_another_run_is_not_listened_to(quiet: Quiet) -> None:
     """It counts for nothing: the others go on without it, and it stops."""
     scenario = replace(quiet(), workload="tests.simulation.test_diloco:TwoRuns", duration=150.0)
     metrics = run_scenario(scenario, 1).metrics

@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
-from roles.diloco.core.outer import OuterState, state_grid
 from roles.diloco.core.pieces import (
     MAX_PIECE_BYTES,
     PieceGrid,
     check_part,
-    digest_of,
     norm_of,
     owners,
-    root_of,
     shares,
     sum_piece,
     total_norm,
@@ -234,34 +231,3 @@ def test_a_piece_with_another_norm_than_was_signed_is_refused() -> None:
         with pytest.raises(BadMessage, match="norm"):
             check_part(grid, 0, piece, wrong)
     assert total_norm([3.0, 4.0]) == 5
-
-
-# The outer step.
-
-
-def test_the_outer_step_is_torchs_nesterov() -> None:
-    torch = pytest.importorskip("torch")
-    start = normal(1000)
-    state = OuterState.begin(start)
-    weights = torch.nn.Parameter(torch.from_numpy(start.copy()))
-    optimiser = torch.optim.SGD([weights], lr=0.7, momentum=0.9, nesterov=True)
-    for seed in range(5):
-        mean = normal(1000, seed + 1)
-        state = state.after(mean, rate=0.7, decay=0.9)
-        weights.grad = torch.from_numpy(mean)
-        optimiser.step()
-    assert np.allclose(state.weights, weights.detach().numpy(), rtol=0, atol=1e-5)
-    one = OuterState.begin(start).after(normal(1000, 9), rate=0.7, decay=0.9)
-    assert np.allclose(one.weights, start - 1.33 * normal(1000, 9), atol=1e-5)
-
-
-def test_a_state_is_known_by_the_digests_of_its_pieces() -> None:
-    state = OuterState.begin(normal(200_000)).after(normal(200_000, 1), rate=0.9, decay=0.5)
-    pieces = state.pieces()
-    assert state.root == root_of([digest_of(one) for one in pieces])
-    back = OuterState.joined(200_000, pieces)
-    assert back.root == state.root
-    assert np.array_equal(back.momentum, state.momentum)
-    assert len(pieces) == state_grid(200_000).pieces > 1
-    other = OuterState(state.weights, state.momentum + np.float32(1e-9))
-    assert other.root != state.root

@@ -27,7 +27,8 @@ FIRST = genesis(RUN, [ME])
 
 def state_of(step: int) -> OuterState:
     rng = np.random.default_rng(step)
-    return OuterState(*(rng.standard_normal(SIZE).astype(np.float32) for _ in range(2)))
+    weights, momentum = (rng.standard_normal(SIZE).astype(np.float32) for _ in range(2))
+    return OuterState(weights, (momentum,))
 
 
 def chain(length: int) -> list[Record]:
@@ -70,13 +71,13 @@ async def test_of_two_states_the_older_is_taken_when_the_newer_is_damaged(
     records = chain(4)
     async with open_world(tmp_path) as world:
         store = MemberStore(world, RUN)
-        assert await store.state(records, SIZE) is None
+        assert await store.state(records, SIZE, 1) is None
         for step in range(1, 5):
             await store.save_state(step, state_of(step))
         assert sorted(path.name for path in (tmp_path / "diloco").iterdir()) == [
             "state-3", "state-4",
         ]  # fmt: skip
-        found = await store.state(records, SIZE)
+        found = await store.state(records, SIZE, 1)
         assert found is not None
         assert found[0] == 4
         assert found[1].root == state_of(4).root
@@ -84,12 +85,12 @@ async def test_of_two_states_the_older_is_taken_when_the_newer_is_damaged(
         data = bytearray(newest.read_bytes())
         data[100] ^= 1
         newest.write_bytes(data)
-        found = await store.state(records, SIZE)
+        found = await store.state(records, SIZE, 1)
         assert found is not None
         assert found[0] == 3
         newest.write_bytes(b"\xff" * len(data))  # NaN
         (tmp_path / "diloco/state-3").write_bytes(bytes(data[:-4]))
-        assert await store.state(records, SIZE) is None
+        assert await store.state(records, SIZE, 1) is None
 
 
 async def test_a_disk_that_refuses_a_state_leaves_the_older_one_whole(
@@ -105,7 +106,7 @@ async def test_a_disk_that_refuses_a_state_leaves_the_older_one_whole(
         monkeypatch.setattr(world.disk, "replace", full)
         with pytest.raises(StorageError):
             await store.save_state(4, state_of(4))
-        found = await store.state(chain(4), SIZE)
+        found = await store.state(chain(4), SIZE, 1)
         assert found is not None
         assert found[0] == 3
 

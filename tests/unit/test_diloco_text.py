@@ -12,11 +12,15 @@ import pytest
 
 from p2p.errors import ConfigError
 from roles.diloco import corpus
+from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
-from roles.diloco.core.terms import DilocoTerms, Inner
+from roles.diloco.core.outer import OuterState
+from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
+from roles.diloco.core.quant import Codec
+from roles.diloco.core.terms import DilocoTerms, Inner, Outer
 from roles.diloco.core.windows import dealt, part_of, windows
 from roles.diloco.corpus import Windows, open_corpora
-from roles.diloco.worker import InnerServer
+from roles.diloco.material import Texts
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig, ModelShape
 from tests.unit.core_swarm import peer_named
@@ -160,9 +164,11 @@ def test_while_the_rate_falls_the_annealing_mixture_is_read(tmp_path: Path) -> N
         decay_share=0.25, window=16, held_out=8,
     )  # fmt: skip
     places = {name: str(tmp_path / f"{name}.txt") for name in "ab"}
-    server = InnerServer(
-        EngineConfig(shape=replace(SHAPE, vocabulary=128), environment=None), terms, places, ""
-    )
+    corpus = open_corpora(
+        terms.corpora, places, encode, end=0, vocabulary=128, window=16, held_out=8,
+        anneal=terms.anneal,
+    )  # fmt: skip
+    server = Texts(corpus, EngineConfig(environment=None), terms)
     read = server.batches(0, 20, 20)
     assert len(read) == 20
     of_b = [float((rows == ord("b")).any(1).mean()) for rows in read]
@@ -309,6 +315,49 @@ def test_steps_taken_during_an_exchange_are_kept_when_it_ends() -> None:
     other = pretrainer()
     other.load(outer)
     assert one.loss(batches(2)) == other.loss(batches(2))  # of the outer weights, in both
+
+
+def test_outside_its_span_a_fragment_keeps_what_was_learnt() -> None:
+    """Streaming: a round changes a part of the weights; the rest goes on as it was."""
+    one, span = pretrainer(), slice(100, 300)
+    one.train(batches(3), 5)
+    learnt, outer = one.vector(), one.vector() * np.float32(0.5)
+    one.load(outer, span)
+    expected = learnt.copy()
+    expected[span] = outer[span]
+    assert np.array_equal(one.vector(), expected)
+    one.update()
+    one.train(batches(2), 8)
+    ahead = one.vector()
+    one.shift(outer * np.float32(0.5), span)
+    changed = np.flatnonzero(one.vector() != ahead)
+    assert 100 <= changed.min() <= changed.max() < 300
+    assert np.allclose(ahead[span] - one.vector()[span], outer[span] * 0.5, atol=1e-6)
+
+
+def test_averaged_gradients_are_those_of_one_machine_with_the_whole_batch() -> None:
+    """Data parallel by rounds: members, sums and the outer step are those of DiLoCo, and what
+    comes out is what one optimiser finds on all of their windows."""
+    alone = pretrainer()
+    terms = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1, outer_steps=300, gauntlet=False)
+    members, outer = [pretrainer(terms) for _ in range(2)], algorithm_of(terms)
+    state = OuterState.begin(members[0].vector(), outer.moments)
+    grid = PieceGrid.of(state.weights.size, Codec.FP32)
+    peers = [peer_named(one) for one in range(2)]
+    for step, whole in enumerate(batches(40), 1):
+        parts: list[list[bytes]] = []
+        for member, rows in zip(members, np.array_split(whole, 2), strict=True):
+            member.load(state.weights)
+            member.train([rows], step - 1)
+            parts.append(grid.encode_all(member.update()))
+        by = shares(dict.fromkeys(peers, 16), dict.fromkeys(peers, 1.0))
+        mean = [
+            sum_piece(grid, at, dict(zip(peers, both, strict=True)), by)
+            for at, both in enumerate(zip(*parts, strict=True))
+        ]
+        state = outer.after(state, grid.join(mean), step)
+        alone.train([whole], step - 1)
+    assert np.allclose(state.weights, alone.vector(), atol=2e-5)
 
 
 def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: Path) -> None:

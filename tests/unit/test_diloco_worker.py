@@ -26,6 +26,7 @@ TERMS = DilocoTerms(
 )  # fmt: skip
 CONFIG = EngineConfig(shape=LLAMA, environment=None, end_tokens=(END,), threads=0)
 """As a node has it by default: as many threads as cores allow."""
+SIZE = LLAMA.parameters
 
 
 def opened(
@@ -53,7 +54,14 @@ def opened(
         return list(replies)
 
     places = {"words": str(tmp_path / "words.txt")}
-    configure = ("configure", config_to_wire(config), write_table(TERMS), places, str(base))
+    configure = (
+        "configure",
+        config_to_wire(config),
+        write_table(TERMS),
+        places,
+        str(base),
+        None,
+    )
 
     def calls(*messages: tuple[object, ...]) -> list[object]:
         return call(configure, *messages)[1:]
@@ -69,9 +77,9 @@ def test_a_round_from_a_base_with_its_own_tokenizer(tmp_path: Path) -> None:
         ("train", 1, 20, 0),
         ("update", update),
         ("begin", start),
-        ("load", start),
+        ("load", start, 0, SIZE),
         ("loss",),
-        ("write", "hello", 4, 0),
+        ("write", "hello", 4),
         ("save", str(tmp_path / "moments"), str(tmp_path / "older"), 1),
         ("restore", str(tmp_path / "moments")),
         ("export", folder),
@@ -105,15 +113,16 @@ def test_a_round_begun_again_after_any_of_its_steps_gives_the_same_bits(tmp_path
     names = ("start", "moments", "older", "killed", "whole")
     start, moments, older, killed, whole = (str(tmp_path / name) for name in names)
     second = ("train", 20, 20, 80)  # of the round after, on the windows behind
+    load = ("load", start, 0, SIZE)
     calls(
-        ("begin", start), ("load", start), ("train", 0, 20, 0),
-        ("save", moments, older, 1), ("load", start), second, ("update", whole),
+        ("begin", start), load, ("train", 0, 20, 0),
+        ("save", moments, older, 1), load, second, ("update", whole),
     )  # fmt: skip
     expected = np.fromfile(whole, "<f4")
     assert np.count_nonzero(expected) > size // 2
     for done in range(20):
-        calls(("restore", moments), ("load", start), ("train", 20, done, 80))  # and it dies
-        found = calls(("restore", moments), ("load", start), second, ("update", killed))
+        calls(("restore", moments), load, ("train", 20, done, 80))  # and it dies
+        found = calls(("restore", moments), load, second, ("update", killed))
         assert found[0] == 1
         assert np.array_equal(np.fromfile(killed, "<f4"), expected), done
 
@@ -121,7 +130,7 @@ def test_a_round_begun_again_after_any_of_its_steps_gives_the_same_bits(tmp_path
 def test_an_update_that_helps_and_one_turned_round_are_told_apart(tmp_path: Path) -> None:
     calls, size = opened(tmp_path)
     start, update, trial = (str(tmp_path / name) for name in ("start", "update", "trial"))
-    calls(("begin", start), ("load", start), ("train", 1, 20, 0), ("update", update))
+    calls(("begin", start), ("load", start, 0, SIZE), ("train", 1, 20, 0), ("update", update))
     before, change = np.fromfile(start, "<f4"), np.fromfile(update, "<f4")
     np.concatenate([before, change / 4, change / -4]).astype("<f4").tofile(trial)
     _, (help_, harm) = calls(("begin", start), ("gains", trial, 2))

@@ -437,6 +437,15 @@ def test_a_run_that_pre_trains_has_trainers_only() -> None:
     admitted.check_job(VALIDATOR.peer_id, "trainer")
 
 
+def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> None:
+    terms = read_draft(diloco_draft(goal="reward"), "draft", 0.0)
+    assert [pin.name for pin in terms.environments] == ["sort"]
+    run = decode_run_untrusted(sign_run(terms, OWNER).document)
+    assert run.engine_config().environment == "sort"
+    with pytest.raises(ValueError, match="at least one environment"):
+        replace(terms, environments=())
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [

@@ -3,6 +3,7 @@
 Read `round` first: how members agree on each outer step. `election` has its majorities,
 `gauntlet` says who tries whose updates, `messages` what is said and signed, `events` what goes
 in and comes out. `quant` encodes contributions in few bits, `pieces` says who sums what and
-how, `outer` takes the step. `terms` is what a run's owner decides, `windows` says which text is
-whose. `prime` is the quantiser of PRIME, for comparison.
+how, `fragments` which part of the model a step exchanges. `outer` is the state that all hold
+alike, `algorithm` takes its steps: DiLoCo's, or data parallel's. `terms` is what a run's owner
+decides, `windows` says which text is whose. `prime` is the quantiser of PRIME, for comparison.
 """

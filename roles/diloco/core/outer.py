@@ -1,8 +1,7 @@
-"""The outer optimiser: stochastic gradient descent with Nesterov momentum, on the mean update.
+"""What all members hold alike: the weights, and the moments of what takes the outer steps.
 
-The outer weights and the momentum are replicated: every member computes the same bits from the
-same mean, and the record of a step holds the digest of both. The operations are numpy's on
-float32, one after the other, so that no compiler fuses two into one rounding.
+Every member computes the same bits from the same mean (`algorithm`), and the record of a step
+holds the digest of all.
 """
 
 from __future__ import annotations
@@ -20,49 +19,39 @@ class OuterState:
     """What all members hold alike between two steps."""
 
     weights: Values
-    momentum: Values
+    moments: tuple[Values, ...]
+    """Of the outer algorithm, each as long as the weights."""
 
     @classmethod
-    def begin(cls, weights: Values) -> OuterState:
-        """Before the first step: no momentum."""
-        return cls(weights, np.zeros_like(weights))
-
-    def after(self, mean: Values, *, rate: float, decay: float) -> OuterState:
-        """One step against ``mean``, the mean of outer minus inner weights.
-
-        v <- m v + g; theta <- theta - r (g + m v), as torch's ``SGD(nesterov=True)``. Momentum
-        that falls below the smallest normal number is zero on machines that flush it, so it is
-        made zero on all.
-        """
-        kept, step = np.float32(decay), np.float32(rate)
-        momentum = (kept * self.momentum + mean).astype(np.float32, copy=False)
-        momentum[np.abs(momentum) < np.finfo(np.float32).tiny] = 0.0
-        weights = self.weights - step * (mean + kept * momentum)
-        return OuterState(weights.astype(np.float32, copy=False), momentum)
+    def begin(cls, weights: Values, moments: int = 1) -> OuterState:
+        """Before the first step: all moments are zero."""
+        return cls(weights, (np.zeros_like(weights),) * moments)
 
     @property
     def grid(self) -> PieceGrid:
-        """Of weights and momentum, one behind the other, as joiners fetch them."""
-        return state_grid(self.weights.size)
+        """Of weights and moments, one behind the other, as joiners fetch them."""
+        return state_grid(self.weights.size, len(self.moments))
 
     def piece(self, index: int) -> bytes:
-        """One piece of weights and momentum, as a joiner fetches it."""
+        """One piece of weights and moments, as a joiner fetches it."""
         size, span = self.weights.size, self.grid.span(index)
-        parts = (
-            self.weights[span.start : min(span.stop, size)],
-            self.momentum[max(0, span.start - size) : max(0, span.stop - size)],
+        return b"".join(
+            vector[max(0, span.start - at) : max(0, span.stop - at)].astype("<f4").tobytes()
+            for at, vector in zip(
+                range(0, span.stop, size), (self.weights, *self.moments), strict=False
+            )
         )
-        return b"".join(part.astype("<f4").tobytes() for part in parts)
 
     def pieces(self) -> list[bytes]:
         """All of them."""
         return [self.piece(one) for one in range(self.grid.pieces)]
 
     @classmethod
-    def joined(cls, size: int, pieces: list[bytes]) -> OuterState:
+    def joined(cls, size: int, pieces: list[bytes], moments: int = 1) -> OuterState:
         """What `pieces` gave. Raises `BadMessage`."""
-        both = state_grid(size).join(pieces)
-        return cls(both[:size].copy(), both[size:].copy())
+        all_of_them = state_grid(size, moments).join(pieces).reshape(1 + moments, size)
+        weights, *rest = (one.copy() for one in all_of_them)
+        return cls(weights, tuple(rest))
 
     @property
     def root(self) -> bytes:
@@ -70,6 +59,6 @@ class OuterState:
         return root_of([digest_of(piece) for piece in self.pieces()])
 
 
-def state_grid(size: int) -> PieceGrid:
+def state_grid(size: int, moments: int = 1) -> PieceGrid:
     """How the state of a model of ``size`` weights is cut."""
-    return PieceGrid.of(2 * size, Codec.FP32)
+    return PieceGrid.of((1 + moments) * size, Codec.FP32)

@@ -33,6 +33,7 @@ _BOUNDS: Final[Bounds] = {
     "grace": (0.1, 1e5),
     "patience": (0.2, 1e6),
     "held_out": (1, 1 << 16),
+    "fragments": (1, 64),
 }
 
 
@@ -53,6 +54,24 @@ class Inner(Enum):
     """Matrices but embedding and head by Muon, the rest by AdamW."""
 
 
+class Goal(Enum):
+    """What an inner step learns from."""
+
+    TEXT = "text"
+    """The next token of the corpora."""
+    REWARD = "reward"
+    """What the run's environments pay: GRPO, on answers that each member draws itself."""
+
+
+class Outer(Enum):
+    """What takes the outer steps."""
+
+    NESTEROV = "nesterov"
+    """Gradient descent with Nesterov momentum, on how far the members have come: DiLoCo."""
+    PARALLEL = "parallel"
+    """AdamW, on the members' gradients of one step: synchronous data parallel."""
+
+
 class Joining(Enum):
     """Who may be a member."""
 
@@ -65,6 +84,11 @@ class Joining(Enum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DilocoTerms:
     """Every number of a DiLoCo run; the defaults are measured in docs/performance.md."""
+
+    goal: Goal = Goal.TEXT
+    """What an inner step learns from. With ``reward`` a member draws ``sequences`` tasks of the
+    run's environments a step, each answered [recipe] group_size times; corpora are not read,
+    and a task counts as a token."""
 
     corpora: Mapping[str, float] = field(default_factory=lambda: {"python": 1.0})
     """Where text comes from, by name with weights; each machine's owner says where a name's
@@ -114,6 +138,10 @@ class DilocoTerms:
     z_loss: float = 0.0
     """Weight of the squared largest logit of a token; PRIME had 2e-4."""
 
+    outer: Outer = Outer.NESTEROV
+    """What takes the outer steps. ``parallel`` exchanges gradients: every inner step is a
+    round, with the traffic of one."""
+
     outer_rate: float = 0.9
     """Of the outer step. PRIME's 0.7 with momentum 0.9 is for hundreds of them."""
 
@@ -123,6 +151,10 @@ class DilocoTerms:
     overlap: bool = False
     """Whether members go on with the next round's steps during an exchange, and shift them by
     what it brings. It costs some hundredths of a nat, and waits for no line."""
+
+    fragments: int = 1
+    """Parts of the model that are exchanged by turns, one a round. With four, and a quarter of
+    the inner steps, the same bytes travel in bursts of a quarter."""
 
     codec: Codec = Codec.INT4
     """What updates and means travel as."""
@@ -166,6 +198,18 @@ class DilocoTerms:
                     f" {weight!r:.40}: leave out what is not to be read"
                 )
         self.rounds()
+        is_parallel = self.outer is Outer.PARALLEL
+        if is_parallel and (
+            self.inner_steps > 1
+            or self.inner is not Inner.ADAMW
+            or self.fragments > 1
+            or self.overlap
+            or self.gauntlet
+        ):
+            raise ValueError(
+                'outer = "parallel" averages the gradients of each step: it needs inner_steps ='
+                ' 1, inner = "adamw", gauntlet = false, and neither overlap nor fragments'
+            )
 
     def rounds(self) -> RoundConfig:
         """Times of the agreement."""

@@ -280,7 +280,7 @@ class TorchLearner:
                 parameters["lr"] = recipe.rate_at(step)
             with interrupted(Ration()):
                 examples = environment.warm_up(rng, recipe.batch)
-            tokens, answer = _examples(examples, self._device)
+            tokens, answer = supervised(examples, self._device)
             logits = self.model.lm_head(self.model(tokens[:, :-1])[answer])
             optimiser.zero_grad()
             torch.autograd.backward(F.cross_entropy(logits, tokens[:, 1:][answer]))
@@ -376,7 +376,7 @@ def _batches(
     )
 
 
-def _examples(tasks: Sequence[Task], device: torch.device) -> tuple[Tensor, Tensor]:
+def supervised(tasks: Sequence[Task], device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens of prompts with answers, and which of them (from the second) belong to an
     answer.
     """

@@ -1,4 +1,4 @@
-"""Inner steps on text: AdamW or Muon, clipped, on a schedule; and the way to a vector and back.
+"""Inner steps: AdamW or Muon, clipped, on a schedule; and the way to a vector and back.
 
 A model is one vector of float32, its parameters end to end in the order of their names, for
 all that members exchange. `Pretrainer` holds the outer weights as such a vector, and a model
@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from roles.diloco.core.terms import DilocoTerms, Inner
+from roles.diloco.core.algorithm import RAMP
+from roles.diloco.core.terms import DilocoTerms, Inner, Outer
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
@@ -28,15 +28,13 @@ from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
 from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.files import load_weights, save_folder
 from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.objectives import Objective, TextLoss
 
 _STEPS: Final = "steps"
 """In a checkpoint: inner steps taken, and the outer step that they led to."""
 _NEWTON: Final = (3.4445, -4.7750, 2.0315)
 """Muon's quintic, which brings all singular values near 1 in five turns."""
 _TURNS: Final = 5
-RAMP: Final = 20
-"""Inner steps over which the rate climbs for a member without moments: Adam's first steps are
-as large as its rate, whatever the gradient."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,14 @@ class Trained:
 class Pretrainer:
     """One member's model, in its worker process."""
 
-    def __init__(self, config: EngineConfig, terms: DilocoTerms, base: Path | None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        terms: DilocoTerms,
+        base: Path | None,
+        objective: Objective | None = None,
+    ) -> None:
+        """``objective`` is what an inner step lowers; left out: the loss on text."""
         torch.set_num_threads(threads_of(config))
         self._config, self._terms = config, terms
         self.model = TransformerModel(config.shape)
@@ -62,9 +67,11 @@ class Pretrainer:
             load_weights(self.model, base)
         self._parameters = [weight for _, weight in sorted(self.model.named_parameters())]
         self._names = [name for name, _ in sorted(self.model.named_parameters())]
-        self._bf16 = uses_bfloat16(config)
+        self._objective = objective or TextLoss(terms, uses_bfloat16(config))
         self._begin_moments()
         self._outer = self._sent = self.vector()
+        self._gradient: NDArray[np.float32] | None = None
+        """Of the newest step, where the members' mean gradient takes it."""
 
     def _begin_moments(self) -> None:
         self._first = [torch.zeros_like(weight) for weight in self._parameters]
@@ -81,22 +88,31 @@ class Pretrainer:
         with torch.no_grad():
             return torch.cat([one.detach().reshape(-1) for one in self._parameters]).numpy()
 
-    def load(self, vector: NDArray[np.float32]) -> None:
-        """Begin a round from these outer weights. Raises `EngineError` if they are not this
-        model's."""
+    def load(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
+        """Begin a round from these outer weights; outside ``span`` from the inner ones. Raises
+        `EngineError` if they are not this model's."""
+        self._begin(vector, span, self.vector())
+
+    def _begin(
+        self, vector: NDArray[np.float32], span: slice, inner: NDArray[np.float32]
+    ) -> None:
+        """With ``inner`` weights, but for those in ``span``."""
         if vector.size != self.size or not np.isfinite(vector).all():
             raise EngineError(
                 f"{vector.size} outer weights are not the {self.size} of this model"
             )
         self._outer = vector.copy()
-        self._put(self._outer)
+        inner[span] = vector[span]
+        self._put(inner)
 
-    def shift(self, vector: NDArray[np.float32]) -> None:
-        """Begin a round from these outer weights with the steps that were taken since the last
-        update went out. Raises `EngineError` as `load` does."""
-        ahead = self.vector() - self._sent
-        self.load(vector)
-        self._put(self._outer + ahead)
+    def shift(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
+        """The same with the steps that were taken since the last update went out. Raises
+        `EngineError` as `load` does."""
+        inner = self.vector()
+        ahead = inner - self._sent
+        self._begin(vector, span, inner)
+        inner[span] += ahead[span]
+        self._put(inner)
 
     def _put(self, vector: NDArray[np.float32]) -> None:
         at = 0
@@ -117,37 +133,49 @@ class Pretrainer:
             self._put(inner)
 
     def update(self) -> NDArray[np.float32]:
-        """Outer minus inner weights: what the others get. Steps from now on are ahead."""
+        """Outer minus inner weights: what the others get. Steps from now on are ahead. Of data
+        parallel the gradient."""
+        if self._gradient is not None:
+            return self._gradient
         self._sent = self.vector()
         difference: NDArray[np.float32] = self._outer - self._sent
         return difference
 
-    def train(self, batches: Sequence[NDArray[np.int64]], first: int) -> Trained:
-        """An inner step for each batch of (sequences, window + 1) tokens; ``first`` is the
-        number of the first in the run's schedule."""
-        tokens, total = 0, 0.0
+    def train(self, batches: Sequence[Any], first: int) -> Trained:
+        """An inner step for each batch, of text (sequences, window + 1) tokens; ``first`` is
+        the number of the first in the run's schedule."""
+        objective, count, total = self._objective, 0, 0.0
         for number, batch in enumerate(batches, first):
-            loss = self._step(torch.from_numpy(batch), self._terms.rate_at(number))
-            total += loss * batch[:, 1:].size
-            tokens += batch[:, 1:].size
-        return Trained(len(batches), tokens, total / max(1, tokens))
+            loss = objective.add_gradient(self.model, batch, number)
+            if self._terms.outer is Outer.PARALLEL:
+                self._gradient = self._taken_gradient()
+            else:
+                self._take_step(objective.rate_at(number))
+            total += loss * objective.size(batch)
+            count += objective.size(batch)
+        return Trained(len(batches), count, total / max(1, count))
 
-    def _step(self, batch: Tensor, rate: float) -> float:
-        terms = self._terms
-        with self._arithmetic():
-            hidden = self.model(batch[:, :-1])
-        logits = self.model.logits(hidden.float()).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
-        penalty = terms.z_loss * logits.amax(-1).square().mean() if terms.z_loss else 0.0
-        torch.autograd.backward(loss + penalty)
-        nn.utils.clip_grad_norm_(self._parameters, terms.gradient_norm)
+    def _taken_gradient(self) -> NDArray[np.float32]:
+        """The gradient end to end, as `vector` lays out the weights; it is forgotten here."""
+        parts = [
+            torch.zeros_like(weight) if weight.grad is None else weight.grad
+            for weight in self._parameters
+        ]
+        for weight in self._parameters:
+            weight.grad = None
+        return torch.cat([one.detach().reshape(-1) for one in parts]).numpy()
+
+    def _take_step(self, rate: float) -> None:
+        """Of the optimiser, against the clipped gradient; none without one."""
+        if all(weight.grad is None for weight in self._parameters):
+            return
+        nn.utils.clip_grad_norm_(self._parameters, self._terms.gradient_norm)
         self._taken += 1
         ramp = min(1.0, self._taken / RAMP)
         with torch.no_grad():
             for place, weight in enumerate(self._parameters):
                 self._descend(place, weight, rate * ramp)
                 weight.grad = None
-        return float(loss.detach())
 
     def _descend(self, place: int, weight: Tensor, rate: float) -> None:
         gradient, first, second = weight.grad, self._first[place], self._second[place]
@@ -166,33 +194,30 @@ class Pretrainer:
         spread = second.sqrt().div_(math.sqrt(1 - late**self._taken)).add_(1e-8)
         weight.addcdiv_(first, spread, value=-size)
 
-    def _arithmetic(self) -> AbstractContextManager[object]:
-        return torch.autocast("cpu", torch.bfloat16, enabled=self._bf16)
+    def loss(self, batches: Sequence[Any]) -> float:
+        """What is lowered, of the outer weights, on what no member learns from: nats a token,
+        or the share of wrong answers."""
+        losses, sizes = self._losses(self._outer, batches)
+        return float(np.average(losses, weights=sizes))
 
-    def loss(self, batches: Sequence[NDArray[np.int64]]) -> float:
-        """Nats a token of the outer weights, on windows that no member learns from."""
-        with torch.no_grad(), self._at(self._outer):
-            total = sum(map(self._loss_sum, batches))
-        return total / max(1, sum(batch[:, 1:].size for batch in batches))
-
-    def _loss_sum(self, batch: NDArray[np.int64]) -> float:
-        read = torch.from_numpy(batch)
-        logits = self.model.logits(self.model(read[:, :-1])).float()
-        return float(
-            F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum")
-        )
+    def _losses(
+        self, vector: NDArray[np.float32], batches: Sequence[Any]
+    ) -> tuple[list[float], list[int]]:
+        """Of each batch, and what it counts."""
+        sizes = [self._objective.size(one) for one in batches]
+        with torch.no_grad(), self._at(vector):
+            sums = [self._objective.total(self.model, one) for one in batches]
+        return [total / size for total, size in zip(sums, sizes, strict=True)], sizes
 
     def gains(
         self,
         before: NDArray[np.float32],
         updates: NDArray[np.float32],
-        parts: Sequence[NDArray[np.int64]],
+        parts: Sequence[Any],
     ) -> list[list[float]]:
-        """How much each update alone lowers the loss on each part, in nats a token."""
-        losses = []
-        for vector in (before, *(before - one for one in updates)):
-            with torch.no_grad(), self._at(np.array(vector)):
-                losses.append([self._loss_sum(one) / one[:, 1:].size for one in parts])
+        """How much each update alone lowers the loss on each part."""
+        vectors = (before, *(before - one for one in updates))
+        losses = [self._losses(np.array(one), parts)[0] for one in vectors]
         return [
             [was - now for was, now in zip(losses[0], after, strict=True)]
             for after in losses[1:]

@@ -34,7 +34,7 @@ from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
 from proofs.sampling import DrawRule
-from roles.diloco.core.terms import Algorithm, DilocoTerms, Joining
+from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal, Joining
 from roles.engines.config import (
     ENGINES,
     MAX_CONTEXT,
@@ -332,9 +332,11 @@ class Terms:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if len({pin.name for pin in self.environments}) < len(self.environments):
             raise ValueError("a run names each environment once; `kinds` has several weights")
-        is_pretraining = self.algorithm is Algorithm.DILOCO
+        is_shared = self.algorithm is Algorithm.DILOCO
+        if is_shared and self.diloco.goal is Goal.REWARD and not self.environments:
+            raise ValueError('goal = "reward" needs at least one environment')
         if not self.trainers or (
-            not is_pretraining and (not self.environments or not self.validators)
+            not is_shared and (not self.environments or not self.validators)
         ):
             raise ValueError(
                 "a run needs at least one environment, one trainer and one validator"
@@ -526,7 +528,7 @@ class Run:
         if terms.algorithm is Algorithm.DILOCO:
             if job != "trainer":
                 raise ConfigError(
-                    f"run {self.name!r} pre-trains on text: it has trainers only, no {job}"
+                    f"run {self.name!r} is learnt by many: it has trainers only, no {job}"
                 )
             return
         if job == "validator" and peer == terms.trainers[0]:

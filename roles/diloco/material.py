@@ -1,0 +1,157 @@
+"""What a member learns from: windows of text, or questions of an environment, by number.
+
+The run's record says which numbers are whose (`roles.diloco.core.windows`); a number leads to
+the same window, and the same question, on every machine. All of this is used in the worker's
+process.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2p.errors import ConfigError
+from roles.diloco.core.gauntlet import PARTS, TRIED
+from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.core.windows import windows
+from roles.diloco.corpus import Windows
+from roles.engines.base import GroupTask
+from roles.engines.config import EngineConfig
+from roles.envs.base import Task, TeachingEnvironment
+from roles.envs.contained import Payment, evaluation_of, task_of
+from roles.envs.mix import MixedEnvironment
+
+EVALUATED: Final = 32
+"""Windows, or questions, whose loss is measured in one pass."""
+DOMAIN: Final = b"/shoal/diloco/question/1.0.0"
+"""Before run seed and number, lest a question's seed be one that other runs use."""
+
+
+class Material(Protocol):
+    """What a member learns from."""
+
+    def batches(self, window: int, first: int, steps: int) -> list[Any]:
+        """Of the inner steps from ``first`` on, from the number ``window`` on."""
+        ...
+
+    def held_out(self) -> list[Any]:
+        """What no member learns from, in passes."""
+        ...
+
+    def tried(self) -> list[Any]:
+        """Parts of it, each one pass, that updates are tried on."""
+        ...
+
+
+class Texts:
+    """Windows of a corpus."""
+
+    def __init__(self, corpus: Windows, config: EngineConfig, terms: DilocoTerms) -> None:
+        self._corpus, self._seed, self._terms = corpus, config.seed, terms
+
+    def batches(self, window: int, first: int, steps: int) -> list[NDArray[np.int64]]:
+        """See `Material`; the last steps are those of the annealing mixture."""
+        corpus, sequences = self._corpus, self._terms.sequences
+        plain = min(steps, max(0, self._terms.stable_steps - first))
+        found = list[NDArray[np.int64]]()
+        for begin, end, starts in (
+            (0, plain, corpus.starts),
+            (plain, steps, corpus.annealed),
+        ):
+            numbers = windows(
+                self._seed, window + begin * sequences, (end - begin) * sequences,
+                int(starts.size),
+            )  # fmt: skip
+            rows = corpus.read(starts[numbers])
+            found.extend(rows.reshape(end - begin, sequences, corpus.width))
+        return found
+
+    def held_out(self) -> list[NDArray[np.int64]]:
+        """See `Material`."""
+        held = self._corpus.held_out
+        return [
+            self._corpus.read(held[at : at + EVALUATED])
+            for at in range(0, held.size, EVALUATED)
+        ]
+
+    def tried(self) -> list[NDArray[np.int64]]:
+        """See `Material`; of much text the first windows."""
+        held = self._corpus.held_out[:TRIED]
+        return [self._corpus.read(part) for part in np.array_split(held, PARTS) if part.size]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A task, and the seed that it and the draws of its answers follow from."""
+
+    number: int
+    seed: bytes
+    task: Task
+
+    def group(self, size: int) -> GroupTask:
+        """What a sampler is asked."""
+        seeds = tuple(_drawn_from(self.seed + one.to_bytes(2, "big")) for one in range(size))
+        return GroupTask(self.number, self.task.prompt, seeds)
+
+
+class Rewards:
+    """Questions of the run's environments, and what answers earn."""
+
+    def __init__(
+        self,
+        environment: MixedEnvironment,
+        teacher: TeachingEnvironment | None,
+        config: EngineConfig,
+        terms: DilocoTerms,
+    ) -> None:
+        """``teacher`` has the clean examples of a model without a base."""
+        self._environment, self.teacher = environment, teacher
+        self._config, self._terms = config, terms
+        if teacher is not None and len(teacher.vocabulary) > config.shape.vocabulary:
+            raise ConfigError(
+                f"the environment {teacher.name!r} has {len(teacher.vocabulary)} tokens, the"
+                f" model {config.shape.vocabulary}"
+            )
+        held = evaluation_of(environment)[: terms.held_out]
+        self._held = [
+            Question(one, self._seed(-1 - one), task) for one, task in enumerate(held)
+        ]
+
+    def _seed(self, number: int) -> bytes:
+        return _drawn_from(f"{self._config.seed} {number}".encode())
+
+    def batches(self, window: int, first: int, steps: int) -> list[list[Question]]:
+        """See `Material`."""
+        each = self._terms.sequences
+        return [
+            [self._question(number) for number in range(start, start + each)]
+            for start in range(window, window + steps * each, each)
+        ]
+
+    def _question(self, number: int) -> Question:
+        seed = self._seed(number)
+        return Question(number, seed, task_of(self._environment, seed))
+
+    def held_out(self) -> list[list[Question]]:
+        """See `Material`."""
+        return [self._held[at : at + EVALUATED] for at in range(0, len(self._held), EVALUATED)]
+
+    def tried(self) -> list[list[Question]]:
+        """See `Material`."""
+        held = self._held[:TRIED]
+        return [held[one::PARTS] for one in range(PARTS) if held[one::PARTS]]
+
+    def pay(self, question: Question, tokens: Sequence[int]) -> float:
+        """What an answer earns; nothing if the environment raises on it."""
+        payment = Payment()
+        payment.pay(self._environment, question.task, tokens)
+        return payment.rewards[0]
+
+
+def _drawn_from(data: bytes) -> bytes:
+    return hashlib.sha256(DOMAIN + data).digest()

@@ -1,0 +1,169 @@
+"""What an inner step of a DiLoCo member lowers: the loss on text, or GRPO's on its own answers.
+
+A batch is whatever the member's `roles.diloco.material` gives for a step: rows of tokens, or
+questions. An objective adds the gradient of one to the weights' own; what steps with it is
+`roles.engines.torch.pretrain`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+from typing import Any, Final, Protocol
+
+import torch
+from torch.nn import functional as F
+
+from roles.diloco.core.terms import DilocoTerms
+from roles.diloco.material import Question, Rewards
+from roles.engines.base import Completion, Group, Sampling, TrainingGroup
+from roles.engines.config import EngineConfig
+from roles.engines.torch.gradient import add_gradient, learning_batches, old_log_probs
+from roles.engines.torch.learner import supervised
+from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.sampler import draw
+from roles.envs.base import TeachingEnvironment
+from roles.rl.advantage import group_advantages, has_spread
+
+GREEDY: Final = 0.0
+"""The temperature at which an answer is the most probable one: how progress is measured."""
+
+
+class Objective(Protocol):
+    """What an inner step lowers."""
+
+    def rate_at(self, number: int) -> float:
+        """The learning rate of the run's inner step ``number``."""
+        ...
+
+    def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
+        """Add the gradient of a batch to the weights'; what is lowered, in the mean."""
+        ...
+
+    def total(self, model: TransformerModel, batch: Any) -> float:
+        """What is lowered, summed up over a batch that is held out."""
+        ...
+
+    def size(self, batch: Any) -> int:
+        """What a batch counts: how many its sum is of."""
+        ...
+
+
+class TextLoss:
+    """Nats a token, with max-z-loss."""
+
+    def __init__(self, terms: DilocoTerms, is_bfloat16: bool) -> None:
+        self._terms, self._is_bfloat16 = terms, is_bfloat16
+
+    def rate_at(self, number: int) -> float:
+        """See `Objective`."""
+        return self._terms.rate_at(number)
+
+    def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
+        """See `Objective`."""
+        read = torch.from_numpy(batch)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self._is_bfloat16):
+            hidden = model(read[:, :-1])
+        logits = model.logits(hidden.float()).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten())
+        weight = self._terms.z_loss
+        penalty = weight * logits.amax(-1).square().mean() if weight else 0.0
+        torch.autograd.backward(loss + penalty)
+        return float(loss.detach())
+
+    def total(self, model: TransformerModel, batch: Any) -> float:
+        """See `Objective`."""
+        read = torch.from_numpy(batch)
+        logits = model.logits(model(read[:, :-1])).float()
+        return float(
+            F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum")
+        )
+
+    def size(self, batch: Any) -> int:
+        """Tokens."""
+        return int(batch[:, 1:].size)
+
+
+class RewardLoss:
+    """One less the reward, by GRPO on groups that the model being trained draws itself; so the
+    ratio is 1 throughout, and neither clip nor importance weight binds. A model without a base
+    first learns the environment's clean examples, as in other runs."""
+
+    def __init__(self, config: EngineConfig, terms: DilocoTerms, rewards: Rewards) -> None:
+        self._config, self._terms, self._rewards = config, terms, rewards
+        self._teacher: TeachingEnvironment | None = rewards.teacher
+        self._ends = frozenset(config.end_tokens)
+
+    def _teaches(self, number: int) -> bool:
+        return self._teacher is not None and number < self._config.recipe.warm_up.steps
+
+    def rate_at(self, number: int) -> float:
+        """See `Objective`: the warm-up has a schedule of its own."""
+        if self._teaches(number):
+            return self._config.recipe.warm_up.rate_at(number)
+        return self._terms.rate_at(number)
+
+    def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
+        """See `Objective`; the share of answers that are wrong, or the loss of a warm-up. With
+        no group that has a spread of rewards there is no gradient."""
+        if self._teaches(number):
+            return self._learn_examples(model, batch)
+        groups = self._draw(model, batch)
+        rewards = [self._pay(*one) for one in zip(batch, groups, strict=True)]
+        taught = [
+            TrainingGroup(question.task.prompt, _without_proofs(group), tuple(paid))
+            for question, group, paid in zip(batch, groups, rewards, strict=True)
+            if has_spread(paid)
+        ]
+        if taught:
+            self._reinforce(model, taught)
+        count = sum(map(len, rewards))
+        return 1.0 - sum(map(sum, rewards)) / count
+
+    def _learn_examples(self, model: TransformerModel, batch: Sequence[Question]) -> float:
+        assert self._teacher is not None
+        examples = self._teacher.warm_up(
+            Random(batch[0].seed), self._config.recipe.warm_up.batch
+        )
+        tokens, answer = supervised(examples, model.device)
+        logits = model.lm_head(model(tokens[:, :-1])[answer])
+        loss = F.cross_entropy(logits, tokens[:, 1:][answer])
+        torch.autograd.backward(loss)
+        return float(loss.detach())
+
+    def _draw(self, model: TransformerModel, batch: Sequence[Question]) -> list[Group]:
+        recipe = self._config.recipe
+        sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
+        asked = [one.group(recipe.group_size) for one in batch]
+        return draw(model, asked, sampling, self._ends, self._config.draw)
+
+    def _pay(self, question: Question, group: Group) -> list[float]:
+        return [self._rewards.pay(question, one.tokens) for one in group.completions]
+
+    def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
+        recipe = self._config.recipe
+        advantages = [group_advantages(one.rewards, recipe.advantage_epsilon) for one in groups]
+        batches = learning_batches(groups, advantages, device=model.device)
+        tokens = sum(map(len, batches))
+        for batch in batches:
+            drawn_by = old_log_probs(model, batch, recipe.temperature)
+            add_gradient(model, replace(batch, behaviour=drawn_by), drawn_by, recipe, tokens)
+
+    def total(self, model: TransformerModel, batch: Any) -> float:
+        """See `Objective`: of the most probable answers."""
+        sampling = Sampling(GREEDY, self._config.recipe.max_new_tokens, 1)
+        asked = [one.group(1) for one in batch]
+        groups = draw(model, asked, sampling, self._ends, self._config.draw)
+        paid = [self._pay(*one)[0] for one in zip(batch, groups, strict=True)]
+        return len(paid) - sum(paid)
+
+    def size(self, batch: Any) -> int:
+        """Questions."""
+        return len(batch)
+
+
+def _without_proofs(group: Group) -> tuple[Completion, ...]:
+    """Completions as a batch wants them; who drew them is the model itself, which says its
+    log-probs anew."""
+    return tuple(replace(one, logprobs=(0.0,) * len(one.tokens)) for one in group.completions)
