@@ -10,8 +10,9 @@ The files, in the order in which to read them
 is what services learn from each other, and how a node finds its fellows; `policies` is the part
 of it that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what
 may replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
-epoch; `admission` asks it who may do what. `trouble` is what one peer may cause, and what a
-person can look into then.
+epoch; `admission` asks it who may do what. `invite` lets in whom it does not name, `guests`
+counts them, `credential` is what they show in heartbeats, `bearer` is one of them. `trouble`
+is what one peer may cause, and what a person can look into then.
 
 Around that, a process: `commands` (the command line ``shoal``), `cli` (``shoal node``), `usage`
 (what all our command lines do alike), `process` (folder, lock, log, signals), `logs` (what the
