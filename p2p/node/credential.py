@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
-from p2p.dht.stamp import NONCE_BYTES
+from p2p.dht.stamp import NONCE_BYTES, SECONDS_PER_TRY
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.node.invite import MAX_PASS
@@ -70,6 +70,12 @@ def work_bits(run: bytes, peer: PeerId, nonce: bytes) -> int:
         return 0
     digest = sha256(_WORK_DOMAIN + run + peer.digest + nonce).digest()
     return 256 - int.from_bytes(digest, "big").bit_length()
+
+
+def work_cost(bits: int, tries: int | None = None) -> float:
+    """CPU seconds that a work stamp takes on average, or so many tries of it."""
+    expected = 1 << bits
+    return SECONDS_PER_TRY * (expected if tries is None else min(expected, tries))
 
 
 def find_work(run: bytes, peer: PeerId, bits: int, first: int) -> bytes:

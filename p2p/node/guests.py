@@ -51,11 +51,11 @@ logger = logging.getLogger(__name__)
 
 def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
     """Why the newest edition, or the clock, does not let a grant admit; empty if they do."""
-    ask = f"ask {run.owner} for another invite"
+    ask = "ask the run's owner for another one"
     if grant.inviter != run.owner and grant.inviter not in run.guest_rules.inviters:
         return (
-            f"the invite is forged, or its inviter {grant.inviter} may not invite to run"
-            f" {run.name!r} any more: {ask}"
+            f"the invite is forged, or its inviter {grant.inviter} may not invite any more:"
+            f" {ask}"
         )
     if wall > grant.expiry + EXPIRY_TOLERANCE:
         return f"the invite expired on {grant.until}: {ask}"
@@ -150,14 +150,14 @@ class GuestBook:
         shown = self._guests.get(peer)
         if shown is None:
             return (
-                f"{peer} is not on the list of run {run.name!r}, and has shown no invite: ask"
-                f" {run.owner} for one, and start the node with --invite"
+                f"{peer} is not on the run's list, and no invite of it is known here: ask the"
+                " run's owner for one, and start the node with --invite"
             )
         why_not = why_not_by(shown.grant, run, self._world.wall())
         if not why_not and capability not in ROLES[shown.grant.role]:
             return (
-                f"the invite of {peer} is for the role {shown.grant.role}, not for"
-                f" {capability.value}: ask {run.owner} for one that is"
+                f"its invite is for the role {shown.grant.role}, not to {capability.value}: ask"
+                " the run's owner for one that is"
             )
         return why_not
 

@@ -276,15 +276,23 @@ class RunBook:
 
     def why_not(self, peer: PeerId, capability: Capability) -> str:
         """Why ``peer`` may not, with the remedy; empty if it may."""
-        if self._run is None or self.may(peer, capability):
+        run = self._run
+        if run is None or self.may(peer, capability):
             return ""
-        return self.guests.why_not(self._run, peer, capability)
+        if run.may(peer, capability):
+            return f"the run file of {run.name!r} has expired; ask its owner for a newer one"
+        return self.guests.why_not(run, peer, capability)
 
     def lacks_work(self, peer: PeerId) -> bool:
         """Whether ``peer`` must show a work stamp of the run before it may submit work, and has
         not."""
         bits = 0 if self._run is None else self._run.guest_rules.stamp_bits
         return bool(bits) and self.needs_stamp(peer) and not self.guests.has_worked(peer, bits)
+
+    def show_work(self, nonce: bytes) -> None:
+        """Show a work stamp of our own from now on."""
+        self.own_work = nonce
+        self.see(self._world.signer.peer_id, Credential(work=nonce).to_bytes())
 
     async def wait_edition(self, after: int) -> SignedRun:
         """Return the newest edition once its epoch is higher than ``after``."""

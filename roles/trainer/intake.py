@@ -55,10 +55,12 @@ from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
+from roles.shared.sizes import LOGPROB_BYTES
 from roles.trainer.account import Accounts
 from roles.trainer.audit import AuditCounts, NotBorneOut
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.core.pace import Paces
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import GroupPlace, Inbox
 
@@ -118,6 +120,8 @@ class Intake:
         self._learning: list[BufferedGroup] = []
         """Taken out of the buffer by the step that is under way."""
         self.accounts = Accounts()
+        self.paces = Paces()
+        """What each worker's machine has proven."""
 
     @property
     def taken(self) -> int:
@@ -410,6 +414,8 @@ class Intake:
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
             self._count_taken(work)
+            tokens = len(work.logprobs) // LOGPROB_BYTES
+            self.paces.note(verdict.commitment.node, tokens, self._node.world.now())
             # while the disk worked, it may have been convicted
             if not self._check.why_refused(verdict.validator):
                 self._put(work, groups)

@@ -78,6 +78,11 @@ class TrainerSession:
         """Why the run file does not let this trainer work now; empty if it does."""
         return self._standing.why_not
 
+    def workers(self) -> dict[str, dict[str, object]]:
+        """The rate of accepted work of each worker, and whether the run asks for more."""
+        least = self._standing.run.terms.admission.min_tokens_per_second
+        return self.intake.paces.health(self.node.world.now(), least)
+
     @property
     def groups(self) -> int:
         """How many a step takes."""

@@ -167,9 +167,10 @@ class Reception:
             elif not self._node.may(
                 stream.peer, Capability.GENERATE
             ):  # not a byte of it is read
-                reply = self._refuse(
-                    "not admitted", f"{stream.peer} may not generate in this run"
-                )
+                why_not = self._node.book.why_not(stream.peer, Capability.GENERATE)
+                reply = self._refuse("not admitted", why_not)
+            elif self._node.book.lacks_work(stream.peer):
+                reply = self._refuse("no work stamp", self._judge.run.lacks_stamp, retry=True)
             elif not await self._pass_door(stream.peer):
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:

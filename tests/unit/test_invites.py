@@ -166,7 +166,7 @@ async def test_an_invite_for_one_role_is_none_for_another(tmp_path: Path) -> Non
     book.see(GUEST.peer_id, shown(invite(role="relay"), GUEST.peer_id))
     assert book.may(GUEST.peer_id, GOSSIP)
     assert not book.may(GUEST.peer_id, GENERATE)
-    assert "is for the role relay, not for generate" in book.why_not(GUEST.peer_id, GENERATE)
+    assert "is for the role relay, not to generate" in book.why_not(GUEST.peer_id, GENERATE)
     for capability in (Capability.VALIDATE, Capability.PUBLISH):
         book.see(OTHER.peer_id, shown(invite(secret=b"t" * 32), OTHER.peer_id))
         assert not book.may(OTHER.peer_id, capability)

@@ -31,7 +31,7 @@ from p2p.node.admission import (
     check_same_owner,
     check_same_run,
 )
-from p2p.node.credential import MAX_STAMP_BITS
+from p2p.node.credential import MAX_STAMP_BITS, work_cost
 from p2p.node.invite import ID_CHARS
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
@@ -121,8 +121,8 @@ class AdmissionRules:
     to an open run; 0: none. 26 take half a minute of one core, and each more twice as long."""
 
     min_memory: int = 0
-    """Bytes of memory that an inference node's machine must have; 0: as much as the engine
-    reckons."""
+    """Bytes of memory that a node must lend its engine, where the owner knows better than our
+    reckoning; 0: as it comes."""
 
     min_tokens_per_second: float = 0.0
     """Accepted tokens a second that a worker should bring: accepted work at a rate is the proof
@@ -467,6 +467,24 @@ class Run:
         )
 
     @property
+    def work_stamp(self) -> str:
+        """What those must make who submit work to an open run, in words."""
+        bits = self.terms.admission.stamp_bits
+        return (
+            f"the work stamp of {bits} bits that the run asks for (about"
+            f" {work_cost(bits):,.0f} s of one core)"
+        )
+
+    @property
+    def lacks_stamp(self) -> str:
+        """What a worker is told of which no such stamp was seen."""
+        bits = self.terms.admission.stamp_bits
+        return (
+            f"this run asks for a work stamp of {bits} bits, and none of yours was heard yet:"
+            " your node makes one and shows it in its heartbeats; update it if it does not"
+        )
+
+    @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
         return {"shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}}
@@ -501,7 +519,8 @@ class Run:
         """The engine of this run on this machine. Raises `ConfigError` if it asks too much of
         it."""
         model = self.terms.model
-        (machine or MachineLimits()).check(model.shape, self.terms.recipe, model.context)
+        limits, asked = machine or MachineLimits(), self.terms.admission.min_memory
+        limits.check(model.shape, self.terms.recipe, model.context, asked)
         return EngineConfig(
             kind=model.engine,
             environment=(
