@@ -129,6 +129,14 @@ class Pretending(FakeEngine):
         return await draw_all(self, tasks, sampling)
 
 
+class Silent:
+    """Gossip that nobody hears."""
+
+    def subscribe(self, *_: object) -> None: ...
+
+    def publish(self, *_: object) -> None: ...
+
+
 class ChosenLot(Lot):
     """Falls on all, or on nothing."""
 
@@ -179,6 +187,8 @@ class Bench:
             shardcast=shardcast,
             may=lambda peer, _: peer in self.admitted,
             book=SimpleNamespace(hint=lambda _: False),
+            gossip=Silent(),
+            run=self.run,
         )
         self.standing = SimpleNamespace(run=self.run, why_not="")
         durable = Durable(self.world, "trainer")

@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from p2p.dht.stamp import NONCE_BYTES
 from p2p.errors import StorageError
 from p2p.node.bearer import shown_by
-from p2p.node.credential import NONCE_BYTES, TRIES, find_work, work_cost
+from p2p.node.credential import TRIES, find_work, work_cost
 from p2p.node.node import Node
 from roles.run import run_of
 

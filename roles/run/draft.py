@@ -124,6 +124,10 @@ class Draft:
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """Of a run that pre-trains on text; its environments and validators are left out."""
 
+    appeals: bool = False
+    """Whether validators are judged, too: workers may appeal to the trainer, and those that are
+    of no use are passed over."""
+
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -157,6 +161,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
             algorithm=draft.algorithm,
             diloco=draft.diloco,
+            appeals=draft.appeals,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error

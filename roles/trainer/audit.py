@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -52,7 +53,8 @@ from roles.protocol.core.lies import (
     decode_lie_untrusted,
     worst,
 )
-from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
+from roles.protocol.core.messages import LIED, AcceptedWork, Commitment, content_digest
+from roles.protocol.core.refusals import REFUSAL_KIND, REFUSALS, decode_refusal_untrusted
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
@@ -145,6 +147,8 @@ class Auditor:
         self._waiting: dict[bytes, _Case] = {}
         """What is, or will be, looked at, whether who asked waits for it or not."""
         self._asked = Notifier()
+        self._turn = trio.Lock()
+        """Of who uses the engine that scores: another policy must not come in between."""
         self._loaded = NO_POLICY, b""
         """Version and digest of the policy in the engine that scores."""
         self._limits = standing.run.terms.limits
@@ -159,15 +163,20 @@ class Auditor:
         """Take up who was convicted in earlier lives. What was kept of strikes is removed:
         those are forgotten."""
         await self._recall_limits()
-        needed = set()
+        needed: set[str] = set()
+        async for entry in self._ledger.entries(REFUSAL_KIND):
+            refusal = decode_refusal_untrusted(entry.body, self._node.world.verify)
+            self.liars[refusal.verdict.validator] = str(refusal)
+            needed.add(refusal.path)
         async for entry in self._ledger.entries(LIE_KIND):
             lie = decode_lie_untrusted(entry.body, self._node.world.verify)
             self.liars[lie.verdict.validator] = str(lie.finding)
             needed.add(lie.path)
         disk = self._node.world.disk
-        for name in await disk.list(LIES):
-            if f"{LIES}/{name}" not in needed:
-                await self._durable.insist(partial(disk.remove, f"{LIES}/{name}"))
+        for folder in (LIES, REFUSALS):
+            for path in [f"{folder}/{name}" for name in await disk.list(folder)]:
+                if path not in needed:
+                    await self._durable.insist(partial(disk.remove, path))
 
     async def _recall_limits(self) -> None:
         """Other limits than those of the life before may have come while this node was down. A
@@ -251,18 +260,34 @@ class Auditor:
 
     async def _replay(self, work: AcceptedWork, asked: _Replay) -> list[Finding] | None:
         """What is found; None if nothing can be said."""
-        commitment, shardcast = work.verdict.commitment, self._node.shardcast
-        if not shardcast.holds(commitment.version):
+        commitment = work.verdict.commitment
+        if not self._node.shardcast.holds(commitment.version):
             return None
         try:
-            with shardcast.pin(commitment.version) as weights:
-                await self._load(commitment.version, commitment.policy, weights)
-                return await replay(
-                    asked.run, self._engine, asked.tasks, asked.groups, work.logprobs
-                )
+            async with self.holding(commitment) as engine:
+                return await replay(asked.run, engine, asked.tasks, asked.groups, work.logprobs)
         except (EngineError, StorageError) as error:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
             return None
+
+    @asynccontextmanager
+    async def holding(self, commitment: Commitment) -> AsyncIterator[Engine]:
+        """The engine, with the policy of ``commitment``, which is held here, for the length of
+        the block. Raises `EngineError`, `StorageError` and `WorkerDied`."""
+        async with self._turn:
+            with self._node.shardcast.pin(commitment.version) as weights:
+                await self._load(commitment.version, commitment.policy, weights)
+                yield self._engine
+
+    async def convict(
+        self, validator: PeerId, why: str, entries: Sequence[tuple[str, bytes]]
+    ) -> None:
+        """Refuse a validator for good, for what the ``entries`` of the ledger prove."""
+        if validator in self.liars:
+            return
+        self.liars[validator] = why  # before anything is awaited: no more of it is taken
+        await self._durable.insist(partial(self._ledger.append_all, list(entries)))
+        self._node.world.trace("validator.convicted", validator=str(validator))
 
     async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
         if (version, policy) != self._loaded:
@@ -286,7 +311,7 @@ class Auditor:
             self._strikes.note(verdict, case.kind, None)
             return ""
         lie = Lie(verdict, found, f"{LIES}/{verdict.commitment.content.hex()}")
-        may_accuse = self._may_accuse() or not found.is_of_the_run
+        may_accuse = self.may_accuse() or not found.is_of_the_run
         if found.weight < Weight.STRIKE or not may_accuse:
             self.counts.unsure += 1
             self._strikes.note(verdict, case.kind, None)
@@ -302,7 +327,7 @@ class Auditor:
             await self._durable.insist(partial(self._node.world.disk.remove, path))
             self._kept.pop(path, None)
 
-    def _may_accuse(self) -> bool:
+    def may_accuse(self) -> bool:
         """Whether what is delivered now was judged by the limits of now."""
         limits, now = self._standing.run.terms.limits, self._node.world.now()
         if limits != self._limits:

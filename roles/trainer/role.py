@@ -30,6 +30,7 @@ from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.trainer.account import SHORTEST_PAUSE, AccountDesk
+from roles.trainer.appeals import AppealDesk
 from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
@@ -41,6 +42,7 @@ from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
+from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -207,4 +209,17 @@ class Trainer:
             base=folder or "",
             checkpoint_every=config.checkpoint_every,
         )
-        return TrainerSession(node, recipe, engine, intake, curve, standing, policies)
+        session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
+        if not run.terms.appeals:
+            return session
+        watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
+        session.appeals = AppealDesk(
+            node,
+            environment,
+            standing,
+            auditor,
+            watch,
+            has_worked=lambda worker: intake.accounts.of(worker).taken > 0,
+            has_room=lambda: intake.has_room,
+        )
+        return session

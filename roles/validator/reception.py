@@ -40,10 +40,11 @@ from p2p.swarm.core.limits import MAX_SERVED
 from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
-from roles.protocol.core.assignment import validator_of
+from roles.protocol.away import away_of
 from roles.protocol.core.demand import NOT_WANTED
 from roles.protocol.core.messages import (
     HASH_RATE,
+    NOT_JUDGED_YET,
     SEND,
     Commitment,
     Refusal,
@@ -321,7 +322,7 @@ class Reception:
             0 if self._world.buggify("validator/says not yet") else PATIENCE
         ):
             await job.done.wait()
-        return job.verdict or self._refuse("not judged yet", retry=True)
+        return job.verdict or self._refuse(NOT_JUDGED_YET, retry=True)
 
     def _admit(self, peer: PeerId, commitment: Commitment) -> Refusal | None:
         """Why this peer may not ask about this place; None if it may."""
@@ -355,7 +356,7 @@ class Reception:
         look at the content."""
         world, shardcast, commitment = self._world, self._node.shardcast, head.commitment
         author, version = commitment.node, commitment.version
-        judge = validator_of(self._standing.run, author, version)
+        judge = away_of(self._node).judge_of(self._standing.run, author, version)
         if self._judge.is_stale(version):
             return self._judge.give_up(commitment, STALE)
         if judge != self._node.host.peer_id:
@@ -412,7 +413,7 @@ class Reception:
                     self._forthcoming.leave(waiting)
 
     def _rest(self) -> Refusal:
-        return self._refuse("at rest", self._standing.why_not or "not judged yet", retry=True)
+        return self._refuse("at rest", self._standing.why_not or NOT_JUDGED_YET, retry=True)
 
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
         """A refusal, counted by its kind: sentences name peers and runs, of which there is no

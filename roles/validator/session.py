@@ -140,6 +140,7 @@ class ValidatorSession:
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
+            nursery.start_soon(self._judge.watch_absences)
             with (
                 self.node.host.serving(ROLLOUT_PROTOCOL, self._reception.serve),
                 self.node.host.serving(OFFER_PROTOCOL, self._reception.serve_offer),

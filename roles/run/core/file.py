@@ -354,6 +354,10 @@ class Terms:
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """How the latter do."""
 
+    appeals: bool = False
+    """Whether the trainer hears workers whom a validator rejects or leaves waiting, passes over
+    validators that are of no use, and convicts those that reject honest work."""
+
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
@@ -588,7 +592,9 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco")
+        fixed = (
+            "environments", "model", "recipe", "delivery", "algorithm", "diloco", "appeals",
+        )  # fmt: skip
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]

@@ -2,6 +2,7 @@
 
 `buffer` holds accepted groups by age until a step takes them, and says when there is room;
 `lot` draws which deliveries `roles.trainer.audit` repeats; `demand` orders work; `guards` says
-when learning goes wrong; `pace` measures workers by what they bring. `roles.trainer.intake` owns it: it adds the groups of deliveries, and
-hands them to `roles.trainer.session` for a step.
+when learning goes wrong; `pace` measures workers by what they bring, `punctual` finds
+validators that do not. `roles.trainer.intake` owns `buffer`: it adds the groups of deliveries,
+and hands them to `roles.trainer.session` for a step.
 """
