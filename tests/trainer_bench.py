@@ -188,6 +188,7 @@ class Bench:
             may=lambda peer, _: peer in self.admitted,
             book=SimpleNamespace(hint=lambda _: False),
             gossip=Silent(),
+            peer_id=TRAINER.peer_id,
             run=self.run,
         )
         self.standing = SimpleNamespace(run=self.run, why_not="")
