@@ -74,13 +74,16 @@ class Appeals:
         elif not self._is_barred:
             self._tell(verdict.signature, Appeal(verdict, submission))
 
+    def note_offered(self, submission: Submission) -> None:
+        """A validator is asked."""
+        content = submission.commitment.content
+        if content not in self._offered:
+            self._offered[content] = self._node.world.now()
+
     def note_unanswered(self, submission: Submission, validator: PeerId) -> None:
         """A validator gave no verdict when it was asked."""
-        content, now = submission.commitment.content, self._node.world.now()
-        first = self._offered.get(content)
-        if first is None:
-            self._offered[content] = now
-        elif now - first >= IN_TIME:
+        now = self._node.world.now()
+        if now - self._offered.get(submission.commitment.content, now) >= IN_TIME:
             self._complain(validator, submission)
 
     def _complain(self, validator: PeerId, submission: Submission) -> None:

@@ -416,6 +416,7 @@ class InferenceSession:
     async def ask(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:
         """One attempt; None when it should be repeated."""
         node, counts = self.node, self.counts
+        self.appeals.note_offered(submission)
 
         def is_sent_for(reply: bytes) -> bool:
             is_send = reply == SEND

@@ -9,8 +9,8 @@ What the trainer's engine finds in order was rejected wrongly; what that says of
 `roles.trainer.watch` weighs. Work that is a little beyond a limit here, too, is nobody's fault.
 
 A complaint costs nothing, proves nothing, and counts only of a worker whose work was accepted
-before, against the judge of its work, and while the trainer has room: where it has none, all
-validators wait for it.
+before (of any, while nobody's was: all may have the same judge), against the judge of its work,
+and while the trainer has room: where it has none, all validators wait for it.
 """
 
 from __future__ import annotations

@@ -219,7 +219,7 @@ class Trainer:
             standing,
             auditor,
             watch,
-            has_worked=lambda worker: intake.accounts.of(worker).taken > 0,
+            has_worked=intake.accounts.has_worked,
             has_room=lambda: intake.has_room,
         )
         return session
