@@ -62,6 +62,7 @@ EXEMPT = {
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/run/draft.py": "a command line: a draft in, terms out",
+    "roles/run/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
     "roles/demo/pretraining.py": "starts and watches processes",

@@ -131,6 +131,14 @@ class Pretending(FakeEngine):
         return await draw_all(self, tasks, sampling)
 
 
+class Silent:
+    """Gossip that nobody hears."""
+
+    def subscribe(self, *_: object) -> None: ...
+
+    def publish(self, *_: object) -> None: ...
+
+
 class ChosenLot(Lot):
     """Falls on all, or on nothing."""
 
@@ -190,6 +198,7 @@ class Bench:
             shardcast=shardcast,
             may=lambda peer, _: peer in self.admitted,
             book=SimpleNamespace(hint=lambda _: False),
+            gossip=Silent(),
             run=self.run,
             peer_id=self.world.signer.peer_id,
             ledgers=self.ledgers,

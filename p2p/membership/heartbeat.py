@@ -20,8 +20,9 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 PROTOCOL_ID: Final = ProtocolId("/shoal/heartbeat/1.0.0")
 """Also the domain of heartbeat signatures."""
-MAX_HEARTBEAT: Final = 1024
-"""Bytes. All fields at their limits take about 950; an honest heartbeat has 180 to 250."""
+MAX_HEARTBEAT: Final = 1280
+"""Bytes. All fields at their limits take about 1,270; an honest heartbeat has 180 to 250, one
+that shows an invite 450."""
 MAX_ADDRS: Final = 4
 """A public and a private address, each for IPv4 and IPv6."""
 MAX_ADDR: Final = 96
@@ -32,8 +33,8 @@ MAX_NAME: Final = 32
 """Characters of a role's name and of the software version."""
 MAX_RUN: Final = 32
 """Bytes of a run id: a digest."""
-MAX_STAMP: Final = 8
-"""Bytes of a work stamp: the nonce of `p2p.dht.stamp`."""
+MAX_STAMP: Final = 320
+"""Bytes of a stamp: 8 for the nonce of `p2p.dht.stamp`, or what `p2p.node.credential` has."""
 MAX_LEDGER: Final = 112
 """Bytes of the head of a node's ledger, as `p2p.ledger` signs it."""
 MAX_SEQNO: Final = 2**63 - 1
@@ -81,8 +82,8 @@ class Profile:
     version: str = ""
     """Software version."""
     stamp: bytes = b""
-    """The nonce that proves work for this identity, which open runs ask for; empty where none
-    is needed. Sent only if there is one."""
+    """What admits this identity, such as the nonce of its work stamp; empty where nothing is
+    asked for. Sent only if there is one."""
     ledger: bytes = b""
     """The signed head of its ledger, if others are to hold it to what it states there; empty if
     not. Opaque here. Sent only if there is one, and left out where there is no room for it."""

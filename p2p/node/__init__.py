@@ -12,9 +12,10 @@ is what services learn from each other, and how a node finds its fellows; `polic
 of it that `p2p.cast` has as well, `stories` how all learn that an officer of the run has told
 two. `rundoc` keeps the run document: where it comes from, what
 may replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
-epoch; `admission` asks it who may do what. `clock` tells peers the time;
-`share` and `rest` are what an owner lends of the machine, and when. `trouble` is what one
-peer may cause, and what a person can look into then.
+epoch; `admission` asks it who may do what. `invite` lets in whom it does not name, `guests`
+counts them, `credential` is what they show in heartbeats, `bearer` is one of them. `clock`
+tells peers the time; `share` and `rest` are what an owner lends of the machine, and when.
+`trouble` is what one peer may cause, and what a person can look into then.
 
 Around that, a process: `commands` (the command line ``shoal``), `completion` (of it, in a
 shell), `cli` (``shoal node``), `usage` (what all our command lines do alike), `process`

@@ -7,6 +7,7 @@ run, a version to never roll back, and answers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
@@ -35,6 +36,18 @@ class Capability(Enum):
     """Judge rollouts; its verdicts count."""
     PUBLISH = "publish"
     """Publish policies and collect accepted rollouts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GuestRules:
+    """What an edition says of those whom it does not name."""
+
+    inviters: tuple[PeerId, ...] = ()
+    """Who may invite besides the owner."""
+    revoked: frozenset[str] = frozenset()
+    """Ids of invites that admit nobody any more."""
+    stamp_bits: int = 0
+    """Bits of the work stamp that those must show who submit work; 0 asks for none."""
 
 
 class Admission(Protocol):
@@ -94,6 +107,11 @@ class SignedRun(Admission, Protocol):
         """32 bytes of what its owner signed, however that is signed and encoded: two editions
         of one epoch with two digests prove that their owner contradicts himself.
         """
+        ...
+
+    @property
+    def guest_rules(self) -> GuestRules:
+        """Who may invite, which invites are void, and what work is asked for."""
         ...
 
     @property

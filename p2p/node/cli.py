@@ -21,6 +21,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.sockets import open_faces
+from p2p.node.invite import MAX_TEXT, PREFIX, decode_invite_untrusted
 from p2p.node.live import LiveScreen, Terminal
 from p2p.node.logs import FORMATS
 from p2p.node.node import Node, open_node, run_roles
@@ -66,6 +67,7 @@ class Options:
     json: bool
     status: float | None
     dashboard: tuple[str, int] | None
+    invite: str
     die_with_parent: bool
     trust_environments: bool
 
@@ -190,6 +192,12 @@ def _parse(argv: Sequence[str] | None) -> Options:
         metavar="HOST:PORT",
         help="show a page there, such as 127.0.0.1:8080; elsewhere it asks for a token",
     )
+    add(
+        "--invite",
+        type=_invite,
+        metavar="TEXT|FILE",
+        help="an invite to the run, or the file that holds it; needed at the first start only",
+    )
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
     parsed = parser.parse_args(argv)
     return Options(
@@ -205,6 +213,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         json=parsed.json or parsed.status is not None,
         status=parsed.status,
         dashboard=parsed.dashboard,
+        invite=parsed.invite or "",
         die_with_parent=parsed.die_with_parent,
         trust_environments=parsed.trust_environments,
     )
@@ -215,6 +224,23 @@ def _addr(text: str) -> Multiaddr:
         return Multiaddr.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _invite(value: str) -> str:
+    """The text of an invite, or of the file that holds one."""
+    try:
+        if not value.startswith(PREFIX):
+            with Path(value).expanduser().open(encoding="utf-8") as file:
+                value = file.read(MAX_TEXT + 1)
+        decode_invite_untrusted(value)
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise argparse.ArgumentTypeError(
+            f"{value[:80]!r} is neither an invite nor a file that can be read: {why}"
+        ) from None
+    except BadMessage as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return value.strip()
 
 
 def _prepare(options: Options) -> Start:
@@ -272,6 +298,7 @@ def _configure(options: Options) -> NodeConfig:
             listen=options.listen or config.listen,
             bootstrap=options.bootstrap or config.bootstrap,
             trust_environments=options.trust_environments or config.trust_environments,
+            run=replace(config.run, invite=options.invite or config.run.invite),
         )
     except ValueError as error:
         raise ConfigError(str(error)) from None

@@ -30,7 +30,7 @@ import trio
 
 from p2p.dht import open_dht
 from p2p.dht.stamp import check_stamp
-from p2p.errors import ConfigError
+from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
@@ -38,6 +38,7 @@ from p2p.ledger import OwnLedger, open_exchange
 from p2p.membership import open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
+from p2p.node.bearer import serve_admission, shown_by, take_invite
 from p2p.node.clock import serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.plugins import open_run_untrusted
@@ -47,7 +48,7 @@ from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
 from p2p.node.services import Node, Shunned
 from p2p.node.stories import fellows, tell_stories
-from p2p.node.wiring import Wiring, find_peer, run_records, stamp_of
+from p2p.node.wiring import Wiring, find_peer, run_records
 from p2p.shardcast import open_shardcast
 from p2p.world import World
 
@@ -85,6 +86,9 @@ async def open_node(
     book.serve(host)
     serve_clock(world, host)
     run = book.run or await book.wait_for_document(host, bootstrap, config.run)
+    await book.guests.recall(run)
+    await take_invite(world, book, run, config.run.invite)
+    serve_admission(book, host)
     config = config.with_components(run.components)
     config = replace(config, shardcast=config.share.limited(config.shardcast))
     rest = Rest(world, config.share, book.tell_change)
@@ -115,7 +119,7 @@ async def _open_services(
             host,
             config.membership,
             may=partial(_may, book, Capability.GOSSIP),
-            stamp=stamp_of(book, dht),
+            stamp=shown_by(book, dht),
             is_stamped=partial(_is_stamped, book, config.dht.difficulty),
         ) as membership,
         open_shardcast(
@@ -162,11 +166,17 @@ def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:
     return book.may(peer, capability)
 
 
-def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, nonce: bytes) -> bool:
-    """Whether a heartbeat with this stamp counts: in an open run it must be worth a place in
-    the DHT.
+def _is_stamped(book: RunBook, difficulty: int, peer: PeerId, shown: bytes) -> bool:
+    """Whether a heartbeat that shows this counts: in an open run it must be worth a place in
+    the DHT, in any other a pass must admit who is not on the list.
     """
-    return not book.needs_stamp(peer) or check_stamp(peer, nonce, difficulty)
+    try:
+        stamp = book.see(peer, shown).stamp
+    except BadMessage:
+        stamp = b""
+    if book.needs_stamp(peer):
+        return check_stamp(peer, stamp, difficulty)
+    return book.may(peer, Capability.GOSSIP)
 
 
 async def run_roles(node: Node, roles: Sequence[Role]) -> None:

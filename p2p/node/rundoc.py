@@ -53,6 +53,8 @@ from p2p.node.admission import (
     UnusableEdition,
     check_same_run,
 )
+from p2p.node.credential import Credential
+from p2p.node.guests import GuestBook
 from p2p.node.rival import (
     MAX_RIVAL_REQUEST,
     RIVAL_PROTOCOL,
@@ -130,6 +132,10 @@ class RunConfig:
     ask_timeout: float = 10.0
     """Seconds that one peer may take to hand over the run document: 256 KiB take 2 s at 1
     Mbit/s, and it may be busy."""
+
+    invite: str = ""
+    """An invite to the run, as its owner's ``shoal run invite`` printed it; read at the first
+    start. ``--invite`` is the same."""
 
     refresh: float = 60.0
     """Seconds between looks into the DHT for members, and at one member for a newer run
@@ -209,6 +215,12 @@ class RunBook:
         """
         self._hinted = Notifier()
         self._rivalry = Rivalry(world)
+        self.guests = GuestBook(world)
+        """Who is in by invite."""
+        self.own_pass = b""
+        """The pass of this node, if it was invited."""
+        self.own_work = b""
+        """The nonce of this node's work stamp, if it has made one."""
 
     @property
     def run(self) -> SignedRun | None:
@@ -240,13 +252,47 @@ class RunBook:
         Of one that has expired only this is left, that its members stay together: they will be
         handed the next edition by each other.
         """
-        if self._run is None or not self._run.may(peer, capability):
+        run = self._run
+        if run is None or not (
+            run.may(peer, capability) or self.guests.may(run, peer, capability)
+        ):
             return False
-        return capability is Capability.GOSSIP or not self._has_expired(self._run)
+        return capability is Capability.GOSSIP or not self._has_expired(run)
 
     def needs_stamp(self, peer: PeerId) -> bool:
-        """Whether the newest edition asks for a stamp."""
-        return self._run is not None and self._run.needs_stamp(peer)
+        """Whether the newest edition asks for a stamp. Of a guest it does not."""
+        run = self._run
+        return run is not None and run.needs_stamp(peer) and not self.guests.is_guest(run, peer)
+
+    def see(self, peer: PeerId, shown: bytes) -> Credential:
+        """Take up what a peer shows for itself. Raises `BadMessage`: `Uninvited`, with the
+        remedy, of a pass that does not admit."""
+        if self._run is None:
+            return Credential()
+        credential = self.guests.see(self._run, peer, shown)
+        if shown and peer == self._world.signer.peer_id:
+            self._changed.notify_all()
+        return credential
+
+    def why_not(self, peer: PeerId, capability: Capability) -> str:
+        """Why ``peer`` may not, with the remedy; empty if it may."""
+        run = self._run
+        if run is None or self.may(peer, capability):
+            return ""
+        if run.may(peer, capability):
+            return f"the run file of {run.name!r} has expired; ask its owner for a newer one"
+        return self.guests.why_not(run, peer, capability)
+
+    def lacks_work(self, peer: PeerId) -> bool:
+        """Whether ``peer`` must show a work stamp of the run before it may submit work, and has
+        not."""
+        bits = 0 if self._run is None else self._run.guest_rules.stamp_bits
+        return bool(bits) and self.needs_stamp(peer) and not self.guests.has_worked(peer, bits)
+
+    def show_work(self, nonce: bytes) -> None:
+        """Show a work stamp of our own from now on."""
+        self.own_work = nonce
+        self.see(self._world.signer.peer_id, Credential(work=nonce).to_bytes())
 
     async def wait_edition(self, after: int) -> SignedRun:
         """Return the newest edition once its epoch is higher than ``after``."""

@@ -19,13 +19,14 @@ from typing import Final
 import trio
 
 from p2p.concurrency import AutoResetEvent
-from p2p.dht import Dht, Namespace, PublisherKind, Record
+from p2p.dht import Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
 from p2p.host import AddrSource, Host
 from p2p.identity import PeerId
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.node.admission import Capability, SignedRun
+from p2p.node.bearer import ask_admission, shown_by
 from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
 from p2p.node.services import Node
 from p2p.node.trouble import PEER_TROUBLE
@@ -106,11 +107,6 @@ def run_records(book: RunBook) -> Namespace:
     return replace(RUN_RECORDS, kind_of=kind_of)
 
 
-def stamp_of(book: RunBook, dht: Dht) -> bytes:
-    """The work stamp that our heartbeats have to show: none while the run document names us."""
-    return dht.contact.nonce if book.needs_stamp(dht.contact.peer) else b""
-
-
 class Wiring:
     """The tasks between the services of one node."""
 
@@ -118,6 +114,8 @@ class Wiring:
         self._node = node
         self._bootstrap = tuple(bootstrap)
         self._wanted = AutoResetEvent()
+        self._told = ""
+        """Why a peer does not admit this node, as its person was told last."""
         node.membership.on_change(self._on_change)
 
     async def run(self) -> None:
@@ -130,6 +128,7 @@ class Wiring:
             nursery.start_soon(self._follow_run, run)
             nursery.start_soon(node.book.watch)
             nursery.start_soon(node.book.follow_hints, node.host, node.config.run.ask_timeout)
+            nursery.start_soon(node.book.guests.keep_forever)
             nursery.start_soon(self._tell_policy)
             nursery.start_soon(node.ledgers.run, self._tell_head)
             nursery.start_soon(self._join)
@@ -143,7 +142,7 @@ class Wiring:
         while True:
             run = await node.book.wait_edition(run.epoch)
             self._mind_officers()
-            node.membership.me.update(stamp=stamp_of(node.book, node.dht))
+            node.membership.me.update(stamp=shown_by(node.book, node.dht))
             if run.components != began_with:
                 logger.warning(
                     "epoch %d of run %r changes settings that are read at a node's start; start"
@@ -211,7 +210,9 @@ class Wiring:
         for addr in addrs:
             try:
                 with trio.fail_after(node.config.run.ask_timeout):
-                    await node.book.ask(node.host, await node.host.connect_addr(addr))
+                    peer = await node.host.connect_addr(addr)
+                    await node.book.ask(node.host, peer)
+                await self._ask_admission(peer)
                 return True
             except OtherRun as error:
                 answers.note_stranger(addr, error)
@@ -221,6 +222,17 @@ class Wiring:
                 )
         answers.check()
         return False
+
+    async def _ask_admission(self, peer: PeerId) -> None:
+        """Tell this node's person, once, why a peer that should be a fellow takes it for
+        none."""
+        node, wait = self._node, self._node.config.run.ask_timeout
+        if not node.book.own_pass:
+            return
+        said = await ask_admission(node.book, node.dht, node.host, peer, wait)
+        if said and said != self._told:
+            logger.warning("peer %s does not admit this node: %s", peer.short, said)
+        self._told = said
 
     async def _join_dht(self) -> None:
         await self._node.dht.bootstrap(
@@ -280,3 +292,4 @@ class Wiring:
             return
         peer = node.world.rng("news").choice(members)
         await node.book.ask_quietly(node.host, peer, node.config.run.ask_timeout)
+        await self._ask_admission(peer)

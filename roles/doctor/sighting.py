@@ -130,7 +130,10 @@ def need_of(run: Run) -> Need:
     kept = ShardcastConfig().keep_versions * _POLICY_BYTES + _MASTER_BYTES
     return Need(
         name=run.name,
-        memory=memory_needed(model.shape, run.terms.recipe, model.context),
+        memory=max(
+            memory_needed(model.shape, run.terms.recipe, model.context),
+            run.terms.admission.min_memory,
+        ),
         disk=kept * model.shape.parameters,
         expiry=run.expiry,
         id=run.id,

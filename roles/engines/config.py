@@ -199,10 +199,12 @@ class MachineLimits:
         ):
             raise ValueError("the limits of a machine are positive")
 
-    def check(self, shape: ModelShape, recipe: Recipe, context: int) -> None:
+    def check(
+        self, shape: ModelShape, recipe: Recipe, context: int, min_memory: int = 0
+    ) -> None:
         """Raise `ConfigError`, with the remedy, if a run of this kind exceeds them."""
         asked = {
-            "memory": memory_needed(shape, recipe, context),
+            "memory": max(memory_needed(shape, recipe, context), min_memory),
             "max_new_tokens": recipe.max_new_tokens,
             "warm_up_steps": recipe.warm_up.steps,
         }

@@ -23,6 +23,7 @@ from roles.inference.outbox import SubmissionOutbox
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
+from roles.inference.work_stamp import keep_stamped
 from roles.run import Run, run_of
 from roles.shared.model_files import keep_model_files
 from roles.shared.trainer_watch import TrainerWatch
@@ -109,6 +110,7 @@ class Inference:
         self._watch = TrainerWatch(node)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch.watch)
+            nursery.start_soon(keep_stamped, node)
             await self._work(node, run)
 
     async def _work(self, node: Node, run: Run) -> None:

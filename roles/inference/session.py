@@ -47,21 +47,23 @@ from proofs.checks import Verdict
 from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.inference.appeals import Appeals
 from roles.inference.earned import keep_earned
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.stats import Doing, InferenceCounts
 from roles.inference.windows import Windows
+from roles.protocol.away import away_of
 from roles.protocol.core.assignment import (
     REORDER_WINDOW,
     draw_order,
     run_sampling,
-    validator_of,
 )
 from roles.protocol.core.lots import LOT_PROTOCOL, WitnessedWindow
 from roles.protocol.core.messages import (
     MAX_REPLY,
+    NOT_JUDGED_YET,
     OFFER_PROTOCOL,
     SEND,
     TOO_LONG,
@@ -122,6 +124,8 @@ class InferenceSession:
         """Counts of all lives; None until they are read."""
         self._standing = RoleStanding(node, "inference", name)
         self._failures = Failures()
+        self.appeals = Appeals(node)
+        """What the trainer is told of this node's judges."""
         self._windows: Windows | None = None
         """Work that is committed to before it is sent; None in a run without lots."""
         under_way = UNDER_WAY
@@ -176,9 +180,11 @@ class InferenceSession:
         node, outbox = self.node, self._outbox
         self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
         demand_of(node)  # from now on it hears what is wanted
+        away_of(node)  # and who does not judge now
         self._hears_until = node.world.now() + HEARING
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._standing.watch)
+            nursery.start_soon(self.appeals.work_forever)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
             if self._windows is not None:
                 self._windows.open(nursery)
@@ -474,6 +480,7 @@ class InferenceSession:
         """One attempt; None when it should be repeated. With the window that it is a place of,
         or alone."""
         node, counts = self.node, self.counts
+        self.appeals.note_offered(submission)
 
         def is_sent_for(reply: bytes) -> bool:
             is_send = reply == SEND
@@ -486,6 +493,7 @@ class InferenceSession:
             protocol, head = LOT_PROTOCOL, frame(witnessed.to_bytes()) + head
         data = await offer(node, validator, protocol, (head, content), is_sent_for, MAX_REPLY)
         if data is None:
+            self.appeals.note_unanswered(submission, validator)
             if self.counts.unanswered_since is None:
                 self.counts.unanswered_since = node.world.wall()
             return None
@@ -497,12 +505,15 @@ class InferenceSession:
             return None
         if isinstance(reply, Refusal):
             self._note_refusal(validator, reply)
+            if reply.reason == NOT_JUDGED_YET:
+                self.appeals.note_unanswered(submission, validator)
             return None
         if reply.commitment != submission.commitment or reply.validator != validator:
             node.host.penalise(
                 validator, Offence.NONSENSE.points, "a verdict about another submission"
             )
             return None
+        self.appeals.note_verdict(submission, reply)
         return reply
 
     def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
@@ -536,7 +547,7 @@ def _whom_to_ask(node: Node, commitment: Commitment) -> Iterator[PeerId]:
     """
     for turn in itertools.count():
         run = run_of(node)
-        judge = validator_of(run, commitment.node, commitment.version)
+        judge = away_of(node).judge_of(run, commitment.node, commitment.version)
         others = [validator for validator in run.terms.validators if validator != judge]
         yield judge
         yield others[turn % len(others)] if others else judge

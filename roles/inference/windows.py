@@ -42,8 +42,9 @@ from proofs.checks import Verdict
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.inference.earned import keep_earned
+from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
-from roles.protocol.core.assignment import draw_order, validator_of
+from roles.protocol.core.assignment import draw_order
 from roles.protocol.core.lots import (
     COMMIT_PROTOCOL,
     MAX_WITNESSED,
@@ -265,7 +266,7 @@ class Windows:
             *(first.run, first.node, first.version, first.policy, first.index, contents),
             *(teaching, rewards, chain, link),
         )
-        witness = validator_of(run_of(self._node), first.node, first.version)
+        witness = away_of(self._node).judge_of(run_of(self._node), first.node, first.version)
         asked = encode_commit(SignedWindow.sign(window, self._world.signer), self._note)
         data = await ask(self._node, witness, COMMIT_PROTOCOL, asked, max_reply=MAX_WITNESSED)
         if data is None:

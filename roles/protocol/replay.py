@@ -9,11 +9,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
+from p2p.errors import BadMessage
+from proofs.checks import Verdict
 from roles.engines.base import Engine, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.protocol.core.assignment import draw_order, run_sampling
-from roles.protocol.core.judging import violations
+from roles.protocol.core.judging import check_shapes, violations
 from roles.protocol.core.lies import (
     LOGPROBS,
     LOGPROBS_LIMIT,
@@ -25,6 +27,7 @@ from roles.protocol.core.lies import (
 )
 from roles.protocol.core.messages import (
     AcceptedWork,
+    Submission,
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
@@ -44,16 +47,53 @@ async def replay(
 
     Raises what the engine raises: then nothing is known.
     """
-    sampling = run_sampling(run)
-    scored: list[Scored] = []
-    for task, group in zip(tasks, groups, strict=True):
-        scored += await engine.score([task], [group], sampling)
-    broken = violations([one.evidence for one in scored], run.terms.limits)
-    found = [Finding(one.reason.value, one.statistic, one.limit) for one in broken]
+    scored = await _score(run, engine, tasks, groups)
+    found = _violated(run, scored)
     apart = _apart(logprobs, b"".join(one.logprobs for one in scored))
     if not apart <= LOGPROBS_LIMIT:
         found.append(Finding(LOGPROBS, apart, LOGPROBS_LIMIT))
     return found
+
+
+async def _score(
+    run: Run, engine: Engine, tasks: Sequence[GroupTask], groups: Sequence[Group]
+) -> list[Scored]:
+    sampling = run_sampling(run)
+    scored: list[Scored] = []
+    for task, group in zip(tasks, groups, strict=True):
+        scored += await engine.score([task], [group], sampling)
+    return scored
+
+
+def _violated(run: Run, scored: Sequence[Scored]) -> list[Finding]:
+    """The limits of the run that are exceeded."""
+    broken = violations([one.evidence for one in scored], run.terms.limits)
+    return [Finding(one.reason.value, one.statistic, one.limit) for one in broken]
+
+
+async def open_refused(
+    run: Run, environment: ContainedEnvironment, submission: Submission
+) -> tuple[list[GroupTask], tuple[Group, ...]]:
+    """The tasks and groups of work that was rejected. Raises `BadMessage` if it is not of its
+    place, or has the wrong shape, and what the environment raises."""
+    commitment = submission.commitment
+    order = draw_order(run, commitment.node, commitment.version, commitment.policy)
+    groups = decode_groups_untrusted(submission.content)
+    if [group.group for group in groups] != list(order.numbers(commitment.index)):
+        raise BadMessage("it is not the groups of its place in the draw order")
+    shaped = check_shapes(groups, run.shape())
+    if shaped.verdict is not Verdict.ACCEPTED:
+        raise BadMessage(f"its shape is wrong: {shaped.reason.value}")
+    made = await environment.tasks(order.task_seeds(commitment.index))
+    return [task for _, task in order.with_draws(commitment.index, made)], groups
+
+
+async def violated(
+    run: Run, engine: Engine, tasks: Sequence[GroupTask], groups: Sequence[Group]
+) -> list[Finding]:
+    """What of rejected work a replay finds wrong, too: nothing, if the verdict was false.
+    Raises what the engine raises."""
+    return _violated(run, await _score(run, engine, tasks, groups))
 
 
 def _apart(theirs: bytes, ours: bytes) -> float:

@@ -1,6 +1,7 @@
 """``shoal run init DIR`` makes a run of one's own and all its nodes; ``start DIR`` plays it.
 
-``create DRAFT --key FILE --out FILE`` signs a run; ``show`` reads it.
+``create DRAFT --key FILE --out FILE`` signs a run; ``show`` reads it; ``invite`` lets others
+in, and ``amend`` signs its next edition.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.errors import ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
@@ -31,7 +32,8 @@ from p2p.wire import MIB
 from proofs.checks import Limits
 from roles import own
 from roles.diloco.core.terms import Algorithm, Goal
-from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted, sign_run
+from roles.run import people
+from roles.run.core.file import Run, sign_run
 from roles.run.core.trust import TrustTerms, leak
 from roles.run.draft import check_calibrated, check_suited, read_draft
 
@@ -64,6 +66,7 @@ def _main(argv: Sequence[str] | None) -> int:
         help="sign a run in bfloat16 with limits that were measured on no model",
     )
     own.add_arguments(commands)
+    people.add_arguments(commands)
     show = commands.add_parser("show", help="check a document and print it")
     show.add_argument("document", type=Path)
     show.add_argument("--json", action="store_true", help="the whole table, for machines")
@@ -77,8 +80,12 @@ def _main(argv: Sequence[str] | None) -> int:
             check_key_place(options.key)
             run = _create(options)
             print(_summary(run))  # noqa: T201 - this is the result
+        elif options.command == "amend":
+            print(_summary(people.amend(options)))  # noqa: T201 - this is the result
+        elif options.command == "invite":
+            people.invite(options)
         else:
-            run = _load(options.document)
+            run = people.load_run(options.document)
             print(_as_json(run) if options.json else _summary(run))  # noqa: T201
     except ConfigError as error:
         complain(error)
@@ -100,15 +107,6 @@ def _create(options: argparse.Namespace) -> Run:
     return run
 
 
-def _load(path: Path) -> Run:
-    with path.open("rb") as file:
-        document = file.read(MAX_RUN + 1)
-    try:
-        return decode_run_untrusted(document)
-    except BadMessage as error:
-        raise ConfigError(f"{path} cannot be shown: {error}") from None
-
-
 def _summary(run: Run) -> str:
     until = datetime.datetime.fromtimestamp(run.expiry, datetime.UTC)
     lines = [
@@ -119,12 +117,22 @@ def _summary(run: Run) -> str:
         _work(run),
         *_base(run),
         f"limits      {_limits(run)}",
-        f"admission   {run.terms.admission.mode.value}",
+        f"admission   {_admission(run)}",
         *_trust(run.terms.trust),
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
     ]
     return "\n".join(lines)
+
+
+def _admission(run: Run) -> str:
+    rules = run.terms.admission
+    parts = [rules.mode.value]
+    parts += [f"{len(rules.allowed)} on the list"] if rules.allowed else []
+    parts += [f"{len(rules.inviters)} may invite"] if rules.inviters else []
+    parts += [f"{len(rules.revoked)} invites revoked"] if rules.revoked else []
+    parts += [f"work stamps of {rules.stamp_bits} bits"] if rules.stamp_bits else []
+    return ", ".join(parts)
 
 
 def _work(run: Run) -> str:

@@ -134,6 +134,10 @@ class Draft:
     trust: TrustTerms | None = None
     """How workers earn it that not all of their work is checked; left out: all of it is."""
 
+    appeals: bool = False
+    """Whether validators are judged, too: workers may appeal to the trainer, and those that are
+    of no use are passed over."""
+
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -168,6 +172,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             algorithm=draft.algorithm,
             diloco=draft.diloco,
             trust=draft.trust,
+            appeals=draft.appeals,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error

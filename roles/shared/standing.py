@@ -62,9 +62,12 @@ class RoleStanding:
         run = self.run
         if self._judged[0] != run.epoch:
             self._judged = (run.epoch, self._objection(run))
-        if self._judged[1] or self._node.book.in_force:
+        if self._judged[1]:
             return self._judged[1]
-        return f"the run file of {run.name!r} has expired; ask its owner for a newer edition"
+        if not self._node.book.in_force:
+            name = run.name
+            return f"the run file of {name!r} has expired; ask its owner for a newer edition"
+        return self._why_not_admitted(run) if self._job == "inference" else ""
 
     def _objection(self, run: Run) -> str:
         changed = self._began.why_restart(run)
@@ -77,11 +80,16 @@ class RoleStanding:
             run.check_job(self._node.peer_id, self._job)
         except ConfigError as error:
             return str(error)
-        if self._job == "inference" and not run.may(self._node.peer_id, Capability.GENERATE):
-            return (
-                f"epoch {run.epoch} of run {run.name!r} does not admit {self._node.peer_id};"
-                " ask its owner"
-            )
+        return ""
+
+    def _why_not_admitted(self, run: Run) -> str:
+        """What a worker lacks: its name on the list or an invite, or the run's work stamp."""
+        own, book = self._node.peer_id, self._node.book
+        why_not = book.why_not(own, Capability.GENERATE)
+        if why_not:
+            return f"epoch {run.epoch} of run {run.name!r} does not admit it: {why_not}"
+        if book.lacks_work(own):
+            return f"it makes {run.work_stamp}"
         return ""
 
     def check(self) -> None:

@@ -31,6 +31,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -51,7 +52,8 @@ from roles.protocol.core.lies import (
     decode_lie_untrusted,
     worst,
 )
-from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
+from roles.protocol.core.messages import LIED, AcceptedWork, Commitment, content_digest
+from roles.protocol.core.refusals import REFUSAL_KIND, REFUSALS, decode_refusal_untrusted
 from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
@@ -157,15 +159,20 @@ class Auditor:
         """Take up who was convicted in earlier lives. What was kept of strikes is removed:
         those are forgotten."""
         await self._recall_limits()
-        needed = set()
+        needed: set[str] = set()
+        async for entry in self._ledger.entries(REFUSAL_KIND):
+            refusal = decode_refusal_untrusted(entry.body, self._node.world.verify)
+            self.liars[refusal.verdict.validator] = str(refusal)
+            needed.add(refusal.path)
         async for entry in self._ledger.entries(LIE_KIND):
             lie = decode_lie_untrusted(entry.body, self._node.world.verify)
             self.liars[lie.verdict.validator] = str(lie.finding)
             needed.add(lie.path)
         disk = self._node.world.disk
-        for name in await disk.list(LIES):
-            if f"{LIES}/{name}" not in needed:
-                await self._durable.insist(partial(disk.remove, f"{LIES}/{name}"))
+        for folder in (LIES, REFUSALS):
+            for path in [f"{folder}/{name}" for name in await disk.list(folder)]:
+                if path not in needed:
+                    await self._durable.insist(partial(disk.remove, path))
 
     async def _recall_limits(self) -> None:
         """Other limits than those of the life before may have come while this node was down. A
@@ -254,15 +261,30 @@ class Auditor:
 
     async def _replay(self, work: AcceptedWork, asked: _Replay) -> list[Finding] | None:
         """What is found; None if nothing can be said."""
-        commitment, shardcast = work.verdict.commitment, self._node.shardcast
-        if not shardcast.holds(commitment.version):
+        commitment = work.verdict.commitment
+        if not self._node.shardcast.holds(commitment.version):
             return None
         try:
-            async with self._scorer.holding(commitment.version, commitment.policy) as engine:
+            async with self.holding(commitment) as engine:
                 return await replay(asked.run, engine, asked.tasks, asked.groups, work.logprobs)
         except (EngineError, StorageError) as error:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
             return None
+
+    def holding(self, commitment: Commitment) -> AbstractAsyncContextManager[Engine]:
+        """The engine, with the policy of ``commitment``, which is held here, for the length of
+        the block. Raises `EngineError`, `StorageError` and `WorkerDied`."""
+        return self._scorer.holding(commitment.version, commitment.policy)
+
+    async def convict(
+        self, validator: PeerId, why: str, entries: Sequence[tuple[str, bytes]]
+    ) -> None:
+        """Refuse a validator for good, for what the ``entries`` of the ledger prove."""
+        if validator in self.liars:
+            return
+        self.liars[validator] = why  # before anything is awaited: no more of it is taken
+        await self._durable.insist(partial(self._ledger.append_all, list(entries)))
+        self._node.world.trace("validator.convicted", validator=str(validator))
 
     async def _look(self, case: _Case) -> str:
         """Count a look at a validator's work; why it is not taken, or nothing."""
@@ -279,7 +301,7 @@ class Auditor:
             self._strikes.note(verdict, case.kind, None)
             return ""
         lie = Lie(verdict, found, f"{LIES}/{verdict.commitment.content.hex()}")
-        may_accuse = self._may_accuse() or not found.is_of_the_run
+        may_accuse = self.may_accuse() or not found.is_of_the_run
         if found.weight < Weight.STRIKE or not may_accuse:
             self.counts.unsure += 1
             self._strikes.note(verdict, case.kind, None)
@@ -295,7 +317,7 @@ class Auditor:
             await self._durable.insist(partial(self._node.world.disk.remove, path))
             self._kept.pop(path, None)
 
-    def _may_accuse(self) -> bool:
+    def may_accuse(self) -> bool:
         """Whether what is delivered now was judged by the limits of now."""
         limits, now = self._standing.run.terms.limits, self._node.world.now()
         if limits != self._limits:

@@ -42,7 +42,8 @@ from proofs.checks import Verdict
 from roles.engines.base import Group, GroupTask, TrainingGroup
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.core.assignment import DrawOrder, draw_order, validator_of
+from roles.protocol.away import away_of
+from roles.protocol.core.assignment import DrawOrder, draw_order
 from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.messages import (
     DECODE_RATE,
@@ -150,8 +151,9 @@ class DeliveryCheck:
         banned = self.why_banned(commitment.node)
         if banned:
             return banned
-        judge = validator_of(self._standing.run, commitment.node, commitment.version)
-        return "" if peer == judge else f"{judge} judges this node under this policy"
+        run, heard = self._standing.run, away_of(self._node)
+        judges = list(heard.judges_of(run, commitment.node, commitment.version))
+        return "" if peer in judges else f"{judges[0]} judges this node under this policy"
 
     async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
         """The groups of a delivery, with rewards computed here and the validator's log-probs.

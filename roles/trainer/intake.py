@@ -61,12 +61,15 @@ from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
+from roles.shared.sizes import LOGPROB_BYTES
 from roles.trainer.account import Accounts
 from roles.trainer.audit import AuditCounts, NotBorneOut
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
+from roles.trainer.core.pace import Paces
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import GroupPlace, Inbox
+from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -93,6 +96,8 @@ class Intake:
     ) -> None:
         self.demand: DemandTeller | None = None
         """Tells the workers what is wanted; without it each makes all it can."""
+        self.watch: ValidatorWatch | None = None
+        """Is told which validators bring work."""
         self.buffer = buffer
         self._node = node
         self._recipe = recipe
@@ -121,6 +126,14 @@ class Intake:
         self._learning: list[BufferedGroup] = []
         """Taken out of the buffer by the step that is under way."""
         self.accounts = Accounts()
+        self.paces = Paces()
+        """What each worker's machine has proven."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether deliveries are taken now; else it is not the validators who are slow."""
+        coming = len(self._taking) * self._recipe.submission
+        return not self._is_over and self.buffer.has_room_behind(coming)
 
     @property
     def taken(self) -> int:
@@ -418,6 +431,8 @@ class Intake:
         if _place(verdict.commitment) in self._filled:
             return Receipt.UNWANTED, PLACE_TAKEN
         await self._keep(work, groups)
+        if self.watch is not None:
+            self.watch.note_taken(verdict)
         teaching = sum(has_spread(buffered.group.rewards) for buffered in groups)
         self._note_arrival(verdict.commitment, teaching)
         self._is_turning_away = False
@@ -474,8 +489,7 @@ class Intake:
         """Whether a delivery can be neither taken nor turned down now."""
         if self._is_over or content in self._taken:
             return False
-        coming = len(self._taking) * self._recipe.submission
-        return content in self._taking or not self.buffer.has_room_behind(coming)
+        return content in self._taking or not self.has_room
 
     async def _keep(self, work: AcceptedWork, groups: list[BufferedGroup]) -> None:
         """Disk, ledger, buffer, in this order."""
@@ -490,6 +504,8 @@ class Intake:
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
             self._count_taken(work)
+            tokens = len(work.logprobs) // LOGPROB_BYTES
+            self.paces.note(verdict.commitment.node, tokens, self._node.world.now())
             # while the disk worked, it may have been convicted
             if not self._check.why_refused(verdict.validator):
                 self._put(work, groups)

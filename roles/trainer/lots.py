@@ -33,8 +33,8 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader, fields_untrusted, pack, unpack_untrusted
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
+from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
-from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.lots import (
     LOT_PROTOCOL,
     MAX_WITNESSED,
@@ -210,9 +210,10 @@ class LotDesk:
             rate=HASH_RATE,
         )  # fmt: skip
         window = settlement.witnessed.window
-        witness = validator_of(self._run, window.node, window.version)
-        if window.run != self._run.id or settlement.witnessed.witness != witness:
-            return SettlementReply(Receipt.UNWANTED, f"{witness} is the witness of this window")
+        heard = away_of(self._node)
+        able = list(heard.judges_of(run_of(self._node), window.node, window.version))
+        if window.run != self._run.id or settlement.witnessed.witness not in able:
+            return SettlementReply(Receipt.UNWANTED, f"{able[0]} is the witness of this window")
         if self._is_stale(window.version):
             return SettlementReply(Receipt.UNWANTED, STALE, (), self._note(window.node))
         record = await self._register(settlement.witnessed)

@@ -85,6 +85,16 @@ GRPO: Final = (
         ),
     ),
     Panel(
+        title="Workers, by accepted work",
+        kind=Kind.TABLE,
+        rows="workers",
+        about="Accepted tokens a second over half an hour: what a machine has proven.",
+        values=(
+            Value(key="tokens_per_second", label="tokens a second"),
+            Value(key="is_slow", label="below the run's minimum"),
+        ),
+    ),
+    Panel(
         title="Staleness",
         kind=Kind.COUNTS,
         rows="staleness",

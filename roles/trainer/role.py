@@ -30,6 +30,7 @@ from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.trainer.account import SHORTEST_PAUSE, AccountDesk
+from roles.trainer.appeals import AppealDesk
 from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
@@ -43,6 +44,7 @@ from roles.trainer.policies import PolicyFiles
 from roles.trainer.scoring import PolicyScorer, ScoringDesk
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
+from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +99,7 @@ class Trainer:
             "liars": {}
             if session is None
             else {str(who): lie for who, lie in session.intake.liars.items()},
+            "workers": {} if session is None else session.workers(),
             "waits_for_disk": 0 if session is None else session.writes_waiting,
             "warning": "" if session is None else session.wrong,
             "last_step": None if last is None else asdict(last),
@@ -224,4 +227,16 @@ class Trainer:
             check.scoring = ScoringDesk(node, scorer)
             session.lots = LotDesk(node, intake, check.scoring, durable)
             check.on_leaning = session.lots.end_standing
+        if not run.terms.appeals:
+            return session
+        watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
+        session.appeals = AppealDesk(
+            node,
+            environment,
+            standing,
+            auditor,
+            watch,
+            has_worked=intake.accounts.has_worked,
+            has_room=lambda: intake.has_room,
+        )
         return session

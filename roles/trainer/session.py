@@ -31,13 +31,16 @@ from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.account import TrainerDoing
 from roles.protocol.core.messages import VERDICT_PROTOCOL
+from roles.protocol.core.refusals import APPEAL_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.standing import RoleStanding
+from roles.trainer.appeals import AppealDesk
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
 from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
+from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +62,9 @@ class TrainerSession:
         self.intake = intake
         self.lots: LotDesk | None = None
         """Where workers come once their lot has fallen; None in a run without lots."""
+        self.appeals: AppealDesk | None = None
+        """Where workers go with what validators do to them."""
+        self.watch: ValidatorWatch | None = None
         self.curve = curve
         self.engine = engine
         self._recipe = recipe
@@ -81,6 +87,11 @@ class TrainerSession:
         """Why the run file does not let this trainer work now; empty if it does."""
         return self._standing.why_not
 
+    def workers(self) -> dict[str, dict[str, object]]:
+        """The rate of accepted work of each worker, and whether the run asks for more."""
+        least = self._standing.run.terms.admission.min_tokens_per_second
+        return self.intake.paces.health(self.node.world.now(), least)
+
     @property
     def groups(self) -> int:
         """How many a step takes."""
@@ -102,11 +113,14 @@ class TrainerSession:
             if self.intake.demand is not None:
                 nursery.start_soon(self.intake.demand.tell_forever)
             with ExitStack() as served:
-                served.enter_context(
-                    self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve)
-                )
+                serving = self.node.host.serving
+                served.enter_context(serving(VERDICT_PROTOCOL, self.intake.serve))
                 if self.lots is not None:
                     await self.lots.open(nursery, served)
+                if self.appeals is not None and self.watch is not None:
+                    served.enter_context(serving(APPEAL_PROTOCOL, self.appeals.serve))
+                    nursery.start_soon(self.appeals.work_forever)
+                    nursery.start_soon(self.watch.watch_forever)
                 while step < self._recipe.steps:
                     step = await self._step(step)
                 self.is_over, self.doing = True, TrainerDoing.OVER

@@ -40,6 +40,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.away import away_of
 from roles.protocol.core.assignment import validator_among
 from roles.protocol.core.lots import Window
 from roles.protocol.core.messages import Commitment, SignedVerdict
@@ -87,6 +88,8 @@ class Judge:
         """How often that was so in this life."""
         self._before: tuple[PeerId, ...] | None = None
         """The validators of the edition before; None if they cannot be known."""
+        self._were_away: frozenset[PeerId] = frozenset()
+        """Those of them that were passed over (`roles.protocol.away`)."""
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -264,7 +267,7 @@ class Judge:
             return
         node, version = commitment.node, commitment.version
         if self._before is not None:
-            judge = validator_among(self._before, self.run.id, node, version)
+            judge = validator_among(self._before, self.run.id, node, version, self._were_away)
             if judge == self.node.host.peer_id:  # all its places were judged here
                 return
         lot = self._lots.randint(1, LOT)
@@ -303,6 +306,16 @@ class Judge:
             self._note_change(run.epoch, run.terms.validators, newer)
             run = newer
             await self._keep_edition(durable, run)
+
+    async def watch_absences(self) -> None:
+        """Notice when the lots of other validators come here, or go back. Works until
+        cancelled."""
+        heard, own = away_of(self.node), self.node.host.peer_id
+        while True:
+            held = await heard.wait_change()
+            is_back = own in held and own not in heard.validators
+            self._were_away = held
+            self._open(None if is_back else run_of(self.node).terms.validators, SUCCESSION)
 
     def _note_change(self, epoch: int, validators: tuple[PeerId, ...], newer: Run) -> bool:
         """Be lenient from now on, if the validators may have changed since ``epoch``, whose

@@ -39,7 +39,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.core.limits import MAX_SERVED
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
-from roles.protocol.core.assignment import validator_of
+from roles.protocol.away import away_of
 from roles.protocol.core.demand import NOT_WANTED
 from roles.protocol.core.lots import (
     MAX_ASKED,
@@ -51,6 +51,7 @@ from roles.protocol.core.lots import (
 )
 from roles.protocol.core.messages import (
     HASH_RATE,
+    NOT_JUDGED_YET,
     SEND,
     Commitment,
     Refusal,
@@ -183,11 +184,12 @@ class Reception:
             elif not self._node.may(
                 stream.peer, Capability.GENERATE
             ):  # not a byte of it is read
-                reply = self._refuse(
-                    "not admitted", f"{stream.peer} may not generate in this run"
-                )
+                why_not = self._node.book.why_not(stream.peer, Capability.GENERATE)
+                reply = self._refuse("not admitted", why_not)
             elif why_banned := bans_of(self._node).why_banned(stream.peer):
                 reply = self._refuse("banned", why_banned)
+            elif self._node.book.lacks_work(stream.peer):
+                reply = self._refuse("no work stamp", self._judge.run.lacks_stamp, retry=True)
             elif not await self._pass_door(stream.peer):
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:
@@ -301,7 +303,8 @@ class Reception:
         run, window = self._standing.run, witnessed.window
         if not window.holds(commitment):
             raise BadMessage("a place is offered that is not of its window")
-        if witnessed.witness != validator_of(run, window.node, window.version):
+        heard = away_of(self._node)
+        if witnessed.witness not in heard.judges_of(run, window.node, window.version):
             return self._refuse("another witness", retry=True)
         lot = self.witness.lot(witnessed)
         if lot is None:
@@ -415,7 +418,7 @@ class Reception:
             0 if self._world.buggify("validator/says not yet") else PATIENCE
         ):
             await job.done.wait()
-        return job.verdict or self._refuse("not judged yet", retry=True)
+        return job.verdict or self._refuse(NOT_JUDGED_YET, retry=True)
 
     def _admit(self, peer: PeerId, commitment: Commitment) -> Refusal | None:
         """Why this peer may not ask about this place; None if it may."""
@@ -449,7 +452,7 @@ class Reception:
         look at the content."""
         world, shardcast, commitment = self._world, self._node.shardcast, head.commitment
         author, version = commitment.node, commitment.version
-        judge = validator_of(self._standing.run, author, version)
+        judge = away_of(self._node).judge_of(self._standing.run, author, version)
         if self._judge.is_stale(version):
             return self._judge.give_up(commitment, STALE)
         if judge != self._node.host.peer_id:
@@ -513,7 +516,7 @@ class Reception:
                     self._forthcoming.leave(waiting)
 
     def _rest(self) -> Refusal:
-        return self._refuse("at rest", self._standing.why_not or "not judged yet", retry=True)
+        return self._refuse("at rest", self._standing.why_not or NOT_JUDGED_YET, retry=True)
 
     def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refusal:
         """A refusal, counted by its kind: sentences name peers and runs, of which there is no

@@ -156,6 +156,7 @@ class ValidatorSession:
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
+            nursery.start_soon(self._judge.watch_absences)
             with ExitStack() as served:
                 for protocol, serve in self._services().items():
                     served.enter_context(self.node.host.serving(protocol, serve))

@@ -29,8 +29,8 @@ from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
+from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
-from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.demand import NOT_WANTED
 from roles.protocol.core.lots import (
     SETTLE_PROTOCOL,
@@ -166,11 +166,11 @@ class Witness:
 
     def _why_not(self, window: Window) -> Refusal | None:
         node, links, now = self._node, self._beacon.links, self._world.now()
-        judge = validator_of(run_of(node), window.node, window.version)
+        judges = list(away_of(node).judges_of(run_of(node), window.node, window.version))
         if self._judge.is_stale(window.version):
             return Refusal(STALE, False)
-        if judge != node.peer_id:
-            return Refusal(f"{judge} is the witness of this node under this policy", True)
+        if node.peer_id not in judges:
+            return Refusal(f"{judges[0]} is the witness of this node under this policy", True)
         if not self.is_live:
             return Refusal("no lots fall now", True)
         if is_late(window, links, now) or is_early(window, links):

@@ -42,6 +42,7 @@ from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
 from sim.run.scenario import Scenario, load_scenario
 from sim.workloads.spine import Spine
+from tests.trainer_bench import Silent, make_run
 
 WORKER, STRANGER = KeyPair(b"w" * 32), KeyPair(b"s" * 32)
 JUDGES = (KeyPair(b"j" * 32), KeyPair(b"k" * 32))
@@ -260,7 +261,9 @@ TRAINER_RUN: Any = SimpleNamespace(
 
 
 def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = None) -> Intake:
-    world = SimpleNamespace(verify=verify, buggify=lambda _: False, sometimes=lambda *_: None)
+    world = SimpleNamespace(
+        verify=verify, buggify=lambda _: False, sometimes=lambda *_: None, now=lambda: 0.0
+    )
 
     def may(peer: PeerId, _: object) -> bool:
         return peer != STRANGER.peer_id
@@ -269,6 +272,7 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
         world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may
     )
     node.book = SimpleNamespace(hint=lambda _: False)
+    node.gossip, node.run = Silent(), make_run()
     disk: Any = _Disk()
     nothing: Any = SimpleNamespace()
     standing: Any = SimpleNamespace(run=TRAINER_RUN, why_not="")

@@ -24,15 +24,26 @@ from p2p.ledger.core.chain import (
 )
 from p2p.machine import RealWorld
 from p2p.node.clock import decode_clock_untrusted
+from p2p.node.credential import Credential, decode_credential_untrusted
+from p2p.node.invite import decode_invite_untrusted, decode_pass_untrusted, sign_invite
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted
 from p2p.wire import pack
 from roles.run.core.file import decode_run_untrusted, open_run
+from roles.run.core.proposal import Proposal, decode_proposal_untrusted
 from tests.unit.test_run_file import RUN
 
 AUTHOR = KeyPair(b"a" * 32)
 ENTRIES = [make_entry(EMPTY, AUTHOR, "verdict", body, 0) for body in (b"yes", b"no")]
+
+
+INVITE = sign_invite(RUN.id, "inference", 3, 2_000_000_000, b"s" * 32, AUTHOR)
+PASS = INVITE.pass_for(AUTHOR.peer_id).to_bytes()
+
+
+def as_invite(data: bytes) -> object:
+    return decode_invite_untrusted(data.decode("latin-1"))
 
 
 def record(value: bytes) -> Record:
@@ -49,9 +60,14 @@ DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [
     (decode_entry_untrusted, ENTRIES[0].encode()),
     (decode_fork_untrusted, LedgerFork(*ENTRIES).encode()),
     (decode_clock_untrusted, pack([1.8e9])),
+    (as_invite, INVITE.to_text().encode()),
+    (decode_pass_untrusted, PASS),
+    (decode_credential_untrusted, Credential(b"n" * 8, PASS, b"w" * 8).to_bytes()),
+    (decode_proposal_untrusted, Proposal(RUN.id, 1, ((AUTHOR.peer_id, "x"),)).to_bytes()),
     (as_places, pack([b"\x04\x7f\x00\x00\x01\x06\x10\x00"])),
 ]
-NAMES = ["run file", "run file by plug-in", "entry", "ledger fork", "clock", "run record"]
+NAMES = ["run file", "run file by plug-in", "entry", "ledger fork", "clock", "invite", "pass"]
+NAMES += ["credential", "proposal", "run record"]
 
 
 def survives(decode: Callable[[bytes], object], data: bytes) -> None:

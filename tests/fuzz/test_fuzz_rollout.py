@@ -12,6 +12,7 @@ from p2p.identity import PeerId, verify
 from p2p.wire import frame, pack
 from roles.engines.base import Completion, Group
 from roles.protocol.core.account import decode_account_untrusted
+from roles.protocol.core.away import decode_away_untrusted
 from roles.protocol.core.beacon import decode_pledge_untrusted, decode_reveal_untrusted
 from roles.protocol.core.lots import (
     MAX_WINDOW,
@@ -33,6 +34,13 @@ from roles.protocol.core.messages import (
     decode_submission_untrusted,
     decode_verdict_untrusted,
     encode_groups,
+)
+from roles.protocol.core.refusals import (
+    decode_appeal_untrusted,
+    decode_asked_untrusted,
+    decode_complaint_untrusted,
+    decode_refusal_untrusted,
+    decode_ruling_untrusted,
 )
 from roles.protocol.core.settlement import (
     decode_settlement_reply_untrusted,
@@ -109,6 +117,12 @@ def test_windows_in_form_are_windows_or_bad_messages(
     "parse",
     [
         decode_account_untrusted,
+        decode_away_untrusted,
+        decode_complaint_untrusted,
+        decode_ruling_untrusted,
+        lambda data: decode_appeal_untrusted(data, verify),
+        lambda data: decode_asked_untrusted(data, verify),
+        lambda data: decode_refusal_untrusted(data, verify),
         decode_commitment_untrusted,
         decode_groups_untrusted,
         decode_receipt_untrusted,

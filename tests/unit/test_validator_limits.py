@@ -114,7 +114,8 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
             self.said += data
 
     stream = Heavy()
-    node: Any = SimpleNamespace(may=lambda *_: False, world=None)
+    book = SimpleNamespace(why_not=lambda *_: "it may not generate in this run")
+    node: Any = SimpleNamespace(may=lambda *_: False, world=None, book=book)
     standing: Any = SimpleNamespace(why_not="")
     nothing: Any = None
     stats = ValidatorStats()

@@ -255,7 +255,7 @@ class MembershipCore:
     # Messages.
 
     def _on_received(self, peer: PeerId, data: bytes, now: float) -> None:
-        if not self._verifier.may(peer):
+        if not self._verifier.asks_stamps and not self._verifier.may(peer):
             self._verifier.counters["unadmitted"] += 1
         elif not self._message_quotas.take(peer, now, 1 + len(data) / QUOTA_UNIT):
             self._verifier.refuse("over quota", peer, Offence.OVER_QUOTA)
@@ -271,7 +271,7 @@ class MembershipCore:
                     and type(message) in _NEEDS_STAMP
                     and not verifier.has_stamp(peer)
                 ):
-                    verifier.counters["no stamp"] += 1
+                    verifier.refuse_stamp(peer)
                 else:
                     self._dispatch(peer, message, now)
 

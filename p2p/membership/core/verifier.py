@@ -57,8 +57,8 @@ class HeartbeatVerifier:
         self._is_stamped = is_stamped
         self.asks_stamps: Final = is_stamped is not None
         """Whether this is an open run."""
-        self._stamped: BoundedDict[PeerId, None] = BoundedDict(MAX_STAMPED)
-        """Who has shown a stamp that will do, longest ago first."""
+        self._stamped: BoundedDict[PeerId, bytes] = BoundedDict(MAX_STAMPED)
+        """What each has shown that will do, longest ago first."""
         self._clocks: dict[PeerId, float] = {}
         """By how much our clock is ahead of that of peers whose own heartbeats we refused for
         it."""
@@ -68,10 +68,10 @@ class HeartbeatVerifier:
         ahead = signed.heartbeat.expires - self._wall()
         if not -CLOCK_TOLERANCE <= ahead <= 2 * self._lifetime:
             self._refuse_clock(signed, source, ahead)
-        elif not self.may(signed.heartbeat.peer):
-            self.counters["unadmitted"] += 1
         elif self._is_stamped is not None and not self._shows_stamp(signed, self._is_stamped):
-            self.counters["no stamp"] += 1
+            self.refuse_stamp(signed.peer)
+        elif not self.may(signed.peer):
+            self.counters["unadmitted"] += 1
         elif not self.is_signed(signed):
             self.refuse("forged", source, Offence.FORGED)
         else:
@@ -90,7 +90,13 @@ class HeartbeatVerifier:
     def has_stamp(self, peer: PeerId) -> bool:
         """Whether ``peer`` has shown its stamp, or needs none."""
         is_stamped = self._is_stamped
-        return is_stamped is None or peer in self._stamped or is_stamped(peer, b"")
+        if is_stamped is None or (peer in self._stamped and self.may(peer)):
+            return True
+        return is_stamped(peer, b"")
+
+    def refuse_stamp(self, peer: PeerId) -> None:
+        """Count what is not heard, for lack of a stamp or of an admission."""
+        self.counters["no stamp" if self.may(peer) else "unadmitted"] += 1
 
     def refuse(self, reason: str, peer: PeerId, offence: Offence, detail: str = "") -> None:
         """Count and penalise."""
@@ -109,14 +115,17 @@ class HeartbeatVerifier:
         signed: SignedHeartbeat,
         is_stamped: Callable[[PeerId, bytes], bool],
     ) -> bool:
-        """Whether the stamp in a heartbeat will do. Costs a hash; its signature is verified
-        after that."""
-        if signed.peer in self._stamped:
+        """Whether the stamp in a heartbeat will do. Costs a hash, of an invite two signatures;
+        that of the heartbeat is verified after that. Another stamp than the last one is looked
+        at, and takes nothing away."""
+        peer, shown = signed.peer, signed.heartbeat.profile.stamp
+        known = self._stamped.get(peer)
+        if known == shown and self.may(peer):
             return True
-        if not is_stamped(signed.peer, signed.heartbeat.profile.stamp):
-            return False
-        self._stamped[signed.peer] = None
-        return True
+        if is_stamped(peer, shown):
+            self._stamped[peer] = shown
+            return True
+        return known is not None and self.may(peer)
 
     def _refuse_clock(self, signed: SignedHeartbeat, source: PeerId, ahead: float) -> None:
         """A heartbeat is from another time. From a peer itself it tells of its clock, or of

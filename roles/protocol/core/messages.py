@@ -71,6 +71,8 @@ DIGEST_BYTES: Final = 32
 MAX_REASON: Final = 200
 """Characters of a verdict's reason, or of a refusal: a sentence, which a worker's operator
 reads on one line."""
+NOT_JUDGED_YET: Final = "not judged yet"
+"""What a validator answers that has the work and no verdict on it: the worker asks again."""
 TOO_LONG: Final = "the submission is too long"
 """Beginning of the reason of a verdict on work of which no more than the head was read."""
 LIED: Final = "this validator signed what a replay shows to be false"

@@ -25,11 +25,14 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted, verify as real_verify
 from p2p.node.admission import (
     Capability,
+    GuestRules,
     SignedRun,
     UnusableEdition,
     check_same_owner,
     check_same_run,
 )
+from p2p.node.credential import MAX_STAMP_BITS, work_cost
+from p2p.node.invite import ID_CHARS
 from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
@@ -53,15 +56,16 @@ from roles.shared.bounds import check_bounds
 from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 3
+FORMAT: Final = 4
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 3: `Limits` judge sums and counts of gaps, and `Calibration` says where from."""
+a reason. 4: `AdmissionRules` has inviters, revoked invites and work stamps."""
 MAX_RUN: Final = 256 * KI
-"""Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest."""
+"""Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. Not all lists can
+be full at once."""
 MAX_PEERS: Final = 1_024
 """Names in one list. More people than that are admitted by rule, not by name."""
-MAX_TABLE: Final = 4 * KI
-"""Keys and values of a document: three lists of `MAX_PEERS` names, and a thousand for the
+MAX_TABLE: Final = 6 * KI
+"""Keys and values of a document: five lists of `MAX_PEERS` names, and a thousand for the
 rest."""
 MAX_COMPLAINT: Final = 300
 """Characters of what is said about a void document: it quotes what its author, any stranger,
@@ -80,8 +84,11 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_EXPIRY: Final = 2**40
 """Seconds since 1970: the year 36812, and exact as a float."""
+MAX_MEMORY: Final = 2**50
+"""Bytes: a petabyte is no machine's."""
 _BEGINNING: Final = b"\x94"
 """Of every document: msgpack's byte for a list of four. No text begins with it."""
+_INVITE_ID: Final = re.compile(rf"[0-9a-f]{{{ID_CHARS}}}")
 _DATE: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -91,7 +98,7 @@ class AdmissionMode(Enum):
     OPEN = "open"
     """Every node that brings the work stamp of the DHT."""
     ALLOW = "allow"
-    """Those on the list, the trainers and the validators."""
+    """Those on the list, the trainers and the validators, and whom an invite admits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +110,38 @@ class AdmissionRules:
 
     allowed: tuple[PeerId, ...] = ()
     """The list."""
+
+    inviters: tuple[PeerId, ...] = ()
+    """Who may invite besides the owner; none of them can make others inviters."""
+
+    revoked: tuple[str, ...] = ()
+    """Ids of invites that admit nobody any more, as ``shoal run invite`` printed them."""
+
+    stamp_bits: int = 0
+    """Of the work stamp that whoever is not named or invited must make before it submits work
+    to an open run; 0: none. 26 take half a minute of one core, and each more twice as long."""
+
+    min_memory: int = 0
+    """Bytes of memory that a node must lend its engine, where the owner knows better than our
+    reckoning; 0: as it comes."""
+
+    min_tokens_per_second: float = 0.0
+    """Accepted tokens a second that a worker should bring: accepted work at a rate is the proof
+    of its hardware. Who brings less is shown as slow, and works on."""
+
+    def __post_init__(self) -> None:
+        check_bounds(
+            self,
+            {
+                "stamp_bits": (0, MAX_STAMP_BITS),
+                "min_memory": (0, MAX_MEMORY),
+                "min_tokens_per_second": (0.0, 1e9),
+            },
+        )
+        if len(self.revoked) > MAX_PEERS or len(set(self.revoked)) < len(self.revoked):
+            raise ValueError(f"at most {MAX_PEERS} invites are revoked, each once")
+        if not all(_INVITE_ID.fullmatch(one) for one in self.revoked):
+            raise ValueError(f"the id of an invite is {ID_CHARS} hexadecimal characters")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,6 +363,10 @@ class Terms:
     """How workers earn it that not all of their work is checked; None: all of it is. A document
     without it has no such key, as before there was one."""
 
+    appeals: bool = False
+    """Whether the trainer hears workers whom a validator rejects or leaves waiting, passes over
+    validators that are of no use, and convicts those that reject honest work."""
+
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
@@ -350,7 +393,9 @@ class Terms:
             )
         if self.calibration is not None:
             self._check_calibration(self.calibration)
-        for names in (self.trainers, self.validators, self.admission.allowed):
+        admission = self.admission
+        lists = (self.trainers, self.validators, admission.allowed, admission.inviters)
+        for names in lists:
             if len(names) > MAX_PEERS or len(set(names)) < len(names):
                 raise ValueError(f"a list of peers has at most {MAX_PEERS} names, each once")
 
@@ -444,6 +489,34 @@ class Run:
         return hashlib.sha256(_signed(self.owner, body)).digest()
 
     @property
+    def guest_rules(self) -> GuestRules:
+        """What is said of those whom the document does not name."""
+        rules = self.terms.admission
+        return GuestRules(
+            inviters=rules.inviters,
+            revoked=frozenset(rules.revoked),
+            stamp_bits=rules.stamp_bits,
+        )
+
+    @property
+    def work_stamp(self) -> str:
+        """What those must make who submit work to an open run, in words."""
+        bits = self.terms.admission.stamp_bits
+        return (
+            f"the work stamp of {bits} bits that the run asks for (about"
+            f" {work_cost(bits):,.0f} s of one core)"
+        )
+
+    @property
+    def lacks_stamp(self) -> str:
+        """What a worker is told of which no such stamp was seen."""
+        bits = self.terms.admission.stamp_bits
+        return (
+            f"this run asks for a work stamp of {bits} bits, and none of yours was heard yet:"
+            " your node makes one and shows it in its heartbeats; update it if it does not"
+        )
+
+    @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
         shared: dict[str, dict[str, object]] = {
@@ -481,7 +554,8 @@ class Run:
         """The engine of this run on this machine. Raises `ConfigError` if it asks too much of
         it."""
         model = self.terms.model
-        (machine or MachineLimits()).check(model.shape, self.terms.recipe, model.context)
+        limits, asked = machine or MachineLimits(), self.terms.admission.min_memory
+        limits.check(model.shape, self.terms.recipe, model.context, asked)
         return EngineConfig(
             kind=model.engine,
             environment=(
@@ -549,7 +623,10 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco", "trust")
+        fixed = (
+            "environments", "model", "recipe", "delivery", "algorithm", "diloco", "trust",
+            "appeals",
+        )  # fmt: skip
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]

@@ -1,0 +1,212 @@
+"""Who is in a run by invite, or by the work that it has shown.
+
+A *guest* is an identity whose pass this node has judged: signed by an inviter of the newest
+edition, for this run and this identity, not over, not taken back, and among the first so many
+that came with that invite. Guests are kept on disk, so that who was counted before a restart is
+counted after it. What the edition says now, and what the clock says, is asked each time anew:
+an invite that was taken back admits nobody from the next edition on.
+
+Bounded: `MAX_GUESTS` in all and a quarter of them for each inviter, so that one who invites the
+whole world leaves the others their places. Only an inviter's signature makes an entry.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Final
+
+from p2p.bounded import BoundedDict
+from p2p.concurrency import Notifier
+from p2p.errors import BadMessage, StorageError
+from p2p.identity import PeerId, decode_peer_id_untrusted
+from p2p.node.admission import Capability, SignedRun
+from p2p.node.credential import Credential, decode_credential_untrusted, work_bits
+from p2p.node.invite import (
+    EXPIRY_TOLERANCE,
+    MAX_PASS,
+    ROLES,
+    Grant,
+    Pass,
+    Uninvited,
+    decode_pass_untrusted,
+)
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from p2p.world import World
+
+GUESTS: Final = "guests"
+"""Folder of the passes that were judged good, a file for each guest."""
+MAX_GUESTS: Final = 4_096
+"""Identities that are in by invite: more than the lists of a run file name. 2 MiB."""
+MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
+"""Of one inviter."""
+MAX_WORKERS: Final = 8_192
+"""Identities remembered that have shown a work stamp: as many as connections are counted. To
+push one out takes as many stamps."""
+MAX_KEPT: Final = MAX_PASS + 64
+"""Bytes of a guest's file."""
+
+logger = logging.getLogger(__name__)
+
+
+def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
+    """Why the newest edition, or the clock, does not let a grant admit; empty if they do."""
+    ask = "ask the run's owner for another one"
+    if grant.inviter != run.owner and grant.inviter not in run.guest_rules.inviters:
+        return (
+            f"the invite is forged, or its inviter {grant.inviter} may not invite any more:"
+            f" {ask}"
+        )
+    if wall > grant.expiry + EXPIRY_TOLERANCE:
+        return f"the invite expired on {grant.until}: {ask}"
+    if grant.id in run.guest_rules.revoked:
+        return f"the invite {grant.id} was revoked by the run's owner: {ask}"
+    return ""
+
+
+class GuestBook:
+    """The guests that this node knows, and the work stamps that it has seen."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._guests: dict[PeerId, Pass] = {}
+        self._taken: Counter[PeerId] = Counter()
+        """Uses of each invite, by its key."""
+        self._works: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
+        """Bits of the best work stamp that each has shown."""
+        self._unkept: dict[PeerId, None] = {}
+        """Guests that the disk has not taken yet."""
+        self._came = Notifier()
+
+    def __len__(self) -> int:
+        return len(self._guests)
+
+    def see(self, run: SignedRun, peer: PeerId, shown: bytes) -> Credential:
+        """Take up what a peer shows. Raises `Uninvited` if it is a pass that does not admit,
+        and `BadMessage` if it is nothing."""
+        credential = decode_credential_untrusted(shown)
+        bits = work_bits(run.id, peer, credential.work) if credential.work else 0
+        asked = run.guest_rules.stamp_bits
+        if asked and bits >= asked and bits > self._works.get(peer, 0):
+            self._works.renew(peer, bits)
+        if credential.invite:
+            self.admit(run, peer, credential.invite)
+        return credential
+
+    def admit(self, run: SignedRun, peer: PeerId, data: bytes) -> None:
+        """Judge a pass; from now on its bearer is a guest. Raises `Uninvited`, with the remedy,
+        or `BadMessage`."""
+        shown = decode_pass_untrusted(data)
+        grant, known = shown.grant, self._guests.get(peer)
+        why_not = why_not_by(grant, run, self._world.wall())
+        if why_not:
+            raise Uninvited(why_not)
+        if known is not None and known.grant == grant:
+            return
+        shown.check(run.id, peer, self._world.verify)
+        if self._taken[grant.key] >= grant.uses:
+            raise Uninvited(
+                f"all {grant.uses} uses of the invite {grant.id} are taken by others: ask"
+                f" {grant.inviter} for one of your own"
+            )
+        self._make_room(run, peer, grant)
+        self._enter(peer, shown)
+        self._unkept[peer] = None
+        self._came.notify_all()
+
+    def _make_room(self, run: SignedRun, peer: PeerId, grant: Grant) -> None:
+        """Raise `Uninvited` unless there is a place; who is in no more gives up its own."""
+        of_one = sum(one.grant.inviter == grant.inviter for one in self._guests.values())
+        if len(self._guests) < MAX_GUESTS and of_one < MAX_GUESTS_OF_ONE:
+            return
+        wall = self._world.wall()
+        gone = [who for who, one in self._guests.items() if why_not_by(one.grant, run, wall)]
+        for who in gone:
+            self._taken.pop(self._guests.pop(who).grant.key, None)
+            self._unkept[who] = None
+        of_one = sum(one.grant.inviter == grant.inviter for one in self._guests.values())
+        if len(self._guests) >= MAX_GUESTS or of_one >= MAX_GUESTS_OF_ONE:
+            raise Uninvited(
+                f"{grant.inviter} has invited more than a node remembers: ask the run's owner"
+                " to name you in the run file (allowed, in [admission])"
+            )
+
+    def _enter(self, peer: PeerId, shown: Pass) -> None:
+        known = self._guests.get(peer)
+        if known is None or known.grant.key != shown.grant.key:
+            self._taken[shown.grant.key] += 1
+        self._guests[peer] = shown
+
+    def may(self, run: SignedRun, peer: PeerId, capability: Capability) -> bool:
+        """Whether an invite gives ``peer`` this, as of now."""
+        return peer in self._guests and not self.why_not(run, peer, capability)
+
+    def is_guest(self, run: SignedRun, peer: PeerId) -> bool:
+        """Whether an invite lets ``peer`` into the run, whatever it may do there."""
+        return self.may(run, peer, Capability.GOSSIP)
+
+    def why_not(self, run: SignedRun, peer: PeerId, capability: Capability) -> str:
+        """Why no invite gives ``peer`` this, with the remedy; empty if one does."""
+        shown = self._guests.get(peer)
+        if shown is None:
+            return (
+                f"{peer} is not on the run's list, and no invite of it is known here: ask the"
+                " run's owner for one, and start the node with --invite"
+            )
+        why_not = why_not_by(shown.grant, run, self._world.wall())
+        if not why_not and capability not in ROLES[shown.grant.role]:
+            return (
+                f"its invite is for the role {shown.grant.role}, not to {capability.value}: ask"
+                " the run's owner for one that is"
+            )
+        return why_not
+
+    def has_worked(self, peer: PeerId, bits: int) -> bool:
+        """Whether ``peer`` has shown a work stamp of so many bits."""
+        return self._works.get(peer, 0) >= bits
+
+    # On disk.
+
+    async def recall(self, run: SignedRun) -> None:
+        """Read who was counted in earlier lives; what admits nobody any more is removed."""
+        disk = self._world.disk
+        for name in (await disk.list(GUESTS))[:MAX_GUESTS]:
+            path = f"{GUESTS}/{name}"
+            try:
+                peer, shown = _kept_untrusted(await disk.read(path, 0, MAX_KEPT))
+                shown.check(run.id, peer, self._world.verify)
+            except BadMessage as error:
+                logger.warning("guest_void %s: %s", path, error)
+                await self._remove(path)
+                continue
+            self._enter(peer, shown)
+
+    async def keep_forever(self) -> None:
+        """Write down who has come, until cancelled."""
+        while True:
+            while self._unkept:
+                peer = next(iter(self._unkept))
+                del self._unkept[peer]
+                await self._keep(peer)
+            await self._came.wait()
+
+    async def _keep(self, peer: PeerId) -> None:
+        path, shown = f"{GUESTS}/{peer.public_key.hex()}", self._guests.get(peer)
+        if shown is None:
+            await self._remove(path)
+            return
+        try:
+            await self._world.disk.replace(path, pack([peer.digest, shown.to_bytes()]))
+        except StorageError as error:
+            logger.warning("guest_not_kept %s: %s", path, error)
+
+    async def _remove(self, path: str) -> None:
+        try:
+            await self._world.disk.remove(path)
+        except StorageError as error:
+            logger.warning("guest_not_removed %s: %s", path, error)
+
+
+def _kept_untrusted(data: bytes) -> tuple[PeerId, Pass]:
+    peer, shown = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="guest")
+    return decode_peer_id_untrusted(peer), decode_pass_untrusted(shown)

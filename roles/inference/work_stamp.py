@@ -1,0 +1,61 @@
+"""The work stamp of this node: made when the run asks for one, kept, and shown in heartbeats.
+
+It takes from a blink to hours, as the run's owner likes, and is made once for each run and
+identity. Meanwhile the role rests (`roles.shared.standing`) and says so; a line now and then
+says how far it is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from p2p.dht.stamp import NONCE_BYTES
+from p2p.errors import StorageError
+from p2p.node.bearer import shown_by
+from p2p.node.credential import TRIES, find_work, work_cost
+from p2p.node.node import Node
+from roles.run import run_of
+
+WORK_PATH: Final = "work.stamp"
+"""File in the node's folder: the nonce."""
+TOLD_EVERY: Final = 15.0
+"""Seconds between two lines of how far it is."""
+
+logger = logging.getLogger(__name__)
+
+
+async def keep_stamped(node: Node) -> None:
+    """Have the stamp that the newest edition asks for. Works until cancelled."""
+    book, disk = node.book, node.world.disk
+    if await disk.size(WORK_PATH) is not None:
+        book.show_work(await disk.read(WORK_PATH, 0, NONCE_BYTES))
+    while True:
+        while book.lacks_work(node.peer_id):
+            nonce = await _make(node, run_of(node).terms.admission.stamp_bits)
+            try:
+                await disk.replace(WORK_PATH, nonce)
+            except StorageError as error:
+                logger.warning("work_stamp not saved, to be made again: %s", error)
+            book.show_work(nonce)
+        node.membership.me.update(stamp=shown_by(book, node.dht))
+        await book.wait_change()
+
+
+async def _make(node: Node, bits: int) -> bytes:
+    """The first nonce worth ``bits``, found in pieces off the event loop."""
+    world, run = node.world, node.run.id
+    nonce, tried, told = b"", 0, world.now()
+    while not nonce:
+        cost = work_cost(bits, TRIES)
+        nonce = await world.run_blocking(find_work, run, node.peer_id, bits, tried, cost=cost)
+        tried += TRIES
+        if not nonce and world.now() - told >= TOLD_EVERY:
+            told = world.now()
+            logger.warning(
+                "work stamp: %.0f%% of the tries that %d bits take on average; it may take"
+                " several times as many",
+                100 * tried / (1 << bits),
+                bits,
+            )
+    return nonce

@@ -1,0 +1,117 @@
+"""What a node hears of the validators that its run's trainer passes over, on gossip.
+
+As `roles.protocol.demand`: one for a node, only the trainer that the newest edition names is
+heard, and what it said holds for as long as it goes on saying something. In a run without
+appeals nobody is passed over, and nothing is heard.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import trio
+
+from p2p.concurrency import Notifier
+from p2p.gossip import Gossip, Validity
+from p2p.identity import PeerId
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from roles.protocol.core.assignment import validator_of
+from roles.protocol.core.away import REMEMBERED, Away, away_topic, decode_away_untrusted
+from roles.protocol.demand import HOLDS
+from roles.run import Run, run_of
+
+logger = logging.getLogger(__name__)
+
+_NOBODY: Final[frozenset[PeerId]] = frozenset()
+
+
+class HeardAway:
+    """Who is passed over, as far as this node has heard."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._said: tuple[PeerId, int] | None = None
+        """Author and number of the newest statement."""
+        self._away = _NOBODY
+        self._before: deque[frozenset[PeerId]] = deque([_NOBODY], maxlen=REMEMBERED)
+        """What held before that, the newest last."""
+        self._until = math.inf
+        self._changed = Notifier()
+        if run_of(node).terms.appeals:
+            node.gossip.subscribe(away_topic(node.run.id), self._judge, _taken_when_judged)
+
+    @property
+    def number(self) -> int:
+        """Of the newest statement."""
+        return 0 if self._said is None else self._said[1]
+
+    @property
+    def validators(self) -> frozenset[PeerId]:
+        """Those that are passed over now."""
+        if self._away and self._node.world.now() >= self._until:
+            self._hold(_NOBODY)
+        return self._away
+
+    def judge_of(self, run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
+        """Who judges ``node`` under ``version`` now, by an edition of the run."""
+        return validator_of(run, node, version, self.validators)
+
+    def judges_of(self, run: Run, node: PeerId, version: PolicyVersion) -> Iterator[PeerId]:
+        """Who does, or did by an earlier statement."""
+        yield self.judge_of(run, node, version)
+        for away in self._before:
+            yield validator_of(run, node, version, away)
+
+    async def wait_change(self) -> frozenset[PeerId]:
+        """Return what held before, once others are passed over."""
+        held = self.validators
+        while self.validators == held:
+            left = self._until - self._node.world.now() if self._away else math.inf
+            with trio.move_on_after(max(0.0, left)):
+                await self._changed.wait()
+        return held
+
+    def hear(self, author: PeerId, away: Away) -> bool:
+        """Whether it is news; wakes those who wait."""
+        known = self._said
+        if known is not None and known[0] == author and known[1] >= away.number:
+            return False
+        self._said = author, away.number
+        self._until = self._node.world.now() + HOLDS
+        self._hold(frozenset(away.validators))
+        return True
+
+    def _hold(self, away: frozenset[PeerId]) -> None:
+        if away != self._away:
+            self._before.append(self._away)
+            self._away = away
+            self._changed.notify_all()
+
+    def _judge(self, author: PeerId, data: bytes) -> Validity:
+        away = decode_away_untrusted(data)
+        if author != run_of(self._node).terms.trainers[0]:
+            logger.info("away_ignored author=%s: it is not this run's trainer", author.short)
+            return Validity.IGNORE
+        return Validity.ACCEPT if self.hear(author, away) else Validity.IGNORE
+
+
+def _taken_when_judged(_: PeerId, __: bytes) -> None:
+    """It was heard when it was judged."""
+
+
+_HEARD: Final[WeakKeyDictionary[Gossip, HeardAway]] = WeakKeyDictionary()
+"""By the gossip of a node, so that its roles share one."""
+
+
+def away_of(node: Node) -> HeardAway:
+    """What ``node`` hears; it listens from the first call on."""
+    heard = _HEARD.get(node.gossip)
+    if heard is None:
+        heard = _HEARD[node.gossip] = HeardAway(node)
+    return heard

@@ -1,0 +1,229 @@
+"""What a worker says of a validator to its trainer, and the proof that a refusal was false.
+
+Theory of operation
+-------------------
+A worker whose submission was rejected hands the signed verdict and the content to the trainer,
+which replays it by its own engine: an *appeal*. What the validator signed is weighed as what it
+accepts is (`roles.protocol.core.lies`), the other way round. Let the trainer's replay be within
+all limits of the run:
+
+- the verdict names a statistic up to `lies.MARGIN` times its limit: *no fault*. Two honest
+  engines differ by that, and a worker may tune its work to it;
+- up to `lies.BEYOND_DOUBT` times: a *strike*;
+- more, or a proof or shape that is said to be wrong and is not: a *lie*, which convicts alone.
+
+One that stays below a limit's margin with all that it makes up is not convicted; it is found
+as one that is of no use (`roles.trainer.core.punctual`), as is one that never answers. Some
+reasons cannot be repeated from one submission: places in the draw order, and a worker's
+history. Of these a worker can complain, as it can of silence: a *complaint* proves nothing by
+itself.
+
+A `FalseRefusal` is what an entry of a trainer's ledger says: the verdict, and where the content
+is kept that it is about. A bystander opens it with `open_refusal` and replays the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, ProtocolId, Verify, decode_peer_id_untrusted
+from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from proofs.checks import Reason, Verdict
+from roles.protocol.core.lies import MAX_PATH, Finding
+from roles.protocol.core.messages import (
+    MAX_REASON,
+    Commitment,
+    SignedVerdict,
+    Submission,
+    decode_commitment_untrusted,
+    decode_submission_untrusted,
+    decode_verdict_untrusted,
+)
+
+APPEAL_PROTOCOL: Final = ProtocolId("/shoal/appeal/1.0.0")
+"""A worker asks, the trainer answers with a `Ruled` and a sentence."""
+REFUSALS: Final = "trainer/refusals"
+"""Where a trainer keeps the appeals that convict, or may."""
+REFUSAL_KIND: Final = "refusal"
+"""Kind of a trainer's ledger entries that convict for one; the body is
+`FalseRefusal.to_bytes`."""
+MAX_RULING: Final = KI
+"""Bytes of that answer."""
+
+_SHAPE: Final = frozenset(
+    reason.value
+    for reason in (
+        Reason.GROUP_SIZE, Reason.LENGTH, Reason.TOKEN, Reason.AFTER_END, Reason.UNFINISHED,
+        Reason.MALFORMED_PROOF,
+    )
+)  # fmt: skip
+"""What has no numerics in it: who says it of work of which it is not true lies."""
+_NUMERIC: Final = frozenset(
+    reason.value
+    for reason in (
+        Reason.EXPONENTS, Reason.MANTISSA_MEAN, Reason.MANTISSA_CHUNK, Reason.MANTISSA_MEDIAN,
+        Reason.DRAW_DISTANCE, Reason.DRAW_GAP, Reason.SURPRISE, Reason.IMPROBABLE_END,
+    )
+)  # fmt: skip
+"""What one replay of one submission repeats. Sums and counts of gaps (`DRAW_GAPS`,
+`DRAW_MISMATCHES`) are not among it: a validator holds a worker's history against them."""
+
+
+class Ruled(Enum):
+    """What came of an appeal or a complaint."""
+
+    UPHELD = "upheld"
+    """The replay finds nothing wrong with the work."""
+    IN_VAIN = "in vain"
+    """The replay finds it wrong, too: no more appeals of this worker are heard."""
+    UNSURE = "unsure"
+    """Nothing can be said: the policy is gone, or the reason is not of one submission."""
+    HEARD = "heard"
+    """A complaint was counted."""
+    LATER = "later"
+    """Too many appeals, or the trainer is busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appeal:
+    """A rejection and what was rejected; anybody can judge it who has the policy."""
+
+    verdict: SignedVerdict
+    submission: Submission
+
+    def to_bytes(self) -> bytes:
+        """The wire form, and that on disk."""
+        return pack([self.verdict.to_bytes(), self.submission.to_bytes()])
+
+
+def is_repeatable(reason: str) -> bool:
+    """Whether a replay of the submission alone can contradict a verdict for this reason."""
+    return reason in _SHAPE or reason in _NUMERIC
+
+
+def decode_appeal_untrusted(data: bytes, verify: Verify) -> Appeal:
+    """Raise `BadMessage` unless both parts are whole, signed and belong together, and the
+    verdict rejects."""
+    verdict, submission = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="appeal")
+    appeal = Appeal(
+        decode_verdict_untrusted(verdict, verify),
+        decode_submission_untrusted(submission, verify),
+    )
+    if appeal.verdict.commitment != appeal.submission.commitment:
+        raise BadMessage("an appeal's verdict is about another submission")
+    if appeal.verdict.verdict is not Verdict.REJECTED:
+        raise BadMessage("an appeal is against a verdict that rejects")
+    return appeal
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """That a validator leaves a worker waiting, or rejects for what nobody can repeat."""
+
+    validator: PeerId
+    commitment: Commitment
+    """Of the work that waits; the connection says that it is the worker's own."""
+
+    def to_bytes(self) -> bytes:
+        """The wire form."""
+        return pack([self.validator.digest, self.commitment.to_bytes()])
+
+
+def decode_complaint_untrusted(data: bytes) -> Complaint:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    validator, commitment = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, what="complaint"
+    )
+    return Complaint(
+        decode_peer_id_untrusted(validator), decode_commitment_untrusted(commitment)
+    )
+
+
+def encode_asked(asked: Appeal | Complaint) -> bytes:
+    """The question on `APPEAL_PROTOCOL`."""
+    return pack(["appeal" if isinstance(asked, Appeal) else "complaint", asked.to_bytes()])
+
+
+def decode_asked_untrusted(data: bytes, verify: Verify) -> Appeal | Complaint:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    kind, body = fields_untrusted(unpack_untrusted(data), str, bytes, what="question")
+    if kind == "appeal":
+        return decode_appeal_untrusted(body, verify)
+    if kind != "complaint":
+        raise BadMessage(f"{kind[:20]!r} is nothing that a trainer is asked")
+    return decode_complaint_untrusted(body)
+
+
+def encode_ruling(ruled: Ruled, sentence: str) -> bytes:
+    """The answer."""
+    return pack([ruled.value, sentence[:MAX_REASON]])
+
+
+def decode_ruling_untrusted(data: bytes) -> tuple[Ruled, str]:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    value, sentence = fields_untrusted(unpack_untrusted(data), str, str, what="ruling")
+    try:
+        return Ruled(value), sentence[:MAX_REASON]
+    except ValueError:
+        raise BadMessage(f"{value[:20]!r} is no ruling") from None
+
+
+def finding_of(verdict: SignedVerdict) -> Finding:
+    """What a verdict says that rejects work in which a replay finds nothing wrong: its weight
+    says how surely it is false."""
+    if verdict.reason in _SHAPE:
+        return Finding(Reason.MALFORMED_PROOF.value, 1, 0)
+    if verdict.reason not in _NUMERIC:
+        return Finding(verdict.reason, math.nan, 1)  # weighs nothing
+    return Finding(verdict.reason, verdict.statistic, verdict.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class FalseRefusal:
+    """A signed rejection that a replay contradicts."""
+
+    verdict: SignedVerdict
+    path: str
+    """Where the trainer keeps the appeal, in its folder."""
+
+    @property
+    def finding(self) -> Finding:
+        """How surely it is false."""
+        return finding_of(self.verdict)
+
+    def __str__(self) -> str:
+        return f"it rejected honest work as {self.verdict.reason!r}"
+
+    def to_bytes(self) -> bytes:
+        """The ledger form."""
+        return pack([self.verdict.to_bytes(), self.path])
+
+
+def decode_refusal_untrusted(data: bytes, verify: Verify) -> FalseRefusal:
+    """Raise `BadMessage` unless it is whole, and the verdict in it one that rejects, signed by
+    its validator."""
+    verdict, path = fields_untrusted(unpack_untrusted(data), bytes, str, what="refusal")
+    if len(path) > MAX_PATH:
+        raise BadMessage("a refusal's path is too long")
+    signed = decode_verdict_untrusted(verdict, verify)
+    if signed.verdict is not Verdict.REJECTED:
+        raise BadMessage("only a verdict that rejects is a refusal")
+    return FalseRefusal(signed, path)
+
+
+def open_refusal(entry: bytes, kept: bytes, verify: Verify) -> Appeal:
+    """The appeal of which an entry of a trainer's ledger says that its verdict is false.
+
+    For bystanders: ``kept`` is the file that `FalseRefusal.path` names. Whether the work can
+    have been drawn say `open_refused` and `violated` in `roles.protocol.replay`. Raises
+    `BadMessage`.
+    """
+    refusal = decode_refusal_untrusted(entry, verify)
+    appeal = decode_appeal_untrusted(kept, verify)
+    if appeal.verdict != refusal.verdict:
+        raise BadMessage("what is kept is not what the verdict is about")
+    return appeal

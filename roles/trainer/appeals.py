@@ -1,0 +1,228 @@
+"""Appeals of workers against verdicts, and complaints of validators that give none.
+
+Theory of operation
+-------------------
+A worker that is refused, or left waiting, tells the trainer (`roles.protocol.core.refusals`).
+An appeal costs the trainer a pass of its model over one submission, so it is rationed: a few an
+hour for each identity, one at a time for all, and none any more for who has appealed in vain.
+What the trainer's engine finds in order was rejected wrongly; what that says of the validator,
+`roles.trainer.watch` weighs. Work that is a little beyond a limit here, too, is nobody's fault.
+
+A complaint costs nothing, proves nothing, and counts only of a worker whose work was accepted
+before (of any, while nobody's was: all may have the same judge), against the judge of its work,
+and while the trainer has room: where it has none, all validators wait for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from p2p.bounded import BoundedDict, RateLimit
+from p2p.concurrency import Notifier
+from p2p.errors import BadMessage, StorageError
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
+from p2p.node.admission import Capability
+from p2p.node.node import Node
+from p2p.wire import FrameReader
+from p2p.world import decode_off_loop
+from roles.engines.base import EngineError
+from roles.envs.client import ContainedEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.protocol.away import away_of
+from roles.protocol.core.lies import Weight, worst
+from roles.protocol.core.messages import HASH_RATE
+from roles.protocol.core.refusals import (
+    Appeal,
+    Complaint,
+    Ruled,
+    decode_asked_untrusted,
+    encode_ruling,
+    is_repeatable,
+)
+from roles.protocol.replay import open_refused, violated
+from roles.protocol.request import PATIENCE
+from roles.run import Run
+from roles.shared.seats import Seats
+from roles.shared.sizes import MAX_VERDICT
+from roles.shared.standing import RoleStanding
+from roles.trainer.audit import Auditor
+from roles.trainer.watch import ValidatorWatch
+
+logger = logging.getLogger(__name__)
+
+ASK_SECONDS: Final = 90.0
+"""How long a question may take to arrive: the largest submission at 1 Mbit/s, and some."""
+HOUR: Final = 3_600.0
+"""Seconds in which an identity has `APPEALS` and `COMPLAINTS`."""
+APPEALS: Final = 4.0
+"""Appeals of one identity an hour: a forward pass each. Three convict a validator."""
+COMPLAINTS: Final = 60.0
+"""Complaints of one identity an hour: one a minute is more than a validator takes to answer."""
+MAX_WAITING: Final = 16
+"""Appeals that wait for the engine. A step waits for one group of them at most."""
+MAX_WORKERS: Final = 4_096
+"""Identities whose appeals are counted, or heard no more."""
+MAX_RULED: Final = 1_024
+"""Appeals remembered with what came of them: who asks again is told the same."""
+
+
+@dataclass(slots=True, eq=False)
+class _Case:
+    appeal: Appeal
+    done: trio.Event = field(default_factory=trio.Event)
+    ruling: tuple[Ruled, str] = (Ruled.LATER, "the trainer is busy")
+
+
+class AppealDesk:
+    """Where a run's workers go with what its validators do to them."""
+
+    def __init__(
+        self,
+        node: Node,
+        environment: ContainedEnvironment,
+        standing: RoleStanding,
+        auditor: Auditor,
+        watch: ValidatorWatch,
+        has_worked: Callable[[PeerId], bool],
+        has_room: Callable[[], bool],
+    ) -> None:
+        self._node = node
+        self._environment = environment
+        self._standing = standing
+        self._auditor = auditor
+        self._watch = watch
+        self._has_worked = has_worked
+        self._has_room = has_room
+        self._seats = Seats()
+        self._appeals: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_WORKERS)
+        self._complaints: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_WORKERS)
+        self._barred: BoundedDict[PeerId, None] = BoundedDict(MAX_WORKERS)
+        """Who has appealed in vain."""
+        self._ruled: BoundedDict[bytes, tuple[Ruled, str]] = BoundedDict(MAX_RULED)
+        self._waiting: dict[bytes, _Case] = {}
+        self._asked = Notifier()
+
+    @property
+    def _run(self) -> Run:
+        return self._standing.run
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one question in, one ruling out."""
+        peer, ruling = stream.peer, (Ruled.LATER, "the trainer is busy")
+        if not self._node.may(peer, Capability.GENERATE) or self._standing.why_not:
+            ruling = Ruled.LATER, "the trainer rests, or you may not generate in this run"
+        elif peer in self._barred:
+            ruling = Ruled.IN_VAIN, "you have appealed in vain before"
+        else:
+            with self._seats.seat(peer) as seated:
+                if seated:
+                    most = self._run.terms.work_size.max_submission + 2 * MAX_VERDICT
+                    payload = None
+                    with trio.move_on_after(ASK_SECONDS):
+                        payload = await FrameReader(stream, most).receive()
+                    if payload is None:
+                        return
+                    ruling = await self.hear(peer, payload)
+        await send_frame(stream, encode_ruling(*ruling))
+
+    async def hear(self, peer: PeerId, payload: bytes) -> tuple[Ruled, str]:
+        """What comes of a question of ``peer``. Raises `BadMessage` if it is none, or not
+        its own."""
+        world = self._node.world
+        asked = await decode_off_loop(
+            world, decode_asked_untrusted, payload, world.verify, rate=HASH_RATE
+        )
+        commitment = asked.verdict.commitment if isinstance(asked, Appeal) else asked.commitment
+        if commitment.node != peer:
+            raise BadMessage("a worker appeals for its own work only")
+        if commitment.run != self._run.id:
+            return Ruled.UNSURE, "it is work for another run"
+        if isinstance(asked, Complaint):
+            return self._complain(asked.validator, peer, asked)
+        if asked.verdict.validator not in self._run.terms.validators:
+            return Ruled.UNSURE, "the validator is none of this run any more"
+        if not is_repeatable(asked.verdict.reason):
+            complaint = Complaint(asked.verdict.validator, commitment)
+            return self._complain(asked.verdict.validator, peer, complaint)
+        return await self._appeal(peer, asked)
+
+    def _complain(
+        self, validator: PeerId, worker: PeerId, complaint: Complaint
+    ) -> tuple[Ruled, str]:
+        now, commitment = self._node.world.now(), complaint.commitment
+        judges = away_of(self._node).judges_of(self._run, worker, commitment.version)
+        if not self._has_worked(worker) or not self._has_room() or validator not in judges:
+            return Ruled.UNSURE, "it does not count"
+        if not _meter(self._complaints, worker, COMPLAINTS).allows(1.0, now):
+            return Ruled.LATER, "too many complaints"
+        self._watch.complain(validator, worker)
+        return Ruled.HEARD, ""
+
+    async def _appeal(self, worker: PeerId, appeal: Appeal) -> tuple[Ruled, str]:
+        key = appeal.verdict.signature
+        if key in self._ruled:
+            return self._ruled[key]
+        case = self._waiting.get(key)
+        if case is None:
+            if len(self._waiting) >= MAX_WAITING:
+                return Ruled.LATER, "too many appeals wait"
+            meter = _meter(self._appeals, worker, APPEALS)
+            if not meter.allows(1.0, self._node.world.now()):
+                return Ruled.LATER, f"at most {APPEALS:g} appeals an hour"
+            case = self._waiting[key] = _Case(appeal)
+            self._asked.notify_all()
+        with trio.move_on_after(PATIENCE):
+            await case.done.wait()
+        return case.ruling
+
+    async def work_forever(self) -> None:
+        """Try what waits, one appeal after the other, until cancelled. Raises `WorkerDied`."""
+        while True:
+            while not self._waiting:
+                await self._asked.wait()
+            key, case = next(iter(self._waiting.items()))
+            case.ruling = await self._try(case.appeal)
+            self._ruled.renew(key, case.ruling)
+            del self._waiting[key]
+            case.done.set()
+
+    async def _try(self, appeal: Appeal) -> tuple[Ruled, str]:
+        """What the trainer's own engine says of the work, and what follows from it."""
+        commitment, shardcast = appeal.verdict.commitment, self._node.shardcast
+        version = commitment.version
+        if not shardcast.holds(version):
+            return Ruled.UNSURE, "the policy is not held here any more"
+        if shardcast.manifest(version).weights_digest != commitment.policy:
+            return Ruled.UNSURE, "it was drawn under another policy of that version"
+        try:
+            tasks, groups = await open_refused(self._run, self._environment, appeal.submission)
+            async with self._auditor.holding(commitment) as engine:
+                found = worst(await violated(self._run, engine, tasks, groups))
+        except BadMessage as error:
+            return self._bar(commitment.node, str(error))
+        except (EnvironmentFailed, EngineError, StorageError) as error:
+            logger.warning("appeal_failed %s: %s", commitment.content.hex(), error)
+            return Ruled.UNSURE, "the trainer could not replay it"
+        if found is None:
+            await self._watch.uphold(appeal)
+            return Ruled.UPHELD, "the trainer finds nothing wrong with it"
+        if found.weight < Weight.STRIKE:
+            return Ruled.UNSURE, f"it is beyond a limit here, too: {found}"
+        return self._bar(commitment.node, f"the trainer finds it wrong, too: {found}")
+
+    def _bar(self, worker: PeerId, why: str) -> tuple[Ruled, str]:
+        self._barred.renew(worker, None)
+        logger.info("appeal_in_vain worker=%s: %s", worker.short, why)
+        return Ruled.IN_VAIN, why
+
+
+def _meter(meters: BoundedDict[PeerId, RateLimit], worker: PeerId, count: float) -> RateLimit:
+    meter = meters.get(worker) or RateLimit(count / HOUR, count)
+    meters.renew(worker, meter)
+    return meter
