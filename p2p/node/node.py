@@ -22,7 +22,7 @@ differ.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -35,7 +35,7 @@ from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.ledger import OwnLedger, open_exchange
-from p2p.membership import open_membership
+from p2p.membership import Membership, open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
 from p2p.node.bearer import serve_admission, shown_by, take_invite
@@ -114,14 +114,7 @@ async def _open_services(
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
-        open_membership(
-            world,
-            host,
-            config.membership,
-            may=partial(_may, book, Capability.GOSSIP),
-            stamp=shown_by(book, dht),
-            is_stamped=partial(_is_stamped, book, config.dht.difficulty),
-        ) as membership,
+        _open_membership(world, host, config, book, shown_by(book, dht)) as membership,
         open_shardcast(
             world,
             host,
@@ -152,6 +145,19 @@ async def _open_services(
                 ledgers=ledgers,
                 shunned=shunned,
             )
+
+
+def _open_membership(
+    world: World, host: Host, config: NodeConfig, book: RunBook, stamp: bytes
+) -> AbstractAsyncContextManager[Membership]:
+    return open_membership(
+        world,
+        host,
+        config.membership,
+        may=partial(_may, book, Capability.GOSSIP),
+        stamp=stamp,
+        is_stamped=partial(_is_stamped, book, config.dht.difficulty),
+    )
 
 
 def _heard_enough(_: PeerId, __: bytes) -> None:
