@@ -70,6 +70,16 @@ class SwarmStatus:
         )
 
     @property
+    def bans(self) -> dict[str, Status]:
+        """What is known of banned workers, by their names here, or their ids."""
+        names = {status["peer"]: name for name, status in self.nodes.items()}
+        return {
+            names.get(peer, peer): ban
+            for health in self.role("validator")
+            for peer, ban in health.get("bans", {}).items()
+        }
+
+    @property
     def guests(self) -> list[Guest]:
         """Who has joined beside the nodes that were started here, by what these know."""
         own = {status["peer"] for status in self.nodes.values()}
@@ -112,6 +122,7 @@ class SwarmStatus:
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
         workers = honest + cheaters
+        names = {status["peer"]: name for name, status in self.nodes.items()}
         leaves = [
             status["shardcast"]
             for status in self.nodes.values()
@@ -141,6 +152,17 @@ class SwarmStatus:
             "cheater_submitted": self.judged(cheaters, "accepted")
             + self.judged(cheaters, "rejected"),
             "cheater_accepted": self.judged(cheaters, "accepted"),
+            "cheater_bans": sum(
+                ban["times"] for name, ban in self.bans.items() if name.startswith("cheat")
+            ),
+            "cheater_banned_by": sorted(
+                {
+                    names.get(judge, judge[-6:])
+                    for name, ban in self.bans.items()
+                    if name.startswith("cheat")
+                    for judge in ban["by"]
+                }
+            ),
             "honest_rejected": self.judged(honest, "rejected"),
             "policy_bytes": trainer.get("policy_bytes"),
             "origin_upload_bytes": sum(stats["uploaded_as_origin"] for stats in origins),

@@ -47,6 +47,7 @@ from proofs.checks import Verdict
 from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.inference.earned import keep_earned
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
@@ -425,6 +426,7 @@ class InferenceSession:
                 await _wait_any(
                     self._demand.wait_change, partial(self.node.shardcast.wait_policy, newer)
                 )
+        await self._durable.insist(partial(keep_earned, self.node, [verdict]))
         await self._finish(submission, verdict.verdict.value, verdict.reason)
 
     async def _wait_order(self, commitment: Commitment) -> None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from typing import Final, Protocol
 
@@ -40,6 +41,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
+from roles.inference.earned import keep_earned
 from roles.protocol.beacon import beacon_of
 from roles.protocol.core.assignment import draw_order, validator_of
 from roles.protocol.core.lots import (
@@ -73,6 +75,7 @@ from roles.protocol.replay import answers_of
 from roles.protocol.request import Backoff, ask
 from roles.rl.advantage import has_spread
 from roles.run import Run, run_of
+from roles.shared.durable import Durable
 from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
@@ -94,7 +97,9 @@ class Asks(Protocol):
 
     async def __call__(
         self, peer: PeerId, submission: Submission, witnessed: WitnessedWindow, /
-    ) -> SignedVerdict | None: ...
+    ) -> SignedVerdict | None:
+        """The peer's verdict."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -389,6 +394,9 @@ class Windows:
             verdict = await self._ask_until(trainer, submission, witnessed)
             verdicts = [*verdicts, *([verdict] if verdict is not None else [])]
         kinds = {verdict.verdict: verdict.reason for verdict in verdicts}
+        if Verdict.REJECTED not in kinds:
+            durable = Durable(self._world, "inference")
+            await durable.insist(partial(keep_earned, self._node, verdicts))
         for kind in (Verdict.REJECTED, Verdict.ACCEPTED, Verdict.INCONCLUSIVE):
             if kind in kinds:
                 return await self._finish(submission, kind.value, kinds[kind])

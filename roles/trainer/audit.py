@@ -52,6 +52,7 @@ from roles.protocol.core.lies import (
     worst,
 )
 from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
+from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
@@ -62,8 +63,6 @@ from roles.trainer.scoring import PolicyScorer
 
 logger = logging.getLogger(__name__)
 
-LIE_KIND: Final = "lie"
-"""Kind of our ledger entries; the body is `Lie.to_bytes`."""
 LIES: Final = "trainer/lies"
 """Where the deliveries lie that convict, or may: two for each validator at most, and those of
 the convicted."""
@@ -193,13 +192,18 @@ class Auditor:
         return "" if lie is None else f"{LIED}: {lie}"
 
     async def audit(
-        self, work: AcceptedWork, tasks: Sequence[GroupTask], groups: Sequence[Group]
+        self,
+        work: AcceptedWork,
+        tasks: Sequence[GroupTask],
+        groups: Sequence[Group],
+        *,
+        always: bool = False,
     ) -> None:
-        """Replay a delivery, if the lot falls on it. Raises `NotBorneOut`.
+        """Replay a delivery, if the lot falls on it, or ``always``. Raises `NotBorneOut`.
 
         ``tasks`` and ``groups`` are those of its place, and have the right shape.
         """
-        if self._lot.falls_on(work.verdict.commitment):
+        if always or self._lot.falls_on(work.verdict.commitment):
             replayed = _Replay(self._standing.run, tasks, groups)
             await self._decide(_Case(work, REPLAY, replayed=replayed))
 

@@ -46,6 +46,7 @@ from roles.protocol.core.assignment import DrawOrder, draw_order, validator_of
 from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.messages import (
     DECODE_RATE,
+    LIED,
     MAX_REASON,
     AcceptedWork,
     Commitment,
@@ -57,8 +58,9 @@ from roles.protocol.core.messages import (
     decode_logprobs_untrusted,
 )
 from roles.protocol.core.pooled import PooledSignals, Signals
-from roles.protocol.replay import answers_of, as_signed
+from roles.protocol.replay import answers_of, as_signed, count_work
 from roles.run import Run
+from roles.shared.bans import bans_of
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
 from roles.trainer.core.buffer import BufferedGroup
@@ -127,7 +129,13 @@ class DeliveryCheck:
 
     def why_refused(self, validator: PeerId) -> str:
         """Why nothing of ``validator`` is taken any more; empty if it is not known to lie."""
+        if self._node.ledgers.is_forked(validator):
+            return f"{LIED}: its ledger tells two stories"
         return self.auditor.why_refused(validator)
+
+    def why_banned(self, node: PeerId) -> str:
+        """Why nothing of a worker is learnt from now; empty if something is."""
+        return bans_of(self._node).why_banned(node)
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
@@ -139,6 +147,9 @@ class DeliveryCheck:
             return "only accepted submissions of this run are taken"
         if not self._node.may(commitment.node, Capability.GENERATE):
             return f"{commitment.node} may not generate in this run"
+        banned = self.why_banned(commitment.node)
+        if banned:
+            return banned
         judge = validator_of(self._standing.run, commitment.node, commitment.version)
         return "" if peer == judge else f"{judge} judges this node under this policy"
 
@@ -152,7 +163,9 @@ class DeliveryCheck:
         await self.auditor.check_possible(work)
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]
-        await self.auditor.audit(work, drawn, claim.claimed)
+        # where lots fall, one validator's word is the exception, and is never taken alone
+        always = self.scoring is not None
+        await self.auditor.audit(work, drawn, claim.claimed, always=always)
         ours = await self._pay(claim)
         await self.auditor.check_rewards(work, ours)
         return self._buffered(claim, ours)
@@ -260,7 +273,10 @@ class DeliveryCheck:
         if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
             raise RemoteProtocolError("an accepted submission has the wrong shape")
         made = await self._environment.tasks(order.task_seeds(commitment.index))
-        return Claim(work, claimed, groups, tuple(order.with_draws(commitment.index, made)))
+        tasks = tuple(order.with_draws(commitment.index, made))
+        if work.verdict.work not in (None, count_work(tasks, claimed)):
+            raise RemoteProtocolError("a verdict counts other tokens than its submission has")
+        return Claim(work, claimed, groups, tasks)
 
     def _check_place(
         self, order: DrawOrder, work: AcceptedWork, groups: Sequence[Group]

@@ -54,6 +54,8 @@ from roles.protocol.core.messages import (
     decode_delivery_untrusted,
     encode_receipt,
 )
+from roles.protocol.core.statements import LEARNT_KIND, RECEIPT_KIND, learnt_parts
+from roles.protocol.core.work import Work, work_of
 from roles.protocol.request import PATIENCE
 from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
@@ -70,9 +72,6 @@ logger = logging.getLogger(__name__)
 
 DELIVERY_SECONDS: Final = 90.0
 """How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
-RECEIPT_KIND: Final = "receipt"
-"""Kind of our ledger entries; the body is the content digest of the submission that was
-taken."""
 PLACE_TAKEN: Final = "another submission was taken for this place in the draw order"
 
 DrawPlace = tuple[PeerId, PolicyVersion, int]
@@ -222,6 +221,9 @@ class Intake:
         returns."""
         self._step = step
         await self._durable.insist(partial(self._inbox.mark_used, groups, step))
+        learnt = learnt_parts(step, self._work_by_author(groups))
+        entries = [(LEARNT_KIND, part) for part in learnt]
+        await self._durable.insist(partial(self._ledger.append_all, entries))
         self.accounts.learn(self._by_author(groups))
         self._learning = []
         await self.accounts.keep(self._node.world.disk)
@@ -253,6 +255,18 @@ class Intake:
     def _by_author(self, groups: Iterable[BufferedGroup]) -> Counter[PeerId]:
         authors = (self._authors.get(one.source) for one in groups)
         return Counter(author for author in authors if author is not None)
+
+    def _work_by_author(self, groups: Iterable[BufferedGroup]) -> dict[PeerId, Work]:
+        """What a step learns from, for the ledger. A group whose author is forgotten is
+        nobody's."""
+        done: dict[PeerId, Work] = {}
+        for one in groups:
+            author = self._authors.get(one.source)
+            if author is not None:
+                group = one.group
+                drawn = ((len(group.prompt), len(each.tokens)) for each in group.completions)
+                done[author] = done.get(author, Work()) + work_of(drawn)
+        return done
 
     def finish(self) -> None:
         """The run has all its steps: nothing more is wanted."""
@@ -428,8 +442,11 @@ class Intake:
             self.demand.arrive(commitment.node, commitment.version, teaching)
 
     def _drop_liars(self) -> None:
-        """Nothing is learnt from what waits of a validator that was convicted."""
-        liars = [of for of, giver in self._givers.items() if self._check.why_refused(giver)]
+        """Nothing is learnt from what waits of a validator that was convicted, or of a worker
+        that was."""
+        check = self._check
+        liars = [of for of, giver in self._givers.items() if check.why_refused(giver)]
+        liars += [of for of, author in self._authors.items() if check.why_banned(author)]
         self.buffer.drop(liars)
 
     def _why_useless(self, commitment: Commitment) -> str:

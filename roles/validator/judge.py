@@ -218,6 +218,15 @@ class Judge:
                     self._replayer.forget_policy()
                 return Ruling(self.give_up(commitment, ENGINE_FAILED))
 
+    async def repeat(self, job: Job) -> SignedVerdict | None:
+        """The verdict on work that another validator has rejected, whatever place it is of;
+        None if its policy is gone. Raises as `Replayer.judge`."""
+        version = job.submission.commitment.version
+        if not self.node.shardcast.holds(version):
+            return None
+        with self.node.shardcast.pin(version) as weights:
+            return (await self._replayer.judge(job, weights)).verdict
+
     async def judge(self, job: Job, weights: str) -> Ruling:
         """From its place to the model's replay; the first violation decides."""
         commitment = job.submission.commitment

@@ -40,9 +40,11 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     decode_verdict_untrusted,
 )
+from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.demand import demand_of
 from roles.run import Run
 from roles.shared.durable import Durable
+from roles.shared.evidence import EVIDENCE_PROTOCOL
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.delivery import Deliveries
@@ -51,13 +53,12 @@ from roles.validator.limits import (
     RECORDING,
     WEARY_SECONDS,
 )
+from roles.validator.prosecution import Prosecution
 from roles.validator.reception import Reception
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job, Ruling
 from roles.validator.witness import Witness
 
-VERDICT_KIND: Final = "verdict"
-"""Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
 ACCEPTED_FOLDER: Final = "validator/accepted"
 """Where accepted submissions lie until the trainer has taken them."""
 
@@ -87,13 +88,17 @@ class ValidatorSession:
         self._recording = trio.Semaphore(RECORDING)
         self._deliveries: Deliveries | None = None
         self.is_judging = False
-        self.witness: Witness | None = None
-        """Signs what workers commit to; None in a run without lots."""
-        if run.terms.has_lots:
-            self.witness = Witness(node, judge, ledger, self._durable)
+        self._prosecution = Prosecution(node, judge, self._durable)
         self._reception = Reception(
-            node, judge, self._queue, ledger, standing, stats, self._wake, self.witness
+            node, judge, self._queue, ledger, standing, stats, self._wake
         )
+        if run.terms.has_lots:
+            self._reception.witness = Witness(node, judge, ledger, self._durable)
+
+    @property
+    def witness(self) -> Witness | None:
+        """Signs what workers commit to; None in a run without lots."""
+        return self._reception.witness
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -146,6 +151,8 @@ class ValidatorSession:
             deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
             self._deliveries = deliveries
             await deliveries.resume()
+            await self._prosecution.recall()
+            nursery.start_soon(self._wake_to_examine)
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
@@ -162,6 +169,7 @@ class ValidatorSession:
         services: dict[ProtocolId, StreamHandler] = {
             ROLLOUT_PROTOCOL: reception.serve,
             OFFER_PROTOCOL: reception.serve_offer,
+            EVIDENCE_PROTOCOL: self._prosecution.evidence.serve,
         }
         if self.witness is not None:
             services[COMMIT_PROTOCOL] = reception.serve_commitments
@@ -190,10 +198,17 @@ class ValidatorSession:
         world = self._world
         await self._recording.acquire()
         await self._standing.wait()
+        if self._prosecution.is_wanted:
+            self._recording.release()
+            await self._prosecution.examine()
+            return
         # One reading of the clock: between two of them a debt may be forgiven, and the queue
         # would be asked for the work of a debtor where there is none.
         while not self._may_judge(deliveries, began := world.now()):
             await self._wait_work()
+            if self._prosecution.is_wanted:
+                self._recording.release()
+                return
         of_debtors = not deliveries.has_room()
         job = self._queue.pop(began, of_debtors=of_debtors)
         job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
@@ -210,6 +225,8 @@ class ValidatorSession:
         node = verdict.commitment.node
         if verdict.verdict is Verdict.REJECTED:
             self._queue.blame(node, world.now())
+            has_worked = self._judge.has_worked(node)
+            await self._prosecution.consider(verdict, job.submission, has_worked=has_worked)
         if verdict.verdict is Verdict.INCONCLUSIVE:
             self._end_without_entry(job, verdict)
             return
@@ -234,6 +251,12 @@ class ValidatorSession:
         self._judge.verdicts.drop(job)
         job.finish(verdict)
         self._recording.release()
+
+    async def _wake_to_examine(self) -> None:
+        """The scorer sleeps while no work comes: a ban of another's is a reason to wake."""
+        while True:
+            await self._prosecution.wait_wanted()
+            self._wake()
 
     async def _wait_work(self) -> None:
         """Return when something may have come that may be judged."""

@@ -1,4 +1,4 @@
-"""Runs in which work is committed to before it is seen, and only what the lot names is checked."""
+"""Runs in which work is committed to before it is seen, and a lot says what is checked."""
 
 from __future__ import annotations
 
@@ -73,9 +73,7 @@ class Learnt:
         mark = Inbox.mark_used
         steps: dict[int, None] = {}
 
-        async def mark_used(
-            inbox: Inbox, groups: Sequence[BufferedGroup], step: int
-        ) -> None:
+        async def mark_used(inbox: Inbox, groups: Sequence[BufferedGroup], step: int) -> None:
             if step not in steps:  # a step that is taken again learns from the same
                 steps[step] = None
                 self.groups.update((one.source, one.number) for one in groups)

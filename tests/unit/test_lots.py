@@ -84,7 +84,9 @@ def test_whoever_hears_which_links_knows_the_same(numbers: list[int], late: int)
     assert joined.link(PLEDGE.chain, late) == (CHAIN.link(late) if is_out else None)
 
 
-def test_a_forged_link_is_refused_after_bounded_hashing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forged_link_is_refused_after_bounded_hashing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """A stranger's number could make every node hash for as long as it liked."""
     hashed = []
     plain = beacon.hash_back
@@ -93,14 +95,17 @@ def test_a_forged_link_is_refused_after_bounded_hashing(monkeypatch: pytest.Monk
     )
     heard = heard_up_to(10)
     hashed.clear()
-    for forged in (replace(reveal(11), link=b"x" * 32), replace(reveal(LINKS), number=LINKS - 1)):
+    for forged in (
+        replace(reveal(11), link=b"x" * 32),
+        replace(reveal(LINKS), number=LINKS - 1),
+    ):
         with pytest.raises(BadMessage, match="does not hash"):
             heard.hear(forged, 0.0)
     assert sum(hashed) < 2 * LINKS
     with pytest.raises(BadMessage, match="a chain has links"):
         decode_reveal_untrusted(replace(reveal(9), number=LINKS + 1).to_bytes(), verify)
+    stranger = Pledge(RUN, WORKER.peer_id, 1_000, CHAIN.end).signed(WORKER)
     with pytest.raises(BadMessage, match="another run or trainer"):
-        stranger = Pledge(RUN, WORKER.peer_id, 1_000, CHAIN.end).signed(WORKER)
         heard.hear(Reveal(stranger, 11, CHAIN.link(11)), 0.0)
     assert heard.newest == (PLEDGE.chain, 10)
 

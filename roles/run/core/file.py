@@ -310,6 +310,10 @@ class Terms:
 
     calibration: Calibration | None = None
     """Where the limits come from; None: from a preset, or from the owner's head."""
+    ban_seconds: int = 0
+    """How long who was caught lying is shut out. 0: nobody is, and nodes do not tell each other
+    what officers have signed."""
+
     algorithm: Algorithm = Algorithm.GRPO
     """``grpo``: one trainer learns from others' rollouts. ``diloco``: many learn from text."""
 
@@ -440,7 +444,10 @@ class Run:
     @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
-        return {"shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}}
+        shared: dict[str, dict[str, object]] = {
+            "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}
+        }
+        return {**shared, "ledger": {"is_on": True}} if self.terms.ban_seconds else shared
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Whether ``peer`` may: trainers publish, validators validate, the rest by
