@@ -43,7 +43,7 @@ from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
 from p2p.node.services import Node, Shunned
-from p2p.node.stories import fellows, fork_topic, judge_fork, tell_fork
+from p2p.node.stories import fellows, tell_stories
 from p2p.node.wiring import Wiring, find_peer, run_records, stamp_of
 from p2p.shardcast import open_shardcast
 from p2p.world import World
@@ -97,7 +97,7 @@ async def _open_services(
 ) -> AsyncIterator[Node]:
     run = book.run
     assert run is not None  # open_node has waited for it
-    topic, stories = policy_topic(run.id), fork_topic(run.id)
+    topic = policy_topic(run.id)
     ledger, shunned = OwnLedger(world), Shunned()
     async with (
         open_gossip(world, host, config.gossip) as gossip,
@@ -116,7 +116,7 @@ async def _open_services(
             config.shardcast,
             run=run.id,
             may_publish=partial(_may, book, Capability.PUBLISH),
-            roster=partial(roster, membership, run.id, shunned, world.wall),
+            roster=partial(roster, membership, run.id, partial(_is_shunned, world, shunned)),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
         open_exchange(
@@ -124,9 +124,7 @@ async def _open_services(
         ) as ledgers,
     ):
         gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
-        if ledgers.is_on:
-            gossip.subscribe(stories, partial(judge_fork, ledgers), _heard_enough)
-            ledgers.on_found(partial(tell_fork, gossip, stories))
+        tell_stories(gossip, ledgers, run.id)
         with host.finding(partial(find_peer, membership, host, book)):
             yield Node(
                 world=world,
@@ -144,7 +142,11 @@ async def _open_services(
 
 
 def _heard_enough(_: PeerId, __: bytes) -> None:
-    """SHARDCAST took the announcement when it judged it, and so did the ledgers the proof."""
+    """SHARDCAST took the announcement when it judged it."""
+
+
+def _is_shunned(world: World, shunned: Shunned, peer: PeerId) -> bool:
+    return shunned.shuns(peer, world.wall())
 
 
 def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:

@@ -14,7 +14,6 @@ from p2p.errors import BadMessage
 from p2p.gossip import Validity
 from p2p.identity import PeerId
 from p2p.membership import Membership
-from p2p.node.services import Shunned
 from p2p.shardcast import RosterEntry, Shardcast
 
 UNKNOWN_UPLOAD: Final = 1_000_000
@@ -33,19 +32,17 @@ def policy_topic(run_id: bytes) -> str:
 def roster(
     membership: Membership,
     run_id: bytes,
-    shunned: Shunned | None = None,
-    wall: Callable[[], float] = float,
+    is_shunned: Callable[[PeerId], bool] = lambda _: False,
 ) -> list[RosterEntry]:
     """The peers that could relay policies: the living members of the run, with their capacity.
 
-    Who is ``shunned`` has no place in the forest: it has to ask the others for every chunk,
-    behind all whose place it is to get them.
+    Who is shunned has no place in the forest: it has to ask the others for every chunk, behind
+    all whose place it is to get them.
     """
-    now = wall()
     return [
         RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
         for member in membership.members()
-        if member.run == run_id and not (shunned and shunned.shuns(member.peer, now))
+        if member.run == run_id and not is_shunned(member.peer)
     ]
 
 

@@ -6,6 +6,7 @@ It is what the exchange of ledgers takes from gossip and membership (`p2p.ledger
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from p2p.errors import BadMessage
 from p2p.gossip import Gossip, Validity
@@ -29,6 +30,19 @@ def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
     return [
         one.peer for one in membership.members() if one.run == run_id and one.peer in connected
     ]
+
+
+def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None:
+    """Hear proofs on the topic of the run, and tell those that are found here; nothing in a run
+    whose nodes do not exchange ledgers."""
+    if ledgers.is_on:
+        topic = fork_topic(run_id)
+        gossip.subscribe(topic, partial(judge_fork, ledgers), _taken_when_judged)
+        ledgers.on_found(partial(tell_fork, gossip, topic))
+
+
+def _taken_when_judged(_: PeerId, __: bytes) -> None:
+    """The ledgers took the proof when they judged it."""
 
 
 def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:

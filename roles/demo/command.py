@@ -481,7 +481,7 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
         f"{figures['cheater_accepted']} accepted; honest work rejected: "
         f"{figures['honest_rejected']}\n"
         f"  its bans          {figures['cheater_bans']}, each proven by "
-        f"{', '.join(figures['cheater_banned_by']) or 'nobody'}\n"
+        f"{figures['cheater_banned_by'] or 'nobody'}\n"
         f"  weights           {size(figures['policy_bytes'])} a whole policy; for "
         f"{figures['policies']} the trainer sent {size(figures['origin_upload_bytes'])},\n"
         "                    five receivers got "

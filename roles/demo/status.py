@@ -60,6 +60,12 @@ class SwarmStatus:
         """The trainer's health; empty before there is one."""
         return next(iter(self.role("trainer")), {})
 
+    @property
+    def told(self) -> int:
+        """Rollouts of which honest workers were told that they were accepted: where lots fall,
+        of most by the trainer alone."""
+        return sum(health["life"]["accepted"] for health in self.role("inference"))
+
     def judged(self, peers: Sequence[str], outcome: str) -> int:
         """Submissions of these peers with this outcome, over all validators."""
         return sum(
@@ -117,12 +123,24 @@ class SwarmStatus:
             "shown_end": trainer.get("shown"),
         }
 
+    def _cheats(self, cheaters: Sequence[str]) -> dict[str, Any]:
+        """What became of cheats, and who has banned them."""
+        accepted = self.judged(cheaters, "accepted")
+        names = {status["peer"]: name for name, status in self.nodes.items()}
+        bans = [ban for name, ban in self.bans.items() if name.startswith("cheat")]
+        judges = {names.get(judge, judge[-6:]): None for ban in bans for judge in ban["by"]}
+        return {
+            "cheater_submitted": accepted + self.judged(cheaters, "rejected"),
+            "cheater_accepted": accepted,
+            "cheater_bans": max((ban["times"] for ban in bans), default=0),
+            "cheater_banned_by": ", ".join(sorted(judges)),
+        }
+
     def figures(self) -> dict[str, Any]:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
         workers = honest + cheaters
-        names = {status["peer"]: name for name, status in self.nodes.items()}
         leaves = [
             status["shardcast"]
             for status in self.nodes.values()
@@ -147,22 +165,9 @@ class SwarmStatus:
                 health["policies_skipped"] for health in self.role("inference")
             ),
             "staleness_max": trainer.get("staleness_max"),
-            "rollouts_accepted": accepted * self.completions,
+            "rollouts_accepted": max(accepted * self.completions, self.told),
             "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
-            "cheater_submitted": self.judged(cheaters, "accepted")
-            + self.judged(cheaters, "rejected"),
-            "cheater_accepted": self.judged(cheaters, "accepted"),
-            "cheater_bans": sum(
-                ban["times"] for name, ban in self.bans.items() if name.startswith("cheat")
-            ),
-            "cheater_banned_by": sorted(
-                {
-                    names.get(judge, judge[-6:])
-                    for name, ban in self.bans.items()
-                    if name.startswith("cheat")
-                    for judge in ban["by"]
-                }
-            ),
+            **self._cheats(cheaters),
             "honest_rejected": self.judged(honest, "rejected"),
             "policy_bytes": trainer.get("policy_bytes"),
             "origin_upload_bytes": sum(stats["uploaded_as_origin"] for stats in origins),

@@ -1,4 +1,4 @@
-"""The verdicts that accepted this node's work, kept in its ledger: what receipts are made of."""
+"""Verdicts that accepted this node's work, kept in its ledger: what receipts are made of."""
 
 from __future__ import annotations
 

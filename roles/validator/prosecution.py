@@ -18,7 +18,7 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed
-from roles.protocol.core.bans import MAX_CITED, SPREAD, Ban, convicts, weight_of
+from roles.protocol.core.bans import MAX_CITED, SPREAD, convicts, weight_of
 from roles.protocol.core.lies import Weight
 from roles.protocol.core.messages import SignedVerdict, Submission
 from roles.shared.bans import BanBook, bans_of
@@ -50,7 +50,6 @@ class Prosecution:
             BoundedDict(MAX_SUSPECTS)
         )
         self._newcomers = RateLimit(NEWCOMERS, NEWCOMERS_AT_ONCE)
-        self._found: tuple[PeerId, Ban] | None = None
         self.evidence = EvidenceStore(node, durable)
 
     @property
@@ -62,19 +61,11 @@ class Prosecution:
         await self.evidence.recall()
         await self._bans.recall()
 
-    @property
-    def is_wanted(self) -> bool:
-        """Whether another's ban waits to be repeated here."""
-        self._found = self._found or self._bans.take_unexamined()
-        return self._found is not None
-
     async def wait_wanted(self) -> None:
         """Return when one has come."""
         await self._bans.wait_news()
 
-    async def consider(
-        self, verdict: SignedVerdict, submission: Submission, *, has_worked: bool
-    ) -> None:
+    async def consider(self, verdict: SignedVerdict, submission: Submission) -> None:
         """A rejection of this validator: ban its worker if that is enough."""
         if not self._bans.is_on or weight_of(verdict) < Weight.STRIKE:
             return
@@ -90,7 +81,7 @@ class Prosecution:
             cases = cases[-1:]
         if not convicts([said for said, _ in cases]) or self._has_banned(worker):
             return
-        if not has_worked and not self._newcomers.allows(1.0, now):
+        if not self._judge.has_worked(worker) and not self._newcomers.allows(1.0, now):
             return
         await self._ban(cases)
 
@@ -109,8 +100,9 @@ class Prosecution:
         self._strikes.pop(worker, None)
 
     async def examine(self) -> None:
-        """Repeat another officer's ban, and sign one of our own if it is borne out."""
-        found, self._found = self._found, None
+        """Repeat another officer's ban, if one has come, and sign one of our own if it is borne
+        out."""
+        found = self._bans.take_unexamined()
         if found is None:
             return
         author, ban = found
