@@ -40,6 +40,10 @@ class TrustTerms:
     """Seconds between two links of the trainer's beacon. A lot falls two links after a window
     is committed: much less than a step takes, or work goes stale meanwhile."""
 
+    margin: float = 1.2
+    """By which the noise of one honest engine may exceed another's before pooled signals count.
+    vLLM's is 1.1 to 1.2 times torch's; where all use one engine, 1.05 finds more."""
+
     def __post_init__(self) -> None:
         check_bounds(
             self,
@@ -49,6 +53,7 @@ class TrustTerms:
                 "window": (1, 16),
                 "validators": (1, 16),
                 "beacon": (0.1, 600.0),
+                "margin": (1.0, 10.0),
             },
         )
 
@@ -85,8 +90,10 @@ class TrustTerms:
 
 
 def leak(terms: TrustTerms, turncoats: float, detection: float = 1.0) -> float:
-    """The largest share of what is learnt from that is lies, in the mean, if workers with this
-    share of the run's speed turn after their probation, and come back whenever they are caught.
+    """The largest share of what is learnt from that is lies, in the mean.
+
+    Workers with the share ``turncoats`` of the speed of all that is learnt from turn after
+    their probation, and come back whenever they are caught.
     """
     if not 0 <= turncoats < 1:
         raise ValueError(f"turncoats are a share of the workers, not {turncoats}")
