@@ -179,10 +179,11 @@ class TrustSwarm:
 
     @property
     def stated_leak(self) -> float:
-        """What the run says for the share of turncoats that it has, by speed."""
+        """What the run says for its turncoats' share of the speed of all that can be learnt
+        from: a worker that lies from the start, always selects or changes its name cannot."""
         speed: defaultdict[bool, float] = defaultdict(float)
         for one in self.machines:
-            if one.kind != "cheating":  # of which nothing is ever learnt from
+            if one.kind in ("honest", "selecting", "turncoat", "grinding"):
                 speed[one.turns_at > 0] += 1 / one.stride
         return leak(self.terms, speed[True] / sum(speed.values()))
 

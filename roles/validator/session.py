@@ -89,13 +89,16 @@ class ValidatorSession:
         self._deliveries: Deliveries | None = None
         self.is_judging = False
         self._prosecution = Prosecution(node, judge, self._durable)
-        self.witness: Witness | None = None
-        """Signs what workers commit to; None in a run without lots."""
-        if run.terms.has_lots:
-            self.witness = Witness(node, judge, ledger, self._durable)
         self._reception = Reception(
-            node, judge, self._queue, ledger, standing, stats, self._wake, self.witness
+            node, judge, self._queue, ledger, standing, stats, self._wake
         )
+        if run.terms.has_lots:
+            self._reception.witness = Witness(node, judge, ledger, self._durable)
+
+    @property
+    def witness(self) -> Witness | None:
+        """Signs what workers commit to; None in a run without lots."""
+        return self._reception.witness
 
     @property
     def loaded(self) -> PolicyVersion:

@@ -1,4 +1,4 @@
-"""Runs in which work is committed to before it is seen, and only what the lot names is checked."""
+"""Runs in which work is committed to before it is seen, and a lot says what is checked."""
 
 from __future__ import annotations
 
