@@ -131,6 +131,9 @@ class Draft:
         """Whether its trainers learn from what environments pay."""
         return self.algorithm is Algorithm.GRPO or self.diloco.goal is Goal.REWARD
 
+    ban_seconds: int = 0
+    """How long who was caught lying is shut out; 0: nobody is."""
+
     trust: TrustTerms | None = None
     """How workers earn it that not all of their work is checked; left out: all of it is."""
 
@@ -171,6 +174,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
             algorithm=draft.algorithm,
             diloco=draft.diloco,
+            ban_seconds=draft.ban_seconds,
             trust=draft.trust,
             appeals=draft.appeals,
         )
