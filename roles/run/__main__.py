@@ -120,6 +120,7 @@ def _summary(run: Run) -> str:
         *_base(run),
         f"limits      {_limits(run)}",
         f"admission   {run.terms.admission.mode.value}",
+        *([f"bans        for {run.terms.ban_seconds:,} s"] if run.terms.ban_seconds else []),
         *_trust(run.terms.trust),
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),

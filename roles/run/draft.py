@@ -125,6 +125,9 @@ class Draft:
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """Of a run that pre-trains on text; its environments and validators are left out."""
 
+    ban_seconds: int = 0
+    """How long who was caught lying is shut out; 0: nobody is."""
+
     trust: TrustTerms | None = None
     """How workers earn it that not all of their work is checked; left out: all of it is."""
 
@@ -161,6 +164,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
             algorithm=draft.algorithm,
             diloco=draft.diloco,
+            ban_seconds=draft.ban_seconds,
             trust=draft.trust,
         )
     except ValueError as error:

@@ -78,6 +78,8 @@ MAX_FILES: Final = 256
 """Files of a base: the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
+MAX_BAN: Final = 366 * 24 * 3600
+"""Seconds that a ban may last: a year, longer than any run."""
 MAX_EXPIRY: Final = 2**40
 """Seconds since 1970: the year 36812, and exact as a float."""
 _BEGINNING: Final = b"\x94"
@@ -328,6 +330,7 @@ class Terms:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
         check_bounds(self, {"epoch": (1, MAX_EPOCH), "expiry": (1, MAX_EXPIRY)})
+        check_bounds(self, {"ban_seconds": (0, MAX_BAN)})
         if len(self.environments) > MAX_ENVIRONMENTS:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if len({pin.name for pin in self.environments}) < len(self.environments):
