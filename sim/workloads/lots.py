@@ -85,12 +85,13 @@ class Lots(Spine):
         newcomers = len(workers) * self.trust.probation
         each, profile = tokens / max(1.0, made), DeviceProfile()
         drawing = tokens / profile.generate_rate
+        drawn = checked / self.trust.validators - newcomers
+        share = drawn / max(1.0, made - newcomers)
+        ratio = profile.generate_rate / profile.score_rate
         return {
             "places": made,
-            "drawn_share": round(
-                (checked / self.trust.validators - newcomers) / max(1.0, made - newcomers), 4
-            ),
-            "validators_spend": round(checked * each / profile.score_rate / drawing, 4),
+            "drawn_share": round(share, 4),
+            "validators_spend": round(share * self.trust.validators * ratio, 4),
             "trainer_spends": round(
                 trainer["groups_scored"] * each / profile.score_rate / drawing, 4
             ),
