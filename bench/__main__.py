@@ -19,6 +19,7 @@ NOT_BENCHES = (
     "foreign_generate",
     "report",
     "rl_like",
+    "trust_swarm",
 )
 
 

@@ -12,5 +12,6 @@ scores and trains, in a worker process; `roles.models` reads the folder that a m
 trainers pre-train one model on text.
 `roles.demo` is a whole swarm on one machine; `roles.own` makes and plays a run of one's own;
 `roles.calibrate` measures what honest work of a run looks like, for its limits; `roles.doctor`
-says what a machine lacks.
+says what a machine lacks; `roles.ledger` reads what nodes have signed, and makes receipts of
+it.
 """

@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import trio
 
+from p2p.host import Host
 from p2p.identity import KeyPair, PeerId
-from p2p.ledger import Ledger, open_ledger
+from p2p.ledger import ExchangeConfig, Ledger, LedgerExchange, OwnLedger, open_ledger
 from p2p.machine import RealWorld
+from p2p.node.services import Shunned
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Limits, Verdict
 from roles.engines.base import Group, GroupTask, Sampling, Scored, draw_all
@@ -164,6 +166,7 @@ class Bench:
     standing: Any = None
     auditor: Any = None
     intake: Any = None
+    ledgers: Any = None
 
     def open_trainer(self) -> None:
         """A trainer's first or next life, on the same disk."""
@@ -182,14 +185,24 @@ class Bench:
             pin=pin,
             check_weights=check_weights,
         )
+        self.ledgers = LedgerExchange(
+            self.world,
+            cast(Host, None),
+            cast(OwnLedger, None),
+            ExchangeConfig(is_on=True),
+            list,
+        )
+        self.ledgers.follow(self.run.officers)
         node: Any = SimpleNamespace(
             world=self.world,
             shardcast=shardcast,
             may=lambda peer, _: peer in self.admitted,
             book=SimpleNamespace(hint=lambda _: False),
             gossip=Silent(),
-            peer_id=TRAINER.peer_id,
             run=self.run,
+            peer_id=self.world.signer.peer_id,
+            ledgers=self.ledgers,
+            shunned=Shunned(),
         )
         self.standing = SimpleNamespace(run=self.run, why_not="")
         durable = Durable(self.world, "trainer")

@@ -5,14 +5,29 @@ and what proves that an author forked its log; then `p2p.ledger.core.synced`, th
 tells a torn end from rot. `ledger` is the driver: it appends, and recovers after kill -9;
 `config` has what may be chosen.
 
+Others' ledgers: `messages` is what nodes ask each other, `core.shelf` what is kept of one
+author, `core.exchange` whose logs those are and who has told two stories; `service` asks and
+answers, `kept` has it on the disk.
+
 Entries flow one way: a role's statement is signed, written, synced, and only then acknowledged.
 
 A newcomer asks a node for it (``node.ledger.opened``), and calls `Ledger.append`, `Ledger.read`
 and `Ledger.entries`; every other method is for the package itself.
 """
 
-from p2p.ledger.config import LedgerConfig
+from p2p.ledger.config import ExchangeConfig, LedgerConfig
 from p2p.ledger.core.chain import Entry, LedgerFork
 from p2p.ledger.ledger import Ledger, OwnLedger, open_ledger
+from p2p.ledger.service import LedgerExchange, open_exchange
 
-__all__ = ["Entry", "Ledger", "LedgerConfig", "LedgerFork", "OwnLedger", "open_ledger"]
+__all__ = [
+    "Entry",
+    "ExchangeConfig",
+    "Ledger",
+    "LedgerConfig",
+    "LedgerExchange",
+    "LedgerFork",
+    "OwnLedger",
+    "open_exchange",
+    "open_ledger",
+]

@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError
 from p2p.ledger.config import LedgerConfig
 from p2p.ledger.core.chain import (
@@ -65,6 +66,7 @@ class Ledger:
         self._is_settled = False
         """Whether the disk says what we say, so that an entry may be added."""
         self._turn = trio.Lock()
+        self._grown = Notifier()
 
     @property
     def head(self) -> Head:
@@ -100,7 +102,13 @@ class Ledger:
             self._written += len(data)
             self._places.extend((self._segment, place) for place in places)
             self._head = head
+            self._grown.notify_all()
             return entries
+
+    async def wait_grown(self, beyond: int) -> None:
+        """Return when there is an entry with a higher number than ``beyond``."""
+        while self._head.seqno <= beyond:
+            await self._grown.wait()
 
     async def _mark(self, size: int, head: Head) -> None:
         """Record that the newest segment is on the disk up to ``size``; from now on recovery

@@ -35,6 +35,8 @@ MAX_RUN: Final = 32
 """Bytes of a run id: a digest."""
 MAX_STAMP: Final = 320
 """Bytes of a stamp: 8 for the nonce of `p2p.dht.stamp`, or what `p2p.node.credential` has."""
+MAX_LEDGER: Final = 112
+"""Bytes of the head of a node's ledger, as `p2p.ledger` signs it."""
 MAX_SEQNO: Final = 2**63 - 1
 """A node counts its heartbeats up to this: one each 50 ms would take 14 billion years."""
 MIN_INTERVAL: Final = 0.05
@@ -50,7 +52,7 @@ KEY: Final = slice(PEER_ID_BYTES - 32, PEER_ID_BYTES - 32 + KEY_BYTES)
 """Where those bytes stand in a PeerId: the key is its end, and this the key's head."""
 
 _FIELDS: Final = (bytes, int, int, int, bool, list, list, bytes, int, int, int, int, str)
-"""The types of a heartbeat's fields; a stamp may follow."""
+"""The types of a heartbeat's fields; a stamp may follow, and the head of a ledger behind it."""
 _MEMO: Final = 2048
 """Decoded heartbeats remembered: each arrives about eight times, once per neighbour; 2 MiB at
 most."""
@@ -82,6 +84,9 @@ class Profile:
     stamp: bytes = b""
     """What admits this identity, such as the nonce of its work stamp; empty where nothing is
     asked for. Sent only if there is one."""
+    ledger: bytes = b""
+    """The signed head of its ledger, if others are to hold it to what it states there; empty if
+    not. Opaque here. Sent only if there is one, and left out where there is no room for it."""
 
     def __post_init__(self) -> None:
         are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
@@ -91,6 +96,8 @@ class Profile:
             )
         if len(self.stamp) > MAX_STAMP:
             raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
+        if len(self.ledger) > MAX_LEDGER:
+            raise ValueError(f"the head of a ledger has at most {MAX_LEDGER} bytes")
         if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
             raise ValueError(
                 f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters",
@@ -205,9 +212,11 @@ def sign_heartbeat(heartbeat: Heartbeat, signer: Signer) -> SignedHeartbeat:
         round(profile.load * 1000),
         profile.version,
     ]
-    if profile.stamp:
+    if profile.stamp or profile.ledger:
         fields.append(profile.stamp)
-    body = pack(fields)
+    body = pack([*fields, profile.ledger] if profile.ledger else fields)
+    if len(body) + SIGNATURE_BYTES > MAX_HEARTBEAT and profile.ledger:
+        body = pack(fields if profile.stamp else fields[:-1])
     return SignedHeartbeat(heartbeat, body + signer.sign(PROTOCOL_ID, body))
 
 
@@ -229,8 +238,8 @@ def decode_heartbeat_untrusted(data: object) -> SignedHeartbeat:
 def _decode(data: bytes) -> SignedHeartbeat:
     body = data[:-SIGNATURE_BYTES]
     value = unpack_untrusted(body)
-    is_stamped = isinstance(value, list) and len(value) > len(_FIELDS)
-    kinds = (*_FIELDS, bytes) if is_stamped else _FIELDS
+    more = min(2, len(value) - len(_FIELDS)) if isinstance(value, list) else 0
+    kinds = (*_FIELDS, *(bytes,) * more)
     fields = fields_untrusted(value, *kinds, what="heartbeat")
     key, seqno, expires, interval, leaving, addrs, roles, *rest = fields
     if len(addrs) > MAX_ADDRS or any(not isinstance(role, str) for role in roles):
@@ -258,7 +267,8 @@ def _profile_untrusted(
     addrs: tuple[bytes, ...],
     said: tuple[Any, ...],
 ) -> Profile:
-    roles, run, policy, upload, slots, load, version, *stamp = said
+    roles, run, policy, upload, slots, load, version, *more = said
+    stamp, ledger = (*more, b"", b"")[:2]
     return Profile(
         addrs=tuple(_addr_untrusted(addr, peer) for addr in addrs),
         roles=roles,
@@ -268,7 +278,8 @@ def _profile_untrusted(
         slots=slots,
         load=load / 1000 if 0 <= load <= 1000 else -1,
         version=version,
-        stamp=stamp[0] if stamp else b"",
+        stamp=stamp,
+        ledger=ledger,
     )
 
 

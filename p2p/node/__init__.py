@@ -8,7 +8,8 @@ The files, in the order in which to read them
 `node` opens all of it in one function, `open_node`, in production and in the simulator alike.
 `services` is what it gives: a `Node`, as roles see it; `role` is what a role must be. `wiring`
 is what services learn from each other, and how a node finds its fellows; `policies` is the part
-of it that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what
+of it that `p2p.cast` has as well, `stories` how all learn that an officer of the run has told
+two. `rundoc` keeps the run document: where it comes from, what
 may replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
 epoch; `admission` asks it who may do what. `invite` lets in whom it does not name, `guests`
 counts them, `credential` is what they show in heartbeats, `bearer` is one of them. `trouble`

@@ -11,6 +11,7 @@ from typing import Final
 from p2p.dht import DhtConfig
 from p2p.errors import ConfigError
 from p2p.gossip import GossipConfig
+from p2p.ledger import ExchangeConfig
 from p2p.membership import MembershipConfig
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunConfig
@@ -50,6 +51,9 @@ class NodeConfig:
 
     shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
     """Policies."""
+
+    ledger: ExchangeConfig = field(default_factory=ExchangeConfig)
+    """What officers of the run have signed, told from node to node."""
 
     trust_environments: bool = False
     """Whether environments run where nothing contains their processes."""

@@ -7,6 +7,8 @@ another passes through here, and nowhere else:
 
 * a policy that SHARDCAST publishes is announced on the gossip topic of the run; an announcement
   from gossip is judged by SHARDCAST before it is passed on;
+* the head of our ledger goes into our heartbeat, those in others' heartbeats go to the exchange
+  of ledgers, and a proof that an author has told two stories goes out on a topic of its own;
 * the newest whole policy goes into our heartbeat; the heartbeats of members are SHARDCAST's
   roster;
 * the run document says whose heartbeats are passed on and whose policies count;
@@ -31,7 +33,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import open_gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import OwnLedger
+from p2p.ledger import OwnLedger, open_exchange
 from p2p.membership import open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
@@ -41,7 +43,8 @@ from p2p.node.plugins import open_run_untrusted
 from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
-from p2p.node.services import Node
+from p2p.node.services import Node, Shunned
+from p2p.node.stories import fellows, tell_stories
 from p2p.node.wiring import Wiring, find_peer, run_records
 from p2p.shardcast import open_shardcast
 from p2p.world import World
@@ -99,6 +102,7 @@ async def _open_services(
     run = book.run
     assert run is not None  # open_node has waited for it
     topic = policy_topic(run.id)
+    ledger, shunned = OwnLedger(world), Shunned()
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
@@ -116,11 +120,15 @@ async def _open_services(
             config.shardcast,
             run=run.id,
             may_publish=partial(_may, book, Capability.PUBLISH),
-            roster=partial(roster, membership, run.id),
+            roster=partial(roster, membership, run.id, partial(_is_shunned, world, shunned)),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
+        open_exchange(
+            world, host, ledger, config.ledger, partial(fellows, membership, host, run.id)
+        ) as ledgers,
     ):
         gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
+        tell_stories(gossip, ledgers, run.id)
         with host.finding(partial(find_peer, membership, host, book)):
             yield Node(
                 world=world,
@@ -131,12 +139,18 @@ async def _open_services(
                 gossip=gossip,
                 dht=dht,
                 shardcast=shardcast,
-                ledger=OwnLedger(world),
+                ledger=ledger,
+                ledgers=ledgers,
+                shunned=shunned,
             )
 
 
 def _heard_enough(_: PeerId, __: bytes) -> None:
     """SHARDCAST took the announcement when it judged it."""
+
+
+def _is_shunned(world: World, shunned: Shunned, peer: PeerId) -> bool:
+    return shunned.shuns(peer, world.wall())
 
 
 def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:

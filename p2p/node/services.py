@@ -11,7 +11,7 @@ from p2p.dht import Dht
 from p2p.gossip import Gossip
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import OwnLedger
+from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.config import NodeConfig
@@ -21,6 +21,21 @@ from p2p.world import World
 
 MAX_KNOWN: Final = 32
 """Members that a status names: a demo and its guests; each is 100 bytes of every status."""
+
+
+class Shunned:
+    """Peers that get no place in the forest of this node's policies, and until when each."""
+
+    def __init__(self) -> None:
+        self._until: dict[PeerId, float] = {}
+
+    def replace(self, until: Mapping[PeerId, float]) -> None:
+        """These from now on, by wall time, and no others."""
+        self._until = dict(until)
+
+    def shuns(self, peer: PeerId, wall: float) -> bool:
+        """Whether ``peer`` is one of them now."""
+        return self._until.get(peer, 0.0) > wall
 
 
 class HasHealth(Protocol):
@@ -58,6 +73,11 @@ class Node:
     """Policies."""
     ledger: OwnLedger
     """What this node has done, signed; read from disk by the first role that asks for it."""
+    ledgers: LedgerExchange
+    """What the run's officers have signed, as far as peers have told; nothing unless the run
+    has nodes exchange it."""
+    shunned: Shunned
+    """Whom roles have shut out: as the trainer, this node feeds them last."""
 
     @property
     def peer_id(self) -> PeerId:
@@ -111,6 +131,7 @@ class Node:
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
+            "two_stories": [str(author) for author in self.ledgers.forks],
             "flows": self.shardcast.flows,
             "roles": {role.name: role.health() for role in roles},
         }

@@ -129,6 +129,7 @@ class Wiring:
             nursery.start_soon(node.book.follow_hints, node.host, node.config.run.ask_timeout)
             nursery.start_soon(node.book.guests.keep_forever)
             nursery.start_soon(self._tell_policy)
+            nursery.start_soon(node.ledgers.run, self._tell_head)
             nursery.start_soon(self._join)
             nursery.start_soon(self._find)
 
@@ -157,6 +158,11 @@ class Wiring:
         officers = [peer for peer in node.run.officers if peer != node.peer_id]
         node.membership.interest(officers, has_audience=node.peer_id in node.run.officers)
         node.host.protect("officers", officers)
+        node.ledgers.follow(node.run.officers)
+
+    def _tell_head(self, head: bytes) -> None:
+        """Our heartbeats say how our ledger ends."""
+        self._node.membership.me.update(ledger=head)
 
     async def _tell_policy(self) -> None:
         """Our heartbeat says which policy we hold whole, and what our uplink has carried."""
@@ -235,7 +241,10 @@ class Wiring:
         await self._node.dht.put(RUN_RECORDS.name, self._node.run.id, pack(addrs), RUN_LIFETIME)
 
     def _on_change(self, event: MemberEvent) -> None:
-        """Losing our last neighbour is a reason to look into the DHT at once."""
+        """Losing our last neighbour is a reason to look into the DHT at once; a heartbeat may
+        say how its author's ledger ends."""
+        if event.member.profile.ledger:
+            self._node.ledgers.hear_head(event.member.peer, event.member.profile.ledger)
         if event.change in (Change.DIED, Change.LEFT) and not self._node.membership.neighbours:
             self._wanted.set()
 

@@ -70,6 +70,16 @@ class SwarmStatus:
         )
 
     @property
+    def bans(self) -> dict[str, Status]:
+        """What is known of banned workers, by their names here, or their ids."""
+        names = {status["peer"]: name for name, status in self.nodes.items()}
+        return {
+            names.get(peer, peer): ban
+            for health in self.role("validator")
+            for peer, ban in health.get("bans", {}).items()
+        }
+
+    @property
     def guests(self) -> list[Guest]:
         """Who has joined beside the nodes that were started here, by what these know."""
         own = {status["peer"] for status in self.nodes.values()}
@@ -107,6 +117,19 @@ class SwarmStatus:
             "shown_end": trainer.get("shown"),
         }
 
+    def _cheats(self, cheaters: Sequence[str]) -> dict[str, Any]:
+        """What became of cheats, and who has banned them."""
+        accepted = self.judged(cheaters, "accepted")
+        names = {status["peer"]: name for name, status in self.nodes.items()}
+        bans = [ban for name, ban in self.bans.items() if name.startswith("cheat")]
+        judges = {names.get(judge, judge[-6:]): None for ban in bans for judge in ban["by"]}
+        return {
+            "cheater_submitted": accepted + self.judged(cheaters, "rejected"),
+            "cheater_accepted": accepted,
+            "cheater_bans": max((ban["times"] for ban in bans), default=0),
+            "cheater_banned_by": ", ".join(sorted(judges)),
+        }
+
     def figures(self) -> dict[str, Any]:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer
@@ -138,9 +161,7 @@ class SwarmStatus:
             "staleness_max": trainer.get("staleness_max"),
             "rollouts_accepted": accepted * self.completions,
             "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
-            "cheater_submitted": self.judged(cheaters, "accepted")
-            + self.judged(cheaters, "rejected"),
-            "cheater_accepted": self.judged(cheaters, "accepted"),
+            **self._cheats(cheaters),
             "honest_rejected": self.judged(honest, "rejected"),
             "policy_bytes": trainer.get("policy_bytes"),
             "origin_upload_bytes": sum(stats["uploaded_as_origin"] for stats in origins),

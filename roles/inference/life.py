@@ -21,7 +21,7 @@ from p2p.bounded import BoundedDict
 from p2p.world import World
 from proofs.checks import Verdict
 from roles.inference.outbox import SubmissionOutbox
-from roles.protocol.core.messages import SignedVerdict, Submission
+from roles.protocol.core.messages import Submission
 from roles.shared.checked_json import DamagedFile, keep, recall
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,8 @@ logger = logging.getLogger(__name__)
 SETTLED: Final = 64
 """Places that are remembered as counted: sixteen times as many as can be on their way, since a
 power cut may bring back files that were removed a while ago. They take a kilobyte."""
-_KINDS: Final = tuple(verdict.value for verdict in Verdict)
+_KINDS: Final = (*(verdict.value for verdict in Verdict), "unchecked")
+"""What may become of a submission; the last: no lot fell on it, and nothing was to be learnt."""
 
 Place = tuple[int, int]
 """Version and index of a submission."""
@@ -60,7 +61,7 @@ class LifeBook:
             logger.warning("%s; the counts begin anew, no work is lost", error)
             return book
         if found is not None:
-            book.verdicts |= {kind: found["verdicts"][kind] for kind in _KINDS}
+            book.verdicts |= {kind: found["verdicts"].get(kind, 0) for kind in _KINDS}
             book.tokens = found["tokens"]
             for version, index in found["settled"]:
                 book._settled[version, index] = None
@@ -72,10 +73,10 @@ class LifeBook:
         pending = sum(_place(one) not in self._settled for one in self._outbox)
         return sum(self.verdicts.values()) + pending
 
-    async def settle(self, submission: Submission, verdict: SignedVerdict) -> None:
-        """Count it, on disk when this returns. Raises `StorageError`; may be repeated."""
+    async def settle(self, submission: Submission, kind: str) -> None:
+        """Count what became of it, on disk when this returns. Raises `StorageError`; may be repeated."""
         if _place(submission) not in self._settled:
-            self.verdicts[verdict.verdict.value] += 1
+            self.verdicts[kind] += 1
             self._settled[_place(submission)] = None
         await self._keep()
 

@@ -49,7 +49,12 @@ class Inference:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        return {**self.counts.health(), **asdict(self.status())}
+        committed = 0 if self._session is None else self._session.committed_bytes
+        return {
+            **self.counts.health(),
+            **asdict(self.status()),
+            "committed_bytes": committed,
+        }
 
     def progress(self) -> Progress:
         """For the live line."""

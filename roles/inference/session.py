@@ -41,22 +41,26 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from p2p.wire import frame
 from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.inference.appeals import Appeals
+from roles.inference.earned import keep_earned
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.stats import Doing, InferenceCounts
+from roles.inference.windows import Windows
 from roles.protocol.away import away_of
 from roles.protocol.core.assignment import (
     REORDER_WINDOW,
     draw_order,
     run_sampling,
 )
+from roles.protocol.core.lots import LOT_PROTOCOL, WitnessedWindow
 from roles.protocol.core.messages import (
     MAX_REPLY,
     NOT_JUDGED_YET,
@@ -86,6 +90,9 @@ file."""
 UNDER_WAY: Final = 4
 """Submissions without a verdict, those in the engine included: enough to hide a round trip, a
 queue, and the longest answers of one behind those of the next; few enough not to go stale."""
+WINDOWS: Final = 3
+"""Windows beside those in a run with lots: one that is drawn, one whose lot has not fallen, one
+of which places are judged and learnt from."""
 HEARING: Final = 30.0
 """Seconds that a node waits to hear what the trainer wants, which says it every 20 s
 (`roles.trainer.demand.EVERY`): after that there may be no way for its words."""
@@ -119,7 +126,15 @@ class InferenceSession:
         self._failures = Failures()
         self.appeals = Appeals(node)
         """What the trainer is told of this node's judges."""
-        self._room = trio.Semaphore(UNDER_WAY)
+        self._windows: Windows | None = None
+        """Work that is committed to before it is sent; None in a run without lots."""
+        under_way = UNDER_WAY
+        if run.terms.has_lots:
+            self._windows = Windows(
+                node, run, environment, self._ask_in_time, self._finish, self._deliver
+            )
+            under_way += WINDOWS * run.terms.lots.window
+        self._room = trio.Semaphore(under_way)
         self._places = OpenPlaces()
         self._has_turn = False
         """Whether room was acquired for the place to begin next."""
@@ -146,6 +161,11 @@ class InferenceSession:
         return len(self._outbox)
 
     @property
+    def committed_bytes(self) -> int:
+        """What commitments cost the network in this life."""
+        return 0 if self._windows is None else self._windows.bytes_committed
+
+    @property
     def why_not(self) -> str:
         """Why the run file does not let this node work now; empty if it does."""
         return self._standing.why_not
@@ -166,6 +186,8 @@ class InferenceSession:
             nursery.start_soon(self._standing.watch)
             nursery.start_soon(self.appeals.work_forever)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
+            if self._windows is not None:
+                self._windows.open(nursery)
             for submission in outbox:
                 await self._room.acquire()
                 nursery.start_soon(self._deliver, submission)
@@ -176,7 +198,10 @@ class InferenceSession:
             while True:
                 await self._standing.wait()
                 submission = await self._produce_sometime()
-                nursery.start_soon(self._deliver, submission)
+                if self._windows is not None and self._windows.is_live:
+                    self._windows.add(submission)
+                else:
+                    nursery.start_soon(self._deliver, submission)
 
     async def _produce_sometime(self) -> Submission:
         """The next submission, under a policy that the engine can work with.
@@ -246,6 +271,7 @@ class InferenceSession:
                     return False
             else:
                 if not self._room.value:
+                    self._close_window()
                     self.counts.doing = Doing.WAITS_FOR_VERDICTS
                 await self._room.acquire()
             self._has_turn = True
@@ -278,7 +304,7 @@ class InferenceSession:
             waits: list[Callable[[], Awaitable[object]]]
             if self.counts.waits:
                 waits = [self._wait_demand, outbox.wait_removed, newer]
-            elif outbox.lead(version, index) > REORDER_WINDOW:
+            elif self._windows is None and outbox.lead(version, index) > REORDER_WINDOW:
                 waits = [outbox.wait_removed, newer]
             elif self._barren == version:
                 waits = [newer]
@@ -297,7 +323,13 @@ class InferenceSession:
             if self._places:
                 return None
             self.counts.doing = Doing.WAITS_FOR_NEWER
+            self._close_window()
             await _wait_any(*waits)
+
+    def _close_window(self) -> None:
+        """Nothing more is drawn for now: what there is is committed to."""
+        if self._windows is not None:
+            self._windows.close()
 
     def _why_not_wanted(self, version: PolicyVersion, index: int) -> str:
         """Why this node is not to begin this place now, for people; empty if it is."""
@@ -380,14 +412,19 @@ class InferenceSession:
         self.counts.note_policy(version)
 
     async def _deliver(self, submission: Submission) -> None:
-        """Ask until there is a signed verdict, then forget the submission."""
+        """Ask until there is a signed verdict, then forget the submission; or until lots fall,
+        and it is to be committed to first."""
         world, commitment = self.node.world, submission.commitment
         version, index = commitment.version, commitment.index
         validators = _whom_to_ask(self.node, commitment)
         backoff = Backoff(world, f"deliver/{version}/{index}")
         await dawdle(world, "inference/late submission")
+        await self._wait_order(commitment)
         while (verdict := await self._ask_in_time(next(validators), submission)) is None:
             self.counts.retries += 1
+            if self._windows is not None and self._windows.is_live:
+                self._windows.add(submission)
+                return
             if self._demand.shares.asked_for(commitment):
                 await backoff.wait()
             else:  # a validator refuses it unread
@@ -395,26 +432,51 @@ class InferenceSession:
                 await _wait_any(
                     self._demand.wait_change, partial(self.node.shardcast.wait_policy, newer)
                 )
-        self.counts.count(verdict)
+        await self._durable.insist(partial(keep_earned, self.node, [verdict]))
+        await self._finish(submission, verdict.verdict.value, verdict.reason)
+
+    async def _wait_order(self, commitment: Commitment) -> None:
+        """Return when no validator would take this place for a gap: of windows that were
+        dissolved there may be many at a time."""
+        while (
+            self._windows is not None
+            and not self._windows.is_live
+            and self._outbox.lead(commitment.version, commitment.index) > UNDER_WAY
+        ):
+            await _wait_any(self._outbox.wait_removed, self._windows.wait_change)
+
+    async def _finish(self, submission: Submission, kind: str, why: str) -> None:
+        """Count what became of a submission, and forget it."""
+        version, index = submission.commitment.version, submission.commitment.index
+        self.counts.count(kind, why)
         assert self.book is not None  # `work_forever` has opened it
-        await self._durable.insist(partial(self.book.settle, submission, verdict))
-        reason = printable(verdict.reason)
-        if verdict.verdict is Verdict.REJECTED:
+        await self._durable.insist(partial(self.book.settle, submission, kind))
+        reason = printable(why)
+        if kind == Verdict.REJECTED.value:
             logger.warning("rejected version=%d index=%d: %s", version, index, reason)
-        elif verdict.reason.startswith(TOO_LONG):  # only the run's owner can change that
+        elif reason.startswith(TOO_LONG):  # only the run's owner can change that
             logger.warning("not judged version=%d index=%d: %s", version, index, reason)
         await self._durable.insist(partial(self._outbox.remove, submission))
         self._room.release()
 
     async def _ask_in_time(
-        self, validator: PeerId, submission: Submission
+        self,
+        validator: PeerId,
+        submission: Submission,
+        witnessed: WitnessedWindow | None = None,
     ) -> SignedVerdict | None:
         """One attempt, as soon as the run file allows it."""
         await self._standing.wait()
-        return await self.ask(validator, submission)
+        return await self.ask(validator, submission, witnessed)
 
-    async def ask(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:
-        """One attempt; None when it should be repeated."""
+    async def ask(
+        self,
+        validator: PeerId,
+        submission: Submission,
+        witnessed: WitnessedWindow | None = None,
+    ) -> SignedVerdict | None:
+        """One attempt; None when it should be repeated. With the window that it is a place of,
+        or alone."""
         node, counts = self.node, self.counts
         self.appeals.note_offered(submission)
 
@@ -423,9 +485,11 @@ class InferenceSession:
             counts.uploads += is_send
             return is_send
 
-        data = await offer(
-            node, validator, OFFER_PROTOCOL, submission.framed(), is_sent_for, MAX_REPLY
-        )
+        head, content = submission.framed()
+        protocol = OFFER_PROTOCOL
+        if witnessed is not None:
+            protocol, head = LOT_PROTOCOL, frame(witnessed.to_bytes()) + head
+        data = await offer(node, validator, protocol, (head, content), is_sent_for, MAX_REPLY)
         if data is None:
             self.appeals.note_unanswered(submission, validator)
             if self.counts.unanswered_since is None:

@@ -12,7 +12,6 @@ from typing import Final
 
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
-from roles.protocol.core.messages import SignedVerdict
 from roles.shared.reasons import printable, tally
 
 RATE_SECONDS: Final = 60.0
@@ -85,12 +84,11 @@ class InferenceCounts:
     waits: str = ""
     """Why no work is begun now, though there is a policy; empty if it is."""
 
-    def count(self, verdict: SignedVerdict) -> None:
-        """A verdict came."""
-        kind = verdict.verdict.value
+    def count(self, kind: str, reason: str) -> None:
+        """This became of a submission: a verdict, as a rule."""
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
-        if verdict.verdict is Verdict.REJECTED:
-            tally(self.reasons, printable(verdict.reason))
+        if kind == Verdict.REJECTED.value:
+            tally(self.reasons, printable(reason))
 
     def note_policy(self, version: PolicyVersion) -> None:
         """The engine runs ``version`` from now on."""

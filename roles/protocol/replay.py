@@ -31,6 +31,7 @@ from roles.protocol.core.messages import (
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
+from roles.protocol.core.work import Work, work_of
 from roles.run import Run
 
 
@@ -157,3 +158,12 @@ def answers_of(
         (task, [completion.tokens for completion in group.completions])
         for task, group in zip(tasks, groups, strict=True)
     ]
+
+
+def count_work(tasks: Sequence[tuple[Task, GroupTask]], groups: Sequence[Group]) -> Work:
+    """How much ``groups`` were to draw, each completion with its prompt."""
+    return work_of(
+        (len(drawn.prompt), len(completion.tokens))
+        for (_, drawn), group in zip(tasks, groups, strict=True)
+        for completion in group.completions
+    )

@@ -30,6 +30,7 @@ from roles.run.core.file import (
     Model,
     Terms,
 )
+from roles.run.core.trust import TrustTerms
 
 DAY: Final = 24 * 3600
 """Seconds."""
@@ -128,6 +129,12 @@ class Draft:
     """Whether validators are judged, too: workers may appeal to the trainer, and those that are
     of no use are passed over."""
 
+    ban_seconds: int = 0
+    """How long who was caught lying is shut out; 0: nobody is."""
+
+    trust: TrustTerms | None = None
+    """How workers earn it that not all of their work is checked; left out: all of it is."""
+
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -162,6 +169,8 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             algorithm=draft.algorithm,
             diloco=draft.diloco,
             appeals=draft.appeals,
+            ban_seconds=draft.ban_seconds,
+            trust=draft.trust,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error

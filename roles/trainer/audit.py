@@ -30,8 +30,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -43,7 +43,6 @@ from p2p.errors import ShoalError, StorageError
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
-from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from roles.engines.base import Engine, EngineError, Group, GroupTask
 from roles.protocol.core.lies import (
     Finding,
@@ -55,17 +54,17 @@ from roles.protocol.core.lies import (
 )
 from roles.protocol.core.messages import LIED, AcceptedWork, Commitment, content_digest
 from roles.protocol.core.refusals import REFUSAL_KIND, REFUSALS, decode_refusal_untrusted
+from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import impossible_reward, replay, wrong_reward
 from roles.run import Run
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
 from roles.trainer.core.lot import Lot
+from roles.trainer.scoring import PolicyScorer
 
 logger = logging.getLogger(__name__)
 
-LIE_KIND: Final = "lie"
-"""Kind of our ledger entries; the body is `Lie.to_bytes`."""
 LIES: Final = "trainer/lies"
 """Where the deliveries lie that convict, or may: two for each validator at most, and those of
 the convicted."""
@@ -136,9 +135,10 @@ class Auditor:
         ledger: Ledger,
         durable: Durable,
         lot: Lot | None = None,
+        scorer: PolicyScorer | None = None,
     ) -> None:
         self._node = node
-        self._engine = engine
+        self._scorer = scorer or PolicyScorer(node, engine)
         self._standing = standing
         self._ledger = ledger
         self._durable = durable
@@ -147,10 +147,6 @@ class Auditor:
         self._waiting: dict[bytes, _Case] = {}
         """What is, or will be, looked at, whether who asked waits for it or not."""
         self._asked = Notifier()
-        self._turn = trio.Lock()
-        """Of who uses the engine that scores: another policy must not come in between."""
-        self._loaded = NO_POLICY, b""
-        """Version and digest of the policy in the engine that scores."""
         self._limits = standing.run.terms.limits
         self._accuses_from = -math.inf
         self._kept: dict[str, None] = {}
@@ -270,14 +266,10 @@ class Auditor:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
             return None
 
-    @asynccontextmanager
-    async def holding(self, commitment: Commitment) -> AsyncIterator[Engine]:
+    def holding(self, commitment: Commitment) -> AbstractAsyncContextManager[Engine]:
         """The engine, with the policy of ``commitment``, which is held here, for the length of
         the block. Raises `EngineError`, `StorageError` and `WorkerDied`."""
-        async with self._turn:
-            with self._node.shardcast.pin(commitment.version) as weights:
-                await self._load(commitment.version, commitment.policy, weights)
-                yield self._engine
+        return self._scorer.holding(commitment.version, commitment.policy)
 
     async def convict(
         self, validator: PeerId, why: str, entries: Sequence[tuple[str, bytes]]
@@ -288,13 +280,6 @@ class Auditor:
         self.liars[validator] = why  # before anything is awaited: no more of it is taken
         await self._durable.insist(partial(self._ledger.append_all, list(entries)))
         self._node.world.trace("validator.convicted", validator=str(validator))
-
-    async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
-        if (version, policy) != self._loaded:
-            await self._node.shardcast.check_weights(version)
-            self._loaded = NO_POLICY, b""  # should it fail in the middle
-            await self._engine.load(weights)
-            self._loaded = version, policy
 
     async def _look(self, case: _Case) -> str:
         """Count a look at a validator's work; why it is not taken, or nothing."""

@@ -30,7 +30,7 @@ the trainer knows itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.errors import RemoteProtocolError
@@ -44,20 +44,28 @@ from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.protocol.away import away_of
 from roles.protocol.core.assignment import DrawOrder, draw_order
-from roles.protocol.core.judging import check_shapes
+from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.messages import (
     DECODE_RATE,
+    LIED,
+    MAX_REASON,
     AcceptedWork,
+    Commitment,
     Receipt,
     SignedVerdict,
+    Submission,
+    content_digest,
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
-from roles.protocol.replay import answers_of, as_signed
+from roles.protocol.core.pooled import PooledSignals, Signals
+from roles.protocol.replay import answers_of, as_signed, count_work
 from roles.run import Run
+from roles.shared.bans import bans_of
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
 from roles.trainer.core.buffer import BufferedGroup
+from roles.trainer.scoring import ScoringDesk
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,11 @@ class DeliveryCheck:
         self._environment = environment
         self._standing = standing
         self.auditor = auditor
+        self.scoring: ScoringDesk | None = None
+        """Scores what workers bring; None in a run without lots."""
+        self.on_leaning: Callable[[PeerId], object] = lambda _: None
+        """Told of a worker whose work is acceptable each time, and not all together."""
+        self._pooled = PooledSignals(node.world.rng("check/pooled signals"))
 
     @property
     def is_at_rest(self) -> bool:
@@ -117,7 +130,13 @@ class DeliveryCheck:
 
     def why_refused(self, validator: PeerId) -> str:
         """Why nothing of ``validator`` is taken any more; empty if it is not known to lie."""
+        if self._node.ledgers.is_forked(validator):
+            return f"{LIED}: its ledger tells two stories"
         return self.auditor.why_refused(validator)
+
+    def why_banned(self, node: PeerId) -> str:
+        """Why nothing of a worker is learnt from now; empty if something is."""
+        return bans_of(self._node).why_banned(node)
 
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
@@ -129,6 +148,9 @@ class DeliveryCheck:
             return "only accepted submissions of this run are taken"
         if not self._node.may(commitment.node, Capability.GENERATE):
             return f"{commitment.node} may not generate in this run"
+        banned = self.why_banned(commitment.node)
+        if banned:
+            return banned
         run, heard = self._standing.run, away_of(self._node)
         judges = list(heard.judges_of(run, commitment.node, commitment.version))
         return "" if peer in judges else f"{judges[0]} judges this node under this policy"
@@ -147,6 +169,71 @@ class DeliveryCheck:
         ours = await self._pay(claim)
         await self.auditor.check_rewards(work, ours)
         return self._buffered(claim, ours)
+
+    async def groups_of_worker(
+        self, submission: Submission
+    ) -> tuple[AcceptedWork, list[BufferedGroup]]:
+        """Work of which the trainer finds everything itself, its verdict, and the groups, if
+        it accepts: rewards of its environment, log-probs and evidence of its engine.
+
+        Raises `EnvironmentFailed`, `EngineError` and `StorageError`: nothing is known then.
+        """
+        assert self.scoring is not None
+        commitment = submission.commitment
+        policy = self._node.shardcast.manifest(commitment.version).weights_digest
+        try:
+            order, claimed = await self._open_claim(commitment, policy, submission.content)
+        except RemoteProtocolError as error:
+            verdict = self.sign(commitment, Verdict.REJECTED, str(error))
+            return AcceptedWork(verdict, submission, b""), []
+        made = await self._environment.tasks(order.task_seeds(commitment.index))
+        tasks = order.with_draws(commitment.index, made)
+        scored = await self.scoring.score(
+            commitment.version, policy, [task for _, task in tasks], claimed
+        )
+        evidence = [one.evidence for one in scored]
+        judgement = judge_all(evidence, self._run.terms.limits)
+        if judgement.verdict is not Verdict.ACCEPTED:
+            verdict = self.sign(commitment, judgement.verdict, judgement.reason.value)
+            return AcceptedWork(verdict, submission, b""), []
+        if self._pooled.note(commitment.node, commitment.version, Signals.of(evidence)):
+            self.on_leaning(commitment.node)
+        logprobs = b"".join(one.logprobs for one in scored)
+        groups = decode_logprobs_untrusted(logprobs, claimed)
+        answers = answers_of([task for task, _ in tasks], groups)
+        ours = [as_signed(reward) for reward in await self._environment.rewards(answers)]
+        verdict = self.sign(commitment, Verdict.ACCEPTED, "", ours, content_digest(logprobs))
+        work = AcceptedWork(verdict, submission, logprobs)
+        return work, self._buffered(Claim(work, claimed, groups, tuple(tasks)), ours)
+
+    async def _open_claim(
+        self, commitment: Commitment, policy: bytes, content: bytes
+    ) -> tuple[DrawOrder, tuple[Group, ...]]:
+        """Place and shape. Raises `RemoteProtocolError`."""
+        order = draw_order(self._run, commitment.node, commitment.version, policy)
+        if commitment.policy != order.policy:
+            raise RemoteProtocolError("it is of another policy")
+        claimed = await decode_off_loop(
+            self._node.world, decode_groups_untrusted, content, rate=DECODE_RATE
+        )
+        if [group.group for group in claimed] != list(order.numbers(commitment.index)):
+            raise RemoteProtocolError("it is of another place")
+        if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
+            raise RemoteProtocolError("it has the wrong shape")
+        return order, claimed
+
+    def sign(
+        self,
+        commitment: Commitment,
+        verdict: Verdict,
+        reason: str,
+        rewards: Sequence[float] = (),
+        logprobs: bytes = b"",
+    ) -> SignedVerdict:
+        """A verdict of the trainer's own."""
+        me, why = self._node.peer_id, reason[:MAX_REASON]
+        signed = SignedVerdict(me, commitment, verdict, why, 0.0, 0.0, tuple(rewards), logprobs)
+        return signed.signed(self._node.world.signer)
 
     async def groups_kept(self, work: AcceptedWork) -> list[BufferedGroup]:
         """As `groups`, of a submission that an earlier life has taken."""
@@ -186,7 +273,10 @@ class DeliveryCheck:
         if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
             raise RemoteProtocolError("an accepted submission has the wrong shape")
         made = await self._environment.tasks(order.task_seeds(commitment.index))
-        return Claim(work, claimed, groups, tuple(order.with_draws(commitment.index, made)))
+        tasks = tuple(order.with_draws(commitment.index, made))
+        if work.verdict.work not in (None, count_work(tasks, claimed)):
+            raise RemoteProtocolError("a verdict counts other tokens than its submission has")
+        return Claim(work, claimed, groups, tasks)
 
     def _check_place(
         self, order: DrawOrder, work: AcceptedWork, groups: Sequence[Group]

@@ -39,7 +39,8 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
-from roles.engines.base import TrainingGroup
+from proofs.checks import Verdict
+from roles.engines.base import EngineError, TrainingGroup
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.account import Fates
 from roles.protocol.core.messages import (
@@ -47,9 +48,14 @@ from roles.protocol.core.messages import (
     AcceptedWork,
     Commitment,
     Receipt,
+    Refusal,
+    SignedVerdict,
+    Submission,
     decode_delivery_untrusted,
     encode_receipt,
 )
+from roles.protocol.core.statements import LEARNT_KIND, RECEIPT_KIND, learnt_parts
+from roles.protocol.core.work import Work, work_of
 from roles.protocol.request import PATIENCE
 from roles.rl.advantage import has_spread
 from roles.rl.recipe import Recipe
@@ -69,9 +75,6 @@ logger = logging.getLogger(__name__)
 
 DELIVERY_SECONDS: Final = 90.0
 """How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
-RECEIPT_KIND: Final = "receipt"
-"""Kind of our ledger entries; the body is the content digest of the submission that was
-taken."""
 PLACE_TAKEN: Final = "another submission was taken for this place in the draw order"
 
 DrawPlace = tuple[PeerId, PolicyVersion, int]
@@ -231,6 +234,9 @@ class Intake:
         returns."""
         self._step = step
         await self._durable.insist(partial(self._inbox.mark_used, groups, step))
+        learnt = learnt_parts(step, self._work_by_author(groups))
+        entries = [(LEARNT_KIND, part) for part in learnt]
+        await self._durable.insist(partial(self._ledger.append_all, entries))
         self.accounts.learn(self._by_author(groups))
         self._learning = []
         await self.accounts.keep(self._node.world.disk)
@@ -262,6 +268,18 @@ class Intake:
     def _by_author(self, groups: Iterable[BufferedGroup]) -> Counter[PeerId]:
         authors = (self._authors.get(one.source) for one in groups)
         return Counter(author for author in authors if author is not None)
+
+    def _work_by_author(self, groups: Iterable[BufferedGroup]) -> dict[PeerId, Work]:
+        """What a step learns from, for the ledger. A group whose author is forgotten is
+        nobody's."""
+        done: dict[PeerId, Work] = {}
+        for one in groups:
+            author = self._authors.get(one.source)
+            if author is not None:
+                group = one.group
+                drawn = ((len(group.prompt), len(each.tokens)) for each in group.completions)
+                done[author] = done.get(author, Work()) + work_of(drawn)
+        return done
 
     def finish(self) -> None:
         """The run has all its steps: nothing more is wanted."""
@@ -343,6 +361,65 @@ class Intake:
             del self._taking[content]
             self._make_room()
 
+    # What workers bring once a lot has fallen (`roles.trainer.lots`).
+
+    def give_up(self, commitment: Commitment, reason: str) -> SignedVerdict:
+        """What a worker is told of work that is not learnt from, and is not to blame for."""
+        return self._check.sign(commitment, Verdict.INCONCLUSIVE, reason)
+
+    async def take_from_worker(self, submission: Submission) -> SignedVerdict | Refusal:
+        """As `take`, of work with which no validator's numbers come."""
+        commitment = submission.commitment
+        content = commitment.content
+        with trio.move_on_after(PATIENCE):
+            while self._must_wait(content):
+                await self._consumed.wait()
+        if self._must_wait(content):
+            return Refusal("the pool is full", True)
+        if content in self._taken:
+            return self._check.sign(commitment, Verdict.ACCEPTED, "")
+        if self._is_over:
+            self._count_turned_down(commitment)
+            return self.give_up(commitment, "the run has all its steps")
+        reason = self._why_useless(commitment)
+        if reason:
+            if reason != PLACE_TAKEN:
+                self._count_turned_down(commitment)
+                self._note_arrival(commitment, None)
+            return self.give_up(commitment, reason)
+        self._taking[content] = None
+        try:
+            return await self._take_own(submission)
+        except StorageError as error:
+            return Refusal(self._turn_away(error)[1], True)
+        except (EngineError, EnvironmentFailed) as error:
+            logger.error("not_scored %s: %s", content.hex(), error)
+            return self.give_up(commitment, "the trainer could not score it")
+        finally:
+            del self._taking[content]
+            self._make_room()
+
+    async def _take_own(self, submission: Submission) -> SignedVerdict:
+        work, groups = await self._check.groups_of_worker(submission)
+        commitment = submission.commitment
+        if work.verdict.verdict is not Verdict.ACCEPTED:
+            return work.verdict
+        if _place(commitment) in self._filled:  # meanwhile
+            return self.give_up(commitment, PLACE_TAKEN)
+        await self._keep(work, groups)
+        teaching = sum(has_spread(buffered.group.rewards) for buffered in groups)
+        self._note_arrival(commitment, teaching)
+        return work.verdict
+
+    def note_unsent(self, node: PeerId, version: PolicyVersion) -> None:
+        """A place of which nothing can be learnt stays with its worker."""
+        if self.demand is not None:
+            self.demand.arrive(node, version, 0)
+
+    def drop_work_of(self, node: PeerId) -> None:
+        """Nothing is learnt from what waits of a worker that was caught."""
+        self.buffer.drop([of for of, author in self._authors.items() if author == node])
+
     async def _take_in(self, work: AcceptedWork) -> tuple[Receipt, str]:
         """Look at a delivery as closely as need be, and keep it."""
         verdict = work.verdict
@@ -380,8 +457,11 @@ class Intake:
             self.demand.arrive(commitment.node, commitment.version, teaching)
 
     def _drop_liars(self) -> None:
-        """Nothing is learnt from what waits of a validator that was convicted."""
-        liars = [of for of, giver in self._givers.items() if self._check.why_refused(giver)]
+        """Nothing is learnt from what waits of a validator that was convicted, or of a worker
+        that was."""
+        check = self._check
+        liars = [of for of, giver in self._givers.items() if check.why_refused(giver)]
+        liars += [of for of, author in self._authors.items() if check.why_banned(author)]
         self.buffer.drop(liars)
 
     def _why_useless(self, commitment: Commitment) -> str:

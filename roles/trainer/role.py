@@ -39,7 +39,9 @@ from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
+from roles.trainer.scoring import PolicyScorer, ScoringDesk
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
 from roles.trainer.watch import ValidatorWatch
@@ -90,6 +92,7 @@ class Trainer:
             "groups_without_spread": counts.without_spread,
             "groups_discredited": counts.discredited,
             "submissions_taken": 0 if session is None else session.intake.taken,
+            **self._lots(),
             "replayed": 0 if session is None else session.intake.audits.replayed,
             "replays_unsure": 0 if session is None else session.intake.audits.unsure,
             "lies": 0 if session is None else session.intake.audits.lies,
@@ -100,6 +103,15 @@ class Trainer:
             "waits_for_disk": 0 if session is None else session.writes_waiting,
             "warning": "" if session is None else session.wrong,
             "last_step": None if last is None else asdict(last),
+        }
+
+    def _lots(self) -> dict[str, int]:
+        """What came of windows, and of the trainer's own scoring."""
+        lots = None if self.session is None else self.session.lots
+        return {
+            "windows_settled": 0 if lots is None else lots.settled,
+            "windows_void": 0 if lots is None else lots.voided,
+            "groups_scored": 0 if lots is None else lots.groups_scored,
         }
 
     def progress(self) -> Progress:
@@ -195,7 +207,8 @@ class Trainer:
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
-        auditor = Auditor(node, engine, standing, ledger, durable)
+        scorer = PolicyScorer(node, engine)
+        auditor = Auditor(node, engine, standing, ledger, durable, scorer=scorer)
         check = DeliveryCheck(node, run, environment, standing, auditor)
         buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
         inbox = Inbox(node.world, INBOX)
@@ -210,16 +223,19 @@ class Trainer:
             checkpoint_every=config.checkpoint_every,
         )
         session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
-        if not run.terms.appeals:
-            return session
-        watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
-        session.appeals = AppealDesk(
-            node,
-            environment,
-            standing,
-            auditor,
-            watch,
-            has_worked=intake.accounts.has_worked,
-            has_room=lambda: intake.has_room,
-        )
+        if run.terms.has_lots:
+            check.scoring = ScoringDesk(node, scorer)
+            session.lots = LotDesk(node, intake, check.scoring, durable)
+            check.on_leaning = session.lots.end_standing
+        if run.terms.appeals:
+            watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
+            session.appeals = AppealDesk(
+                node,
+                environment,
+                standing,
+                auditor,
+                watch,
+                has_worked=intake.accounts.has_worked,
+                has_room=lambda: intake.has_room,
+            )
         return session

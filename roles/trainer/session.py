@@ -38,6 +38,7 @@ from roles.trainer.appeals import AppealDesk
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
+from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.watch import ValidatorWatch
 
@@ -62,6 +63,8 @@ class TrainerSession:
         self.appeals: AppealDesk | None = None
         """Where workers go with what validators do to them."""
         self.watch: ValidatorWatch | None = None
+        self.lots: LotDesk | None = None
+        """Where workers come once their lot has fallen; None in a run without lots."""
         self.curve = curve
         self.engine = engine
         self._recipe = recipe
@@ -116,6 +119,8 @@ class TrainerSession:
                     served.enter_context(serving(APPEAL_PROTOCOL, self.appeals.serve))
                     nursery.start_soon(self.appeals.work_forever)
                     nursery.start_soon(self.watch.watch_forever)
+                if self.lots is not None:
+                    await self.lots.open(nursery, served)
                 while step < self._recipe.steps:
                     step = await self._step(step)
                 self.is_over, self.doing = True, TrainerDoing.OVER

@@ -42,6 +42,7 @@ from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.away import away_of
 from roles.protocol.core.assignment import validator_among
+from roles.protocol.core.lots import Window
 from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run import Run, run_of
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
@@ -115,6 +116,20 @@ class Judge:
         else:
             self._sequences.recall(judged.node, judged.version, judged.index, judged.content)
 
+    def window_state(self, window: Window) -> PlaceState:
+        """What filling the places of ``window`` now, one behind the other, would be."""
+        return self._sequences.judge_all(window.node, window.version, window.places)
+
+    def fill_window(self, window: Window) -> None:
+        """Its places are taken: their worker has committed to them."""
+        for place, content in zip(window.places, window.contents, strict=True):
+            self._sequences.fill(window.node, window.version, place, content)
+
+    def recall_window(self, window: Window) -> None:
+        """Take up a window that an earlier life signed; `settle` follows the last."""
+        for place, content in zip(window.places, window.contents, strict=True):
+            self._sequences.recall(window.node, window.version, place, content)
+
     def settle(self) -> None:
         """All verdicts of earlier lives are taken up. Places answered `INCONCLUSIVE` are not in
         the ledger, and leave no gap."""
@@ -148,15 +163,19 @@ class Judge:
         """The verdict on what a head of a submission of ``length`` bytes refutes by itself; its
         place is taken. None if there is more to look at."""
         self._succeed(commitment)
-        verdict = self._misplaced(commitment)
-        if verdict is None and length > self._replayer.max_submission:
-            reason = self._replayer.too_long(length)
-            verdict = self._replayer.sign(commitment, Verdict.REJECTED, reason)
+        verdict = self._misplaced(commitment) or self.refute_length(commitment, length)
         if verdict is None and self._place(commitment) is PlaceState.UNSEEN:
             verdict = self.give_up(commitment, SUCCEEDED)
         if verdict is not None:
             self._fill(commitment)
         return verdict
+
+    def refute_length(self, commitment: Commitment, length: int) -> SignedVerdict | None:
+        """The verdict on a submission that is longer than the run allows; None if it is not."""
+        if length <= self._replayer.max_submission:
+            return None
+        reason = self._replayer.too_long(length)
+        return self._replayer.sign(commitment, Verdict.REJECTED, reason)
 
     def has_worked(self, node: PeerId) -> bool:
         """Whether work of the node was ever accepted: it has something to lose."""
@@ -172,7 +191,8 @@ class Judge:
             ruling = await self._look(job)
         else:
             ruling = Ruling(self.give_up(commitment, NOT_HELD))
-        self._fill(commitment)
+        if not job.is_in_place:
+            self._fill(commitment)
         if ruling.verdict.verdict is Verdict.ACCEPTED:
             self._sequences.settle_in(commitment.node, commitment.version)
         return ruling
@@ -201,10 +221,19 @@ class Judge:
                     self._replayer.forget_policy()
                 return Ruling(self.give_up(commitment, ENGINE_FAILED))
 
+    async def repeat(self, job: Job) -> SignedVerdict | None:
+        """The verdict on work that another validator has rejected, whatever place it is of;
+        None if its policy is gone. Raises as `Replayer.judge`."""
+        version = job.submission.commitment.version
+        if not self.node.shardcast.holds(version):
+            return None
+        with self.node.shardcast.pin(version) as weights:
+            return (await self._replayer.judge(job, weights)).verdict
+
     async def judge(self, job: Job, weights: str) -> Ruling:
         """From its place to the model's replay; the first violation decides."""
         commitment = job.submission.commitment
-        misplaced = self._misplaced(commitment)
+        misplaced = None if job.is_in_place else self._misplaced(commitment)
         if misplaced is not None:
             return Ruling(misplaced)
         return await self._replayer.judge(job, weights)

@@ -20,9 +20,9 @@ than all of that, is looked at when something is to be kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Final
 
 import trio
@@ -37,11 +37,18 @@ from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.core.limits import MAX_SERVED
-from p2p.wire import KI, Holds
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.away import away_of
 from roles.protocol.core.demand import NOT_WANTED
+from roles.protocol.core.lots import (
+    MAX_ASKED,
+    MAX_WITNESSED,
+    WitnessedWindow,
+    decode_commit_untrusted,
+    decode_witnessed_untrusted,
+    encode_witness_reply,
+)
 from roles.protocol.core.messages import (
     HASH_RATE,
     NOT_JUDGED_YET,
@@ -51,18 +58,18 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     Submission,
     SubmissionHead,
-    decode_head_untrusted,
     decode_verdict_untrusted,
     encode_reply,
 )
 from roles.protocol.demand import HeardDemand, demand_of
+from roles.protocol.reading import receive_content, receive_frame, receive_head
 from roles.protocol.request import PATIENCE
-from roles.shared.seats import STRANGERS, Seat, Seats
-from roles.shared.sizes import MAX_HEAD
+from roles.shared.bans import bans_of
+from roles.shared.seats import STRANGERS, Seats
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.core.turnstile import Turnstile
-from roles.validator.judge import STALE, Judge
+from roles.validator.judge import NOT_HELD, STALE, Judge
 from roles.validator.limits import (
     AHEAD,
     AT_DOOR,
@@ -78,21 +85,15 @@ from roles.validator.limits import (
 )
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job
+from roles.validator.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-HEAD_SECONDS: Final = 10.0
-"""For the head to arrive: it fits into one packet. Who needs longer holds a stream and a
-kilobyte."""
-CONTENT_SECONDS: Final = 5.0
-"""For a content to arrive, however short it is, and on top of that:"""
-CONTENT_RATE: Final = 128 * KI
-"""Bytes per second that a content takes at most to be worth a seat: 1 Mbit/s, 64 s for the
-largest."""
+COMMIT_FIRST: Final = "commit to a window first"
+"""Beginning of what a validator answers to work of which no lot has said that it is checked."""
+_Answer = SignedVerdict | Refusal | WitnessedWindow
 _METERED: Final = 1024
 """Nodes with accepted work whose heads are counted: as many as are connected."""
-_READ: Final = 64 * KI
-"""Bytes taken from a stream at once: one record."""
 
 
 @dataclass(slots=True, eq=False)
@@ -116,8 +117,11 @@ class Reception:
         standing: RoleStanding,
         stats: ValidatorStats,
         on_work: Callable[[], None],
+        witness: Witness | None = None,
     ) -> None:
-        """``on_work`` is called when something was put in the ``queue``."""
+        """``on_work`` is called when something was put in the ``queue``; ``witness`` is None in a
+        run without lots."""
+        self._witness = witness
         self._node = node
         self._judge = judge
         self._queue = queue
@@ -160,9 +164,22 @@ class Reception:
 
     async def serve(self, stream: Stream, *, is_offer: bool = False) -> None:
         """A `StreamHandler`: one submission in, one answer out."""
+        await self._serve(stream, partial(self._hear, is_offer=is_offer))
+
+    async def serve_drawn(self, stream: Stream) -> None:
+        """As `serve_offer`, of a place on which the lot has fallen, with its window."""
+        await self._serve(stream, self._hear_drawn)
+
+    async def serve_commitments(self, stream: Stream) -> None:
+        """As `serve`, of windows to be witnessed."""
+        await self._serve(stream, self._hear_window)
+
+    async def _serve(
+        self, stream: Stream, hear: Callable[[Stream], Awaitable[_Answer | None]]
+    ) -> None:
         with self._streams.seat(stream.peer) as seated:
             if not seated:
-                reply: SignedVerdict | Refusal | None = self._turn_away(stream.peer)
+                reply: _Answer | None = self._turn_away(stream.peer)
             elif self._standing.why_not:
                 reply = self._rest()
             elif not self._node.may(
@@ -170,18 +187,20 @@ class Reception:
             ):  # not a byte of it is read
                 why_not = self._node.book.why_not(stream.peer, Capability.GENERATE)
                 reply = self._refuse("not admitted", why_not)
+            elif why_banned := bans_of(self._node).why_banned(stream.peer):
+                reply = self._refuse("banned", why_banned)
             elif self._node.book.lacks_work(stream.peer):
                 reply = self._refuse("no work stamp", self._judge.run.lacks_stamp, retry=True)
             elif not await self._pass_door(stream.peer):
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:
                 try:
-                    reply = await self._hear(stream, is_offer=is_offer)
+                    reply = await hear(stream)
                 except AtRest:
                     reply = self._rest()
             if reply is not None:
                 with trio.move_on_after(REPLY_SECONDS):
-                    await send_frame(stream, encode_reply(reply))
+                    await send_frame(stream, _encode(reply))
 
     def _turn_away(self, peer: PeerId) -> Refusal:
         """Refuse more streams than a peer may have; one without accepted work pays for it."""
@@ -245,8 +264,83 @@ class Reception:
         head.check_signature(self._world.verify)
         return await self._read(stream, head, is_offer=is_offer)
 
+    async def _hear_window(self, stream: Stream) -> _Answer | None:
+        """The answer to a window on ``stream``; None if none comes."""
+        assert self._witness is not None
+        begun = await receive_frame(stream, MAX_ASKED)
+        if begun is None:
+            return None
+        signed, note = decode_commit_untrusted(begun[0], self._world.verify)
+        reply = await self._witness.witness(stream.peer, signed, note)
+        if isinstance(reply, Refusal):
+            self._stats.refuse("window")
+        return reply
+
+    async def _hear_drawn(self, stream: Stream) -> _Answer | None:
+        """The answer to a drawn place on ``stream``; None if none comes."""
+        begun = await receive_frame(stream, MAX_WITNESSED)
+        head = None if begun is None else await receive_head(stream, begun[1])
+        if begun is None or head is None:
+            return None
+        witnessed = decode_witnessed_untrusted(begun[0], self._world.verify)
+        early = (
+            self._admit(stream.peer, head.commitment)
+            or self._refuse_version(head.commitment.version)
+            or self._refuse_undrawn(witnessed, head.commitment)
+            or await self._answer_again(head.commitment)
+            or await self._prepare_drawn(head)
+            or await self._answer_again(head.commitment)
+        )
+        if early is not None:
+            return early
+        head.check_signature(self._world.verify)
+        return await self._read(stream, head, is_offer=True, witnessed=witnessed)
+
+    def _refuse_undrawn(
+        self, witnessed: WitnessedWindow, commitment: Commitment
+    ) -> Refusal | None:
+        """Why this place is not for this validator to judge; None if it is."""
+        assert self._witness is not None
+        run, window = self._standing.run, witnessed.window
+        if not window.holds(commitment):
+            raise BadMessage("a place is offered that is not of its window")
+        witnesses = away_of(self._node).judges_of(run, window.node, window.version)
+        if witnessed.witness not in witnesses:
+            return self._refuse("another witness", retry=True)
+        lot = self._witness.lot(witnessed)
+        if lot is None:
+            return self._refuse("no lot yet", "the lot is not known here yet", retry=True)
+        judges = lot.judges(commitment.index, run.terms.validators, run.terms.lots.validators)
+        if commitment.index not in lot.drawn(witnessed.share):
+            return self._refuse("not drawn", "the lot does not name this place")
+        if self._node.peer_id not in judges:
+            return self._refuse("another judge", "the lot names other judges", retry=True)
+        return None
+
+    async def _prepare_drawn(self, head: SubmissionHead) -> SignedVerdict | Refusal | None:
+        """As `_prepare`, where the place is known to be the right one."""
+        commitment = head.commitment
+        if self._judge.is_stale(commitment.version):
+            return self._judge.give_up(commitment, STALE)
+        await self._wait_policy(commitment)
+        if self._node.shardcast.newest < commitment.version:
+            return self._refuse("policy to come", retry=True)
+        if not self._node.shardcast.holds(commitment.version):
+            return self._judge.give_up(commitment, NOT_HELD)
+        too_long = self._judge.refute_length(commitment, head.total)
+        if too_long is not None:
+            return self._dismiss(too_long)
+        if not self._queue.has_room(commitment.node, self._world.now()):
+            return self._refuse("queue is full", retry=True)
+        return None
+
     async def _read(
-        self, stream: Stream, head: SubmissionHead, *, is_offer: bool
+        self,
+        stream: Stream,
+        head: SubmissionHead,
+        *,
+        is_offer: bool,
+        witnessed: WitnessedWindow | None = None,
     ) -> SignedVerdict | Refusal:
         """Lend the content a seat while it is on its way, then answer."""
         world, peer = self._world, stream.peer
@@ -281,7 +375,7 @@ class Reception:
                 else "it took too long to arrive"
             )
             return self._refuse("too slow", why, retry=True)
-        return await self._answer(submission)
+        return await self._answer(submission, witnessed)
 
     async def _answer_again(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
         """What was, or is being, answered before; None if this place was not asked about."""
@@ -298,13 +392,16 @@ class Reception:
             return decode_verdict_untrusted(entry.body, self._world.verify)
         return found
 
-    async def _answer(self, submission: Submission) -> SignedVerdict | Refusal:
+    async def _answer(
+        self, submission: Submission, witnessed: WitnessedWindow | None
+    ) -> SignedVerdict | Refusal:
         """Put it in the queue, unless it is there by now, and wait for the scorer."""
         commitment = submission.commitment
         early = await self._answer_again(commitment)
         if early is not None:
             return early
-        job = Job(submission)
+        is_in_place = witnessed is not None or self._is_ours_alone(commitment)
+        job = Job(submission, witnessed, is_in_place)
         taken, gone = self._queue.push(
             commitment.node, commitment.version, job, self._world.now()
         )
@@ -376,9 +473,12 @@ class Reception:
             return self._judge.forgo(commitment)
         if self._judge.has_strayed(commitment):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        refuted = self._judge.refute(commitment, head.total)
-        if refuted is not None:
-            return self._dismiss(refuted)
+        if self._witness is not None and self._witness.is_live:
+            return self._refuse("commit first", COMMIT_FIRST, retry=True)
+        if not self._is_ours_alone(commitment):
+            refuted = self._judge.refute(commitment, head.total)
+            if refuted is not None:
+                return self._dismiss(refuted)
         if not self._demand.shares.asked_for(commitment):
             return self._refuse(NOT_WANTED, _why_not_wanted(self._demand), retry=True)
         if not self._queue.has_room(author, world.now()) or world.buggify(
@@ -386,6 +486,10 @@ class Reception:
         ):
             return self._refuse("queue is full", retry=True)
         return None
+
+    def _is_ours_alone(self, commitment: Commitment) -> bool:
+        """Whether it was committed to here, and no lot will fall on it."""
+        return self._witness is not None and self._witness.may_judge_alone(commitment)
 
     def _dismiss(self, verdict: SignedVerdict) -> SignedVerdict:
         """A head was enough: what the verdict leaves of its node is a debt, for a while."""
@@ -423,46 +527,13 @@ class Reception:
         return Refusal(sentence or kind, retry)
 
 
+def _encode(reply: _Answer) -> bytes:
+    return (
+        encode_witness_reply(reply)
+        if isinstance(reply, WitnessedWindow)
+        else encode_reply(reply)
+    )
+
+
 def _why_not_wanted(demand: HeardDemand) -> str:
     return f"{NOT_WANTED}: {demand.shares.newest}"
-
-
-async def receive_head(stream: Stream) -> SubmissionHead | None:
-    """The head of the submission on ``stream``, or None if the peer ends the stream, or takes
-    too long.
-
-    Raises `BadMessage` if it is none. Its signature is not looked at.
-    """
-    data = bytearray()
-    with trio.move_on_after(HEAD_SECONDS):
-        while (head := decode_head_untrusted(bytes(data))) is None:
-            piece = await stream.receive_some(MAX_HEAD)
-            if not piece:
-                if data:
-                    raise BadMessage("the stream ended within the head of a submission")
-                return None
-            data += piece
-        return head
-    return None
-
-
-async def receive_content(stream: Stream, head: SubmissionHead, seat: Seat) -> bytes | None:
-    """The whole content, or None if the seat is lost, or it takes too long. Raises
-    `BadMessage`."""
-    holder = stream if isinstance(stream, Holds) else None
-    data = bytearray(head.begun)
-    try:
-        with trio.move_on_after(CONTENT_SECONDS + head.content_bytes / CONTENT_RATE):
-            while len(data) < head.content_bytes and not seat.evicted:
-                piece = await stream.receive_some(min(_READ, head.content_bytes - len(data)))
-                if not piece:
-                    raise BadMessage("the stream ended within a submission")
-                data += piece
-                seat.received += len(piece)
-                del piece  # it is in the content: waiting for more is not to hold it twice
-                if holder is not None:
-                    holder.keep(len(data))
-    finally:
-        if holder is not None:
-            holder.keep(0)
-    return bytes(data) if len(data) == head.content_bytes else None

@@ -31,6 +31,7 @@ from roles.protocol.core.messages import (
     content_digest,
     decode_groups_untrusted,
 )
+from roles.protocol.replay import count_work
 from roles.run import Run
 from roles.shared.standing import RoleStanding
 from roles.validator.history import DrawHistory
@@ -188,20 +189,21 @@ class Replayer:
     ) -> Ruling:
         """The signed verdict, with rewards recomputed if it is acceptance."""
         rewards: tuple[float, ...] = ()
-        bound = b""
+        bound, work = b"", None
         if judgement.verdict is Verdict.ACCEPTED:
             answers = [
                 (task, [completion.tokens for completion in group.completions])
                 for (task, _), group in zip(tasks, groups, strict=True)
             ]
             rewards = tuple(await self._environment.rewards(answers))
-            bound = content_digest(logprobs)
+            bound, work = content_digest(logprobs), count_work(tasks, groups)
         else:
             author, version, index = commitment.node.short, commitment.version, commitment.index
             logger.info("rejected %s v%d/%d: %s", author, version, index, judgement)
         verdict = SignedVerdict(
             self._node.host.peer_id, commitment, judgement.verdict, judgement.reason.value,
             float(judgement.statistic), float(judgement.limit), rewards, bound,
+            work=work,
         )  # fmt: skip
         return Ruling(self._signed(verdict), logprobs)
 

@@ -18,6 +18,7 @@ from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
 from roles.run import Run, run_of
+from roles.shared.bans import bans_of
 from roles.shared.model_files import keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.shared.trainer_watch import TrainerWatch
@@ -57,6 +58,7 @@ class Validator:
             "version": -1 if session is None else int(session.loaded),
             **self.stats.health(),
             **asdict(self.status()),
+            "bans": {} if session is None else bans_of(session.node).health(),
             "seats": 0 if session is None else session.reading,
             "waits_for_disk": 0 if session is None else session.writes_waiting,
         }

@@ -18,17 +18,21 @@ sell one place twice, and neither sees gaps.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.concurrency import Notifier
+from p2p.host import StreamHandler
+from p2p.identity import ProtocolId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
+from roles.protocol.core.lots import COMMIT_PROTOCOL, LOT_PROTOCOL
 from roles.protocol.core.messages import (
     OFFER_PROTOCOL,
     ROLLOUT_PROTOCOL,
@@ -36,9 +40,11 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     decode_verdict_untrusted,
 )
+from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.demand import demand_of
 from roles.run import Run
 from roles.shared.durable import Durable
+from roles.shared.evidence import EVIDENCE_PROTOCOL
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.delivery import Deliveries
@@ -47,12 +53,12 @@ from roles.validator.limits import (
     RECORDING,
     WEARY_SECONDS,
 )
+from roles.validator.prosecution import Prosecution
 from roles.validator.reception import Reception
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job, Ruling
+from roles.validator.witness import Witness
 
-VERDICT_KIND: Final = "verdict"
-"""Kind of our ledger entries; the body is `SignedVerdict.to_bytes`."""
 ACCEPTED_FOLDER: Final = "validator/accepted"
 """Where accepted submissions lie until the trainer has taken them."""
 
@@ -82,8 +88,13 @@ class ValidatorSession:
         self._recording = trio.Semaphore(RECORDING)
         self._deliveries: Deliveries | None = None
         self.is_judging = False
+        self._prosecution = Prosecution(node, judge, self._durable)
+        self.witness: Witness | None = None
+        """Signs what workers commit to; None in a run without lots."""
+        if run.terms.has_lots:
+            self.witness = Witness(node, judge, ledger, self._durable)
         self._reception = Reception(
-            node, judge, self._queue, ledger, standing, stats, self._wake
+            node, judge, self._queue, ledger, standing, stats, self._wake, self.witness
         )
 
     @property
@@ -137,19 +148,36 @@ class ValidatorSession:
             deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
             self._deliveries = deliveries
             await deliveries.resume()
+            await self._prosecution.recall()
+            nursery.start_soon(self._wake_to_examine)
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
             nursery.start_soon(self._judge.watch_absences)
-            with (
-                self.node.host.serving(ROLLOUT_PROTOCOL, self._reception.serve),
-                self.node.host.serving(OFFER_PROTOCOL, self._reception.serve_offer),
-            ):
+            with ExitStack() as served:
+                for protocol, serve in self._services().items():
+                    served.enter_context(self.node.host.serving(protocol, serve))
+                if self.witness is not None:
+                    self.witness.open(nursery)
                 while True:
                     await self._judge_next(deliveries, nursery)
 
+    def _services(self) -> dict[ProtocolId, StreamHandler]:
+        reception = self._reception
+        services: dict[ProtocolId, StreamHandler] = {
+            ROLLOUT_PROTOCOL: reception.serve,
+            OFFER_PROTOCOL: reception.serve_offer,
+            EVIDENCE_PROTOCOL: self._prosecution.evidence.serve,
+        }
+        if self.witness is not None:
+            services[COMMIT_PROTOCOL] = reception.serve_commitments
+            services[LOT_PROTOCOL] = reception.serve_drawn
+        return services
+
     async def recall(self) -> None:
         """Rebuild from the ledger what was judged before."""
+        if self.witness is not None:
+            await self.witness.recall()
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._judge.recall(verdict, entry.seqno)
@@ -168,10 +196,7 @@ class ValidatorSession:
         world = self._world
         await self._recording.acquire()
         await self._standing.wait()
-        # One reading of the clock: between two of them a debt may be forgiven, and the queue
-        # would be asked for the work of a debtor where there is none.
-        while not self._may_judge(deliveries, began := world.now()):
-            await self._wait_work()
+        began = await self._wait_turn(deliveries)
         of_debtors = not deliveries.has_room()
         job = self._queue.pop(began, of_debtors=of_debtors)
         job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
@@ -188,10 +213,13 @@ class ValidatorSession:
         node = verdict.commitment.node
         if verdict.verdict is Verdict.REJECTED:
             self._queue.blame(node, world.now())
+            await self._prosecution.consider(verdict, job.submission)
         if verdict.verdict is Verdict.INCONCLUSIVE:
             self._end_without_entry(job, verdict)
             return
         if verdict.verdict is Verdict.REJECTED and not self._judge.has_worked(node):
+            if job.witnessed is not None and self.witness is not None:
+                self.witness.report(job.witnessed, verdict)
             self._judge.verdicts.let_pass(verdict)
             self._stats.records.count(verdict)
             self._end_without_entry(job, verdict)
@@ -200,13 +228,33 @@ class ValidatorSession:
         if verdict.verdict is Verdict.ACCEPTED:
             self._queue.praise(node)
             self._queue.note_accepted(of_debtors=of_debtors)
-            deliveries.expect()
+            if job.witnessed is None:
+                deliveries.expect()
+        elif job.witnessed is not None and self.witness is not None:
+            self.witness.report(job.witnessed, verdict)
         nursery.start_soon(self._record, job, ruling, deliveries)
+
+    async def _wait_turn(self, deliveries: Deliveries) -> float:
+        """Return when there is something to judge, and as of when; meanwhile repeat what others
+        ban by."""
+        await self._prosecution.examine()
+        # One reading of the clock: between two of them a debt may be forgiven, and the queue
+        # would be asked for the work of a debtor where there is none.
+        while not self._may_judge(deliveries, began := self._world.now()):
+            await self._wait_work()
+            await self._prosecution.examine()
+        return began
 
     def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
         self._judge.verdicts.drop(job)
         job.finish(verdict)
         self._recording.release()
+
+    async def _wake_to_examine(self) -> None:
+        """The scorer sleeps while no work comes: a ban of another's is a reason to wake."""
+        while True:
+            await self._prosecution.wait_wanted()
+            self._wake()
 
     async def _wait_work(self) -> None:
         """Return when something may have come that may be judged."""
@@ -242,7 +290,8 @@ class ValidatorSession:
         commitment, durable = job.submission.commitment, self._durable
         verdict = ruling.verdict
         work = AcceptedWork(verdict, job.submission, ruling.logprobs)
-        if verdict.verdict is Verdict.ACCEPTED:
+        is_delivered = verdict.verdict is Verdict.ACCEPTED and job.witnessed is None
+        if is_delivered:
             # Before the ledger: a worker that finds the verdict there must find the submission,
             # too.
             await durable.insist(partial(deliveries.keep, work))
@@ -259,5 +308,5 @@ class ValidatorSession:
         job.finish(verdict)
         self._recording.release()
         self._trace(verdict)
-        if verdict.verdict is Verdict.ACCEPTED:
+        if is_delivered:
             deliveries.deliver(work)

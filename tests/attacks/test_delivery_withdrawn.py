@@ -14,7 +14,8 @@ from proofs.checks import Limits
 from roles.engines.base import Scored
 from roles.protocol.core.lies import STRIKES, WINDOW
 from roles.protocol.core.messages import AcceptedWork, Receipt
-from roles.trainer.audit import LIE_KIND, LIES, MOST_WAITING, SETTLING
+from roles.protocol.core.statements import LIE_KIND
+from roles.trainer.audit import LIES, MOST_WAITING, SETTLING
 from tests.trainer_bench import JUDGE, Bench, open_bench
 
 

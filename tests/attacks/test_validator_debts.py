@@ -20,6 +20,7 @@ from roles.engines.base import Group, GroupTask, Scored
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.statements import VERDICT_KIND
 from roles.rl.recipe import Recipe
 from roles.validator.core.fair_queue import (
     DEBT_HALF_LIFE,
@@ -30,7 +31,7 @@ from roles.validator.core.fair_queue import (
 )
 from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
-from roles.validator.session import VERDICT_KIND, ValidatorSession
+from roles.validator.session import ValidatorSession
 from roles.validator.stats import ValidatorStats
 from tests.attacks.judged import accepted, play, validator
 from tests.attacks.test_validator_turns import (

@@ -23,12 +23,12 @@ from roles.protocol.core.messages import (
     SubmissionHead,
     content_digest,
 )
+from roles.protocol.core.statements import VERDICT_KIND
 from roles.run import run_of
 from roles.validator import reception
 from roles.validator.core.sequence import PASSING as PLACES, DrawSequences, PlaceState
 from roles.validator.core.turnstile import Turnstile
 from roles.validator.limits import HEADS, HEADS_AT_ONCE, PASSING
-from roles.validator.session import VERDICT_KIND
 from roles.validator.stats import Records
 from roles.validator.verdicts import VerdictIndex
 from tests.attacks.judged import accepted, forge, play, validator

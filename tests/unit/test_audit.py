@@ -36,8 +36,9 @@ from roles.protocol.core.lies import (
     worst,
 )
 from roles.protocol.core.messages import LIED, Commitment, Receipt
+from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import examine
-from roles.trainer.audit import LIE_KIND, LIES, SETTLING
+from roles.trainer.audit import LIES, SETTLING
 from roles.trainer.core.lot import REPLAYED_SHARE, Lot
 from tests.trainer_bench import JUDGE, WORKER, Bench, open_bench
 

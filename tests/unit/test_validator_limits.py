@@ -25,6 +25,7 @@ from roles.protocol.core.messages import (
     Commitment,
     SignedVerdict,
 )
+from roles.protocol.core.statements import VERDICT_KIND
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.reasons import MAX_REASONS, OTHER
@@ -34,7 +35,7 @@ from roles.trainer import TrainerConfig
 from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceState
 from roles.validator.judge import GAP, Judge
 from roles.validator.reception import Reception
-from roles.validator.session import VERDICT_KIND, ValidatorSession
+from roles.validator.session import ValidatorSession
 from roles.validator.stats import Records, ValidatorStats
 from tests.unit.test_run_file import OWNER, TERMS
 

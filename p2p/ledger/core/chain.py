@@ -28,6 +28,7 @@ from p2p.identity import SIGNATURE_BYTES, PeerId, Signer, Verify, decode_peer_id
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 DOMAIN: Final = "/shoal/ledger/1.0.0"
+HEAD_DOMAIN: Final = "/shoal/ledger-head/1.0.0"
 DIGEST_BYTES: Final = 32
 """SHA-256."""
 GENESIS: Final = bytes(DIGEST_BYTES)
@@ -36,6 +37,11 @@ MAX_BODY: Final = 64 * KI
 """Bytes an entry may say. A verdict has about 300; evidence goes by digest."""
 MAX_ENTRY: Final = MAX_BODY + KI
 """Bytes of a whole entry: body, kind, author, digests and signature."""
+MAX_FORK: Final = 2 * MAX_ENTRY + 16
+"""Bytes of a proof that a log forked: two entries and their framing."""
+MAX_BRIEF: Final = 112
+"""Bytes of a signed head without its author: 9 of number, 34 of digest, 66 of signature, and
+the list's."""
 MAX_KIND: Final = 32
 """Characters of an entry's kind, a word chosen by a role; ours have up to 7."""
 LENGTH_BYTES: Final = 4
@@ -143,25 +149,109 @@ def check_link(head: Head, entry: Entry) -> Head:
 
 
 @dataclass(frozen=True, slots=True)
+class SignedHead:
+    """What an author says is the end of its log: it travels where entries would be too long."""
+
+    author: PeerId
+    seqno: int
+    digest: bytes
+    signature: bytes
+
+    def encode(self) -> bytes:
+        """The bytes that travel where it is not known whose head it is."""
+        return pack([self.author.digest, *self._fields()])
+
+    def brief(self) -> bytes:
+        """The bytes that travel where it is: at most `MAX_BRIEF`."""
+        return pack(self._fields())
+
+    def _fields(self) -> list[int | bytes]:
+        return [self.seqno, self.digest, self.signature]
+
+    def is_signed(self, verify: Verify) -> bool:
+        """Whether the author's signature is valid."""
+        signed = _head_signed(self.author, self.seqno, self.digest)
+        return verify(self.author, HEAD_DOMAIN, signed, self.signature)
+
+
+def _head_signed(author: PeerId, seqno: int, digest: bytes) -> bytes:
+    return pack([author.digest, seqno, digest])
+
+
+def sign_head(head: Head, signer: Signer) -> SignedHead:
+    """``head`` in its author's name."""
+    author = signer.peer_id
+    signature = signer.sign(HEAD_DOMAIN, _head_signed(author, head.seqno, head.digest))
+    return SignedHead(author, head.seqno, head.digest, signature)
+
+
+def decode_brief_untrusted(author: PeerId, data: bytes) -> SignedHead:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
+    here."""
+    if len(data) > MAX_BRIEF:
+        raise BadMessage(f"the head of a ledger has at most {MAX_BRIEF} bytes")
+    return _head_untrusted(
+        author, *fields_untrusted(unpack_untrusted(data), int, bytes, bytes, what="ledger head")
+    )
+
+
+def _head_untrusted(author: PeerId, seqno: int, digest: bytes, signature: bytes) -> SignedHead:
+    sizes_ok = len(digest) == DIGEST_BYTES and len(signature) == SIGNATURE_BYTES
+    if not sizes_ok or not 0 <= seqno < 2**63:
+        raise BadMessage("a ledger head has a number, digest or signature of the wrong size")
+    return SignedHead(author, seqno, digest, signature)
+
+
+Statement = Entry | SignedHead
+"""What an author signs of its log."""
+
+
+def bound_by(statement: Statement) -> dict[int, bytes]:
+    """The digests to which a statement binds its author, by the number of the entry: an entry
+    to its own, and to that of the one before it."""
+    if isinstance(statement, SignedHead) or not statement.seqno:
+        return {statement.seqno: statement.digest}
+    return {statement.seqno: statement.digest, statement.seqno - 1: statement.previous}
+
+
+def decode_statement_untrusted(data: bytes) -> Statement:
+    """Raise `BadMessage`, and nothing else, whatever the bytes. The signature is not judged
+    here."""
+    value = unpack_untrusted(data)
+    if isinstance(value, list) and len(value) == 4:
+        author, *rest = fields_untrusted(value, bytes, int, bytes, bytes, what="ledger head")
+        return _head_untrusted(decode_peer_id_untrusted(author), *rest)
+    return decode_entry_untrusted(data)
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerFork:
-    """Two different entries with one number by one author: proof that the author signed both,
-    once `is_proven` has judged it.
+    """Two statements by one author that bind it to two digests of one entry: two entries with
+    one number, two heads, or an entry and one that does not follow on it. Proof that the author
+    signed both, once `is_proven` has judged it.
     """
 
-    first: Entry
-    second: Entry
+    first: Statement
+    second: Statement
 
     def __post_init__(self) -> None:
-        a, b = self.first, self.second
-        if a.author != b.author or a.seqno != b.seqno or a.digest == b.digest:
+        one, other = bound_by(self.first), bound_by(self.second)
+        differ = any(other.get(seqno, digest) != digest for seqno, digest in one.items())
+        if self.first.author != self.second.author or not differ:
             raise ValueError(
                 "a ledger fork is two entries of one author and number that differ"
             )
 
     @property
     def culprit(self) -> PeerId:
-        """The author of both entries."""
+        """The author of both."""
         return self.first.author
+
+    @property
+    def seqno(self) -> int:
+        """The number of the entry of which there are two."""
+        one, other = bound_by(self.first), bound_by(self.second)
+        return max(seqno for seqno in one if other.get(seqno, one[seqno]) != one[seqno])
 
     def is_proven(self, verify: Verify) -> bool:
         """Whether both signatures are the author's."""
@@ -176,11 +266,11 @@ def decode_fork_untrusted(data: bytes) -> LedgerFork:
     """Raise `BadMessage`, and nothing else, whatever the bytes. The signatures are not judged
     here: the caller asks `LedgerFork.is_proven`.
     """
-    if len(data) > 2 * MAX_ENTRY + 16:
+    if len(data) > MAX_FORK:
         raise BadMessage(f"a ledger fork of {len(data)} bytes is too long")
     first, second = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="ledger fork")
     try:
-        return LedgerFork(decode_entry_untrusted(first), decode_entry_untrusted(second))
+        return LedgerFork(decode_statement_untrusted(first), decode_statement_untrusted(second))
     except ValueError as error:
         raise BadMessage(str(error)) from None
 

@@ -482,7 +482,7 @@ class MembershipCore:
         if known is not profile:
             if known.addrs != profile.addrs or member.seqno % READDRESS_BEATS == 0:
                 self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))
-            if differs(known, profile):
+            if differs(known, profile) or known.ledger != profile.ledger:
                 self._effects.tell(Change.CHANGED, Member(peer, profile, now))
         elif member.seqno % READDRESS_BEATS == 0:
             self._effects.put(AddAddrs(peer, profile.addrs, AddrSource.SIGNED))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from functools import cache
 from typing import Final
@@ -36,6 +36,7 @@ from p2p.wire import (
 )
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
+from roles.protocol.core.work import Work, decode_work_untrusted
 from roles.shared.sizes import (
     LOGPROB_BYTES,
     MAX_COMPLETIONS,
@@ -81,6 +82,8 @@ _SUBMISSION: Final = b"\x93"
 _BINARY: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4}
 """msgpack: the three kinds of `bin`, and the bytes of their lengths."""
 _GROUP_FIELDS: Final = 5
+_VERDICT_FIELDS: Final = (bytes, bytes, str, str, float, float, bytes, bytes)
+"""The types of a verdict's fields; a count of work may follow."""
 
 
 def _digest_untrusted(value: bytes, what: str) -> bytes:
@@ -368,21 +371,23 @@ class SignedVerdict:
     logprobs: bytes = b""
     """Digest of the log-probs that the trainer gets with it; empty unless accepted."""
     signature: bytes = b""
+    work: Work | None = None
+    """How much it was to draw, by the validator's count; None unless accepted, and in verdicts
+    of versions that did not count."""
 
     def body(self) -> bytes:
         """What is signed."""
-        return pack(
-            [
-                self.validator.digest,
-                self.commitment.to_bytes(),
-                self.verdict.value,
-                self.reason,
-                self.statistic,
-                self.limit,
-                struct.pack(f"<{len(self.rewards)}f", *self.rewards),
-                self.logprobs,
-            ]
-        )
+        fields = [
+            self.validator.digest,
+            self.commitment.to_bytes(),
+            self.verdict.value,
+            self.reason,
+            self.statistic,
+            self.limit,
+            struct.pack(f"<{len(self.rewards)}f", *self.rewards),
+            self.logprobs,
+        ]
+        return pack(fields if self.work is None else [*fields, list(astuple(self.work))])
 
     def signed(self, signer: Signer) -> SignedVerdict:
         """The same, with the validator's signature."""
@@ -399,13 +404,11 @@ def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
     if len(data) > MAX_VERDICT:
         raise BadMessage(f"a verdict of {len(data)} bytes is over the limit of {MAX_VERDICT}")
     body, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="verdict")
-    validator, commitment, verdict, reason, statistic, limit, rewards, logprobs = (
-        fields_untrusted(
-            unpack_untrusted(body),
-            *(bytes, bytes, str, str, float, float, bytes, bytes),
-            what="verdict body",
-        )
-    )
+    unpacked = unpack_untrusted(body)
+    is_counted = isinstance(unpacked, list) and len(unpacked) > len(_VERDICT_FIELDS)
+    kinds = (*_VERDICT_FIELDS, list) if is_counted else _VERDICT_FIELDS
+    fields = fields_untrusted(unpacked, *kinds, what="verdict body")
+    validator, commitment, verdict, reason, statistic, limit, rewards, logprobs, *work = fields
     if len(reason) > MAX_REASON or len(rewards) % 4 or len(logprobs) not in (0, DIGEST_BYTES):
         raise BadMessage("a verdict's reason, rewards or log-probs are malformed")
     try:
@@ -428,6 +431,7 @@ def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
         scores,
         logprobs,
         signature,
+        decode_work_untrusted(work[0]) if work else None,
     )
 
 

@@ -114,6 +114,19 @@ class DrawSequences:
             return PlaceState.GAP
         return free
 
+    def judge_all(self, node: PeerId, version: PolicyVersion, places: range) -> PlaceState:
+        """What filling these now would be, one behind the other: none may lie before them that
+        is not filled."""
+        seen = self._find(node, version) or _Seen()
+        if places.start > seen.lowest_missing:
+            return PlaceState.GAP
+        filled = (one < seen.lowest_missing or one in seen.beyond for one in places)
+        is_free = not any(
+            is_filled and one not in seen.unsure
+            for one, is_filled in zip(places, filled, strict=True)
+        )
+        return PlaceState.FRESH if is_free else PlaceState.REPLAYED
+
     def succeed(
         self, node: PeerId, version: PolicyVersion, index: int, opening: int, lot: int
     ) -> None:

@@ -1,0 +1,99 @@
+"""Others' logs on this node's disk, so that a restart forgets no ban and no proof.
+
+One file of records for each author (as in a segment, `p2p.ledger.core.chain`), and one for each
+proof. They are copies: a file that is damaged is cut off there, and asked for again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from typing import Final
+
+from p2p.errors import BadMessage, StorageError
+from p2p.identity import PeerId
+from p2p.ledger.core.chain import (
+    Entry,
+    LedgerFork,
+    decode_fork_untrusted,
+    encode_record,
+    read_record,
+)
+from p2p.ledger.core.exchange import LEAST, Exchange, News
+from p2p.world import World
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "ledgers"
+_FORK: Final = ".fork"
+SLACK: Final = 2
+"""A file that has this many times the bytes of what it is to keep is written anew."""
+
+
+class KeptLedgers:
+    """The folder `FOLDER` of a node."""
+
+    def __init__(self, world: World, exchange: Exchange) -> None:
+        self._world = world
+        self._exchange = exchange
+        self._sizes: dict[PeerId, int] = {}
+
+    async def read(self) -> AsyncIterator[News]:
+        """What was kept of those that are followed; files of others are removed."""
+        disk, authors = self._world.disk, self._exchange.authors
+        expected = {str(author): author for author in authors}
+        for name in await disk.list(FOLDER):
+            author = expected.get(name.removesuffix(_FORK))
+            if author is None:
+                await disk.remove(f"{FOLDER}/{name}")
+                continue
+            data = await disk.read(f"{FOLDER}/{name}")
+            if not name.endswith(_FORK):
+                self._sizes[author] = len(data)
+            for one in _read(name, data):
+                yield one
+
+    async def keep(self, news: list[News]) -> None:
+        """Put ``news`` on the disk, if it takes them: what is lost is asked for again."""
+        try:
+            for one in news:
+                if isinstance(one, LedgerFork):
+                    path = f"{FOLDER}/{one.culprit}"
+                    await self._world.disk.replace(path + _FORK, one.encode())
+                    await self._world.disk.remove(path)
+                    self._sizes.pop(one.culprit, None)
+            for author in self._exchange.authors:
+                fresh = [one for one in news if isinstance(one, Entry) and one.author == author]
+                if fresh and author not in self._exchange.forks:
+                    await self._append(author, fresh)
+        except StorageError as error:
+            logger.warning("ledger.not_kept reason=%s", error)
+
+    async def _append(self, author: PeerId, fresh: list[Entry]) -> None:
+        disk, path = self._world.disk, f"{FOLDER}/{author}"
+        data = b"".join(map(encode_record, fresh))
+        size = self._sizes.get(author, 0) + len(data)
+        whole = self._exchange.size(author)
+        if size > SLACK * max(whole, LEAST):
+            data = b"".join(map(encode_record, self._exchange.statements(author)))
+            await disk.replace(path, data)
+            size = len(data)
+        else:
+            await disk.append(path, data)
+            await disk.fsync(path)
+        self._sizes[author] = size
+
+
+def _read(name: str, data: bytes) -> list[News]:
+    """What a file holds, up to the first damage."""
+    found: list[News] = []
+    try:
+        if name.endswith(_FORK):
+            return [decode_fork_untrusted(data)]
+        offset = 0
+        while offset < len(data):
+            entry, offset = read_record(data, offset)
+            found.append(entry)
+    except BadMessage as error:
+        logger.warning("ledger.copy_damaged %s: %s", name, error)
+    return found

@@ -1,0 +1,288 @@
+"""The driver of `Exchange`: asks peers, answers them, and tells the node what is news.
+
+Two nodes that meet exchange in both directions: who is asked by one that has more asks back, at
+most once in `ASK_BACK`. What is answered, and how often, is bounded per peer; a peer that sends
+what no author has signed is penalised.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+import trio
+
+from p2p.bounded import BoundedDict, RateLimit
+from p2p.concurrency import AutoResetEvent
+from p2p.errors import BadMessage, RemoteProtocolError, ShoalError
+from p2p.host import Host, Stream, request, send_frame
+from p2p.identity import PeerId
+from p2p.ledger.config import ExchangeConfig
+from p2p.ledger.core.chain import (
+    Entry,
+    LedgerFork,
+    decode_brief_untrusted,
+    decode_fork_untrusted,
+    sign_head,
+)
+from p2p.ledger.core.exchange import Exchange, News
+from p2p.ledger.kept import KeptLedgers
+from p2p.ledger.ledger import OwnLedger
+from p2p.ledger.messages import (
+    LEDGER_PROTOCOL,
+    MAX_ANSWER,
+    MAX_QUESTION,
+    decode_answer_untrusted,
+    decode_question_untrusted,
+)
+from p2p.offence import Offence
+from p2p.wire import FrameReader
+from p2p.world import World
+
+logger = logging.getLogger(__name__)
+
+ASK_BACK: Final = 1.0
+"""Seconds between two questions at least, whoever has more than we: as many as a tenth of a
+swarm's nodes may ask one node in an interval."""
+ASK_SECONDS: Final = 20.0
+"""For an answer: 256 KiB at 128 kbit/s."""
+QUESTIONS: Final = 0.5
+"""Questions a second that one peer may ask: five in the interval in which it means to ask
+one."""
+BURST: Final = 8.0
+"""Questions of one peer that are answered at once: of a node that comes back after a day."""
+MAX_ASKING: Final = 1024
+"""Peers whose questions are counted: as many as are connected."""
+OWN_BATCH: Final = 64
+"""Entries of our own ledger that are read at a time."""
+
+Listener = Callable[[News], None]
+
+
+class LedgerExchange:
+    """What this node knows of others' ledgers. Open it with `open_exchange`."""
+
+    def __init__(
+        self,
+        world: World,
+        host: Host,
+        own: OwnLedger,
+        config: ExchangeConfig,
+        peers: Callable[[], Sequence[PeerId]],
+    ) -> None:
+        self._world = world
+        self._host = host
+        self._own = own
+        self._config = config
+        self._peers = peers
+        self._exchange = Exchange(world.verify)
+        self._kept = KeptLedgers(world, self._exchange)
+        self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
+        self._due = AutoResetEvent()
+        self._next: PeerId | None = None
+        """Who has more than we, if one said so."""
+        self._listeners: list[Listener] = []
+        self._finders: list[Callable[[LedgerFork], None]] = []
+        self._followed = AutoResetEvent()
+
+    @property
+    def is_on(self) -> bool:
+        """Whether ledgers are exchanged in this run."""
+        return self._config.is_on
+
+    @property
+    def forks(self) -> dict[PeerId, LedgerFork]:
+        """Who has told two stories, and the proof of it."""
+        return dict(self._exchange.forks)
+
+    def is_forked(self, author: PeerId) -> bool:
+        """Whether nothing that ``author`` states counts any more."""
+        return author in self._exchange.forks
+
+    def statements(self, author: PeerId, kind: str) -> list[Entry]:
+        """What ``author`` has stated of that kind, as far as it is kept and counts."""
+        return [one for one in self._exchange.statements(author) if one.kind == kind]
+
+    def top(self, author: PeerId) -> int:
+        """The number of the newest entry of ``author`` that is here; -1 if there is none."""
+        return self._exchange.top(author)
+
+    def on_news(self, listener: Listener) -> None:
+        """Call ``listener`` (which must not block) for every entry and every proof that comes,
+        from now on."""
+        self._listeners.append(listener)
+
+    def on_found(self, listener: Callable[[LedgerFork], None]) -> None:
+        """Call ``listener`` for every proof that is found here, and not brought by others."""
+        self._finders.append(listener)
+
+    def follow(self, authors: Sequence[PeerId]) -> None:
+        """Keep the ledgers of these from now on, and of no others."""
+        self._exchange.follow(authors if self._config.is_on else ())
+        self._followed.set()
+
+    # What the node hands over.
+
+    def hear_head(self, author: PeerId, brief: bytes) -> None:
+        """A heartbeat of ``author`` says how its ledger ends."""
+        if author not in self._exchange.authors or self.is_forked(author):
+            return
+        try:
+            head = decode_brief_untrusted(author, brief)
+            fork, is_ahead = self._exchange.hears_head(head)
+        except BadMessage as error:
+            # Whoever passed the heartbeat on could not read it: it is its author's own.
+            logger.info("ledger.head_refused author=%s reason=%s", author, error)
+            return
+        if fork is not None:
+            self._tell(fork, is_found=True)
+        elif is_ahead:
+            self._next = self._next or author
+
+    def hear_fork_untrusted(self, data: bytes) -> bool:
+        """Gossip brought a proof; whether it is news. Raise `BadMessage` if it proves
+        nothing."""
+        fork = self._exchange.take_fork_untrusted(decode_fork_untrusted(data))
+        if fork is not None:
+            self._tell(fork)
+        return fork is not None
+
+    # The tasks.
+
+    async def run(self, tell_head: Callable[[bytes], None]) -> None:
+        """Exchange until cancelled. ``tell_head`` puts the head of our own ledger into our
+        heartbeats."""
+        if not self._config.is_on:
+            return
+        async for one in self._kept.read():
+            self.take_own(one)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._state, tell_head)
+            nursery.start_soon(self._ask_forever)
+
+    async def _state(self, tell_head: Callable[[bytes], None]) -> None:
+        """Hand our own entries over to the others as long as the run names us."""
+        me = self._world.signer.peer_id
+        while me not in self._exchange.authors:
+            await self._followed.wait()
+        ledger = await self._own.opened()
+        seen = max(self._exchange.top(me), ledger.head.seqno - OWN_BATCH * 16)
+        while True:
+            await ledger.wait_grown(seen)
+            news: list[News] = []
+            async for entry in ledger.entries(start=seen + 1):
+                news += [one] if (one := self.take_own(entry)) is not None else []
+                seen = entry.seqno
+                if len(news) >= OWN_BATCH:
+                    break
+            if seen == ledger.head.seqno:
+                tell_head(sign_head(ledger.head, self._world.signer).brief())
+            await self._kept.keep(news)
+
+    async def _ask_forever(self) -> None:
+        world, dice = self._world, self._world.rng("ledgers")
+        while True:
+            with trio.move_on_after(self._config.interval * dice.uniform(0.75, 1.25)):
+                await self._due.wait()
+            peers = [one for one in self._peers() if one != world.signer.peer_id]
+            if not peers or not self._exchange.authors:
+                continue
+            peer = self._next if self._next in peers else dice.choice(peers)
+            self._next = None
+            await self._ask(peer)
+            await world.sleep_until(world.now() + ASK_BACK)
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Learn from one peer. One that is away is no news."""
+        question = self._exchange.question().to_bytes()
+        try:
+            with trio.move_on_after(ASK_SECONDS):
+                reply = await request(
+                    self._host, peer, LEDGER_PROTOCOL, question, max_reply=MAX_ANSWER
+                )
+                await self._merge_untrusted(reply)
+        except RemoteProtocolError as error:
+            self._host.penalise(peer, Offence.NONSENSE.points, str(error))
+        except (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            logger.debug("ledger.no_answer peer=%s reason=%s", peer, error)
+
+    async def _merge_untrusted(self, reply: bytes) -> None:
+        """Raise `BadMessage` if any of it was signed by nobody; what came before it stays."""
+        answer = decode_answer_untrusted(reply)
+        news: list[News] = []
+        try:
+            for fork in answer.forks:
+                found = self._exchange.take_fork_untrusted(fork)
+                if found is not None:
+                    self._tell(found)
+                    news.append(found)
+            for statement in answer.statements:
+                one = self._exchange.take_untrusted(statement)
+                if one is not None:
+                    self._tell(one, is_found=True)
+                    news.append(one)
+        finally:
+            await self._kept.keep(news)
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one question, one answer; none for a peer that asks too often."""
+        limit = self._asking.get(stream.peer) or RateLimit(QUESTIONS, BURST)
+        self._asking.renew(stream.peer, limit)
+        if not limit.allows(1.0, self._world.now()):
+            return
+        with trio.move_on_after(ASK_SECONDS):
+            asked = await FrameReader(stream, MAX_QUESTION).receive()
+            if asked is None:
+                return
+            answer = self._exchange.answer(decode_question_untrusted(asked))
+            await send_frame(stream, answer.to_bytes())
+            if answer.is_behind:
+                self._next = stream.peer
+                self._due.set()
+
+    def take_own(self, one: News) -> News | None:
+        """Take up what this node has signed, or kept, itself."""
+        try:
+            if isinstance(one, LedgerFork):
+                found: News | None = self._exchange.take_fork_untrusted(one)
+            else:
+                found = self._exchange.take_untrusted(one)
+        except BadMessage as error:
+            logger.warning("ledger.copy_refused reason=%s", error)
+            return None
+        if found is not None:
+            self._tell(found, is_found=found is not one)
+        return found
+
+    def _tell(self, news: News, *, is_found: bool = False) -> None:
+        if isinstance(news, LedgerFork):
+            for finder in self._finders if is_found else ():
+                finder(news)
+            logger.warning(
+                "%s has signed two stories about entry %d of its ledger: nothing that it states"
+                " counts any more; ask the run's owner for an edition that does not name it",
+                news.culprit,
+                news.seqno,
+            )
+            self._world.trace("ledger.forked", author=news.culprit)
+        for listener in self._listeners:
+            listener(news)
+
+
+@asynccontextmanager
+async def open_exchange(
+    world: World,
+    host: Host,
+    own: OwnLedger,
+    config: ExchangeConfig,
+    peers: Callable[[], Sequence[PeerId]],
+) -> AsyncIterator[LedgerExchange]:
+    """Answer peers' questions for the length of the block; `LedgerExchange.run` asks."""
+    exchange = LedgerExchange(world, host, own, config, peers)
+    if not config.is_on:
+        yield exchange
+        return
+    with host.serving(LEDGER_PROTOCOL, exchange.serve):
+        yield exchange

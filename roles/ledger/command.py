@@ -1,0 +1,296 @@
+"""``shoal ledger``: what nodes have signed, for people, and what it proves to strangers."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import io
+import json
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.identity import verify
+from p2p.ledger import Entry
+from p2p.machine import KEY, load_or_create_key
+from p2p.node.usage import (
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    check_target,
+    complain,
+    interruptible,
+    say,
+    whole_number,
+    write_text,
+)
+from roles.ledger.core.contribution import COLUMNS, contributions
+from roles.ledger.core.receipt import (
+    MAX_RECEIPT,
+    WorkReceipt,
+    decode_receipt_untrusted,
+    sign_receipt,
+)
+from roles.ledger.core.wording import Wording, wording_untrusted
+from roles.ledger.reading import Read, read_copies, read_ledger, read_run
+from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
+from roles.protocol.core.statements import EARNED_KIND
+
+LAST: Final = 20
+"""Entries that `show` lists unless told otherwise: what fits on a screen of 24 lines."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Show, audit and export ledgers; make and verify receipts.
+
+    Returns 0, 1 if something is not as it should be, or 2 if the command makes no sense.
+    """
+    return interruptible(partial(_main, argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    options = parser().parse_args(argv)
+    try:
+        code: int = options.work(options)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    except (ShoalError, OSError) as error:
+        complain(error)
+        return FAILED
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    whole = CommandParser(prog="shoal ledger", description=__doc__)
+    commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    def add(name: str, text: str, work: Any) -> argparse.ArgumentParser:
+        one: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
+        one.set_defaults(work=work)
+        return one
+
+    def folder(one: argparse.ArgumentParser, **more: Any) -> None:
+        home = Path.home() / ".shoal"
+        one.add_argument("folder", type=Path, metavar="DIR", **{"nargs": "?", "default": home,
+                         "help": "a node's folder (default ~/.shoal)", **more})  # fmt: skip
+
+    show = add("show", "list the newest entries of a node's ledger", _show)
+    folder(show)
+    show.add_argument("--last", type=whole_number(1, 10**9), default=LAST, metavar="N",
+                      help=f"so many (default {LAST})")  # fmt: skip
+    show.add_argument("--others", action="store_true",
+                      help="what officers of its run have signed, as it has heard")  # fmt: skip
+    show.add_argument("--kind", metavar="WORD", help="only entries of this kind")
+    show.add_argument("--json", action="store_true", help="for machines")
+    audit = add("audit", "check every byte, and name what is wrong", _audit)
+    folder(audit)
+    audit.add_argument("--json", action="store_true", help="for machines")
+    export = add("export", "who has contributed what, in tokens and FLOPs", _export)
+    folder(export, nargs="+", help="folders of the validators and the trainer")
+    form = export.add_mutually_exclusive_group()
+    form.add_argument("--csv", action="store_true", help="as CSV (the default)")
+    form.add_argument("--json", action="store_true", help="as JSON")
+    receipt = add("receipt", "sign a receipt of a node's own accepted work", _receipt)
+    folder(receipt)
+    for one in (export, receipt):
+        one.add_argument("--run", type=Path, metavar="FILE",
+                         help="run file (default: what the node has pinned)")  # fmt: skip
+    export.add_argument("-o", "--out", type=Path, metavar="FILE", default=Path("-"),
+                        help="default: standard output")  # fmt: skip
+    receipt.add_argument("-o", "--out", type=Path, metavar="FILE", required=True)
+    check = add("verify", "check a receipt, offline, and say what it proves", _verify)
+    check.add_argument("receipt", type=Path, metavar="FILE")
+    check.add_argument("--run", type=Path, metavar="FILE", help="the run that it must be for")
+    check.add_argument("--json", action="store_true", help="for machines")
+    return whole
+
+
+def _when(wall: int) -> str:
+    try:
+        return f"{datetime.datetime.fromtimestamp(wall, datetime.UTC):%Y-%m-%d %H:%M:%S}"
+    except (ValueError, OverflowError, OSError):
+        return str(wall)
+
+
+def _worded(entry: Entry) -> Wording:
+    try:
+        return wording_untrusted(entry, verify)
+    except BadMessage as error:
+        return Wording(None, f"(cannot be read: {error})")
+
+
+def _show(options: argparse.Namespace) -> int:
+    folder = options.folder.expanduser()
+    read = None if options.others else read_ledger(folder)
+    entries = read_copies(folder) if read is None else read.found.entries
+    chosen = [one for one in entries if options.kind in (None, one.kind)]
+    shown = [(entry, _worded(entry)) for entry in chosen[-options.last :]]
+    if options.json:
+        for entry, worded in shown:
+            say(json.dumps(_as_table(entry, worded)))
+        return 0
+    author = "others" if read is None else read.found.author or "nobody"
+    table = Table("by", "entry", "time (UTC)", "kind", "about", "says", box=SIMPLE,
+                  title=f"{len(entries):,} entries of {author}")  # fmt: skip
+    for entry, worded in shown:
+        about = "" if worded.about is None else worded.about.short
+        by, when = entry.author.short, _when(entry.wall)
+        table.add_row(by, str(entry.seqno), when, entry.kind, about, worded.text)
+    Console().print(table)
+    if read is not None:
+        read.check()
+    return 0
+
+
+def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
+    about = None if worded.about is None else str(worded.about)
+    return {"author": str(entry.author), "entry": entry.seqno, "wall": entry.wall,
+            "kind": entry.kind, "about": about, "says": worded.text,
+            "digest": entry.digest.hex()}  # fmt: skip
+
+
+def _audit(options: argparse.Namespace) -> int:
+    read = read_ledger(options.folder.expanduser())
+    found = read.found
+    wrong = [str(flaw) for flaw in found.flaws]
+    wrong += [f"entry {number}: {why}" for number, why in _void(read)]
+    torn = None if found.torn is None else str(found.torn)
+    if options.json:
+        say(json.dumps({"author": None if found.author is None else str(found.author),
+                        "entries": len(found.entries), "head": found.head.digest.hex(),
+                        "flaws": wrong, "torn": torn}))  # fmt: skip
+        return FAILED if wrong else 0
+    for line in wrong:
+        complain(line)
+    if torn is not None:
+        say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
+    say(f"{read.path}: {len(found.entries):,} sound entries of {found.author or 'nobody'}")
+    if wrong:
+        raise ShoalError(
+            "the ledger is not as it was written: restore it from a copy, and believe nothing"
+            " that it says from the first fault on"
+        )
+    return 0
+
+
+def _void(read: Read) -> Iterator[tuple[int, str]]:
+    """Entries that are as their author wrote them, and do not say what they claim."""
+    for entry in read.found.entries:
+        try:
+            wording_untrusted(entry, verify)
+        except BadMessage as error:
+            yield entry.seqno, str(error)
+
+
+def _export(options: argparse.Namespace) -> int:
+    check_target("--out", options.out)
+    folders = [folder.expanduser() for folder in options.folder]
+    run = read_run(options.run, folders[0])
+    entries: list[Entry] = []
+    for folder in folders:
+        read = read_ledger(folder)
+        read.check()
+        entries += [*read.found.entries, *read_copies(folder)]
+    found = contributions(entries, run, verify)
+    rows = [one.row(worker, run) for worker, one in found.items()]
+    if options.json:
+        whole = {"run": run.id.hex(), "name": run.name, "workers": rows}
+        write_text("--out", options.out, json.dumps(whole, indent=2))
+        return 0
+    text = io.StringIO()
+    table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    write_text("--out", options.out, text.getvalue())
+    return 0
+
+
+def _receipt(options: argparse.Namespace) -> int:
+    check_target("--out", options.out, text=False)
+    folder = options.folder.expanduser()
+    run, read = read_run(options.run, folder), read_ledger(folder)
+    read.check()
+    if not (folder / KEY).exists():
+        raise ConfigError(f"there is no key {folder / KEY}: a receipt is signed by its worker")
+    signer = load_or_create_key(folder / KEY)
+    verdicts = _earned(read, run.id)
+    if not verdicts:
+        raise ConfigError(f"{read.path} has no accepted work of its own for run {run.name!r}")
+    wall = time.time()  # noqa: TID251 - a tool for people, outside any node
+    data = sign_receipt(run, verdicts, signer, wall)
+    if len(data) > MAX_RECEIPT:
+        raise ConfigError(f"the receipt would have {len(data):,} bytes (at most {MAX_RECEIPT})")
+    options.out.write_bytes(data)
+    say(_summary(decode_receipt_untrusted(data, verify, run)))
+    return 0
+
+
+def _earned(read: Read, run: bytes) -> list[SignedVerdict]:
+    """Our accepted work for one run; of what a kill brought twice the first."""
+    found: dict[object, SignedVerdict] = {}
+    for entry in read.found.entries:
+        if entry.kind == EARNED_KIND:
+            verdict = decode_verdict_untrusted(entry.body, verify)
+            commitment = verdict.commitment
+            if commitment.run == run:
+                found.setdefault((commitment.version, commitment.index), verdict)
+    return list(found.values())
+
+
+def _verify(options: argparse.Namespace) -> int:
+    run = None if options.run is None else read_run(options.run, options.run.parent)
+    try:
+        with options.receipt.open("rb") as file:
+            data = file.read(MAX_RECEIPT + 1)
+        receipt = decode_receipt_untrusted(data, verify, run)
+    except OSError as error:
+        raise ConfigError(f"{options.receipt} cannot be read: {error.strerror}") from None
+    except BadMessage as error:
+        raise ShoalError(f"{options.receipt} proves nothing: {error}") from None
+    say(json.dumps(_receipt_table(receipt)) if options.json else _summary(receipt))
+    return 0
+
+
+def _receipt_table(receipt: WorkReceipt) -> dict[str, Any]:
+    total = receipt.total
+    prompt_flops, flops = total.flops(receipt.run.terms.model.shape)
+    return {
+        "run": receipt.run.id.hex(), "name": receipt.run.name, "owner": str(receipt.run.owner),
+        "worker": str(receipt.worker), "wall": receipt.wall,
+        "submissions": sum(receipt.submissions.values()), "prompt_tokens": total.prompt,
+        "tokens": total.tokens, "prompt_flops": prompt_flops, "flops": flops,
+        "validators": {str(who): work.tokens for who, work in receipt.accepted.items()},
+        "not_counted": receipt.unnamed,
+    }  # fmt: skip
+
+
+def _summary(receipt: WorkReceipt) -> str:
+    table, run = _receipt_table(receipt), receipt.run
+    lines = [
+        f"run        {run.name}, id {run.id.hex()[:16]}, of {run.owner}",
+        f"worker     {receipt.worker}",
+        f"accepted   {table['tokens']:,} tokens in {table['submissions']:,} submissions,"
+        f" {table['flops']:.3g} FLOPs",
+        *(
+            f"signed by  {who}: {work.tokens:,} tokens,"
+            f" {receipt.submissions[who]:,} submissions"
+            for who, work in receipt.accepted.items()
+        ),
+        f"made       {_when(receipt.wall)} UTC, by the worker's clock",
+    ]
+    if receipt.unnamed:
+        lines.append(
+            f"not counted: {receipt.unnamed:,} submissions accepted by peers that this"
+            " edition of the run file names no officers"
+        )
+    return "\n".join(lines)

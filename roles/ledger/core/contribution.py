@@ -1,0 +1,107 @@
+"""How much each worker has done for a run, by the ledgers of its validators and its trainer.
+
+A submission counts once, whichever ledgers have its verdict: by the digest of its content. A
+validator counts what it accepted, the trainer what it has learnt from; neither says what a
+worker is owed, which is not for software to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, Verify
+from p2p.ledger.core.chain import Entry
+from proofs.checks import Verdict
+from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
+from roles.protocol.core.statements import (
+    LEARNT_KIND,
+    VERDICT_KIND,
+    Learnt,
+    decode_learnt_untrusted,
+)
+from roles.protocol.core.work import Work
+from roles.run import Run
+
+COLUMNS: Final = (
+    "worker",
+    "accepted_submissions",
+    "rejected_submissions",
+    "accepted_prompt_tokens",
+    "accepted_tokens",
+    "accepted_prompt_flops",
+    "accepted_flops",
+    "learnt_tokens",
+    "learnt_flops",
+)
+"""Of the table that is exported, a row a worker. FLOPs are those of the tokens drawn; what
+their prompts took is a column of its own."""
+
+
+@dataclass(slots=True)
+class Contribution:
+    """Of one worker."""
+
+    accepted: Work = field(default_factory=Work)
+    learnt: Work = field(default_factory=Work)
+    submissions: int = 0
+    rejected: int = 0
+
+    def row(self, worker: PeerId, run: Run) -> dict[str, str | int]:
+        """The columns, by name."""
+        shape = run.terms.model.shape
+        prompt_flops, flops = self.accepted.flops(shape)
+        cells = (
+            *(str(worker), self.submissions, self.rejected),
+            *(self.accepted.prompt, self.accepted.tokens, prompt_flops, flops),
+            *(self.learnt.tokens, self.learnt.flops(shape)[1]),
+        )
+        return dict(zip(COLUMNS, cells, strict=True))
+
+
+def contributions(
+    entries: Iterable[Entry], run: Run, verify: Verify
+) -> dict[PeerId, Contribution]:
+    """Of every worker of ``run``, those with the most accepted tokens first.
+
+    What officers of the run have stated counts, and nothing that others wrote in theirs.
+    """
+    found: dict[PeerId, Contribution] = {}
+    verdicts: dict[bytes, SignedVerdict] = {}
+    steps: dict[tuple[PeerId, int, int], Learnt] = {}
+    for entry in entries:
+        if entry.kind == VERDICT_KIND and entry.author in run.terms.validators:
+            verdict = _verdict_untrusted(entry, verify)
+            if verdict is not None and verdict.commitment.run == run.id:
+                verdicts.setdefault(verdict.commitment.content, verdict)
+        elif entry.kind == LEARNT_KIND and entry.author in run.terms.trainers:
+            for learnt in _learnt_untrusted(entry):
+                steps[entry.author, learnt.step, learnt.part] = learnt
+    for verdict in verdicts.values():
+        one = found.setdefault(verdict.commitment.node, Contribution())
+        one.submissions += verdict.verdict is Verdict.ACCEPTED
+        one.rejected += verdict.verdict is Verdict.REJECTED
+        one.accepted += verdict.work or Work()
+    for learnt in steps.values():
+        for node, work in learnt.work.items():
+            one = found.setdefault(node, Contribution())
+            one.learnt += work
+    order = sorted(found, key=lambda node: (-found[node].accepted.tokens, node))
+    return {node: found[node] for node in order}
+
+
+def _verdict_untrusted(entry: Entry, verify: Verify) -> SignedVerdict | None:
+    try:
+        verdict = decode_verdict_untrusted(entry.body, verify)
+    except BadMessage:
+        return None
+    return verdict if verdict.validator == entry.author else None
+
+
+def _learnt_untrusted(entry: Entry) -> Iterator[Learnt]:
+    try:
+        yield decode_learnt_untrusted(entry.body)
+    except BadMessage:
+        return

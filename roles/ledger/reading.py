@@ -1,0 +1,90 @@
+"""Ledgers and run files, read from nodes' folders."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import verify
+from p2p.ledger.core.chain import Entry, read_record
+from p2p.ledger.core.inspection import Inspection, inspect
+from p2p.ledger.kept import FOLDER as COPIES
+from p2p.ledger.ledger import SYNCED
+from p2p.node.rundoc import PATH as RUN_PATH
+from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted
+
+LEDGER: Final = "ledger"
+"""The folder of a node's own ledger, in the node's."""
+_SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A ledger's folder, and what was found in it."""
+
+    path: Path
+    found: Inspection
+
+    def check(self) -> None:
+        """Raise `ConfigError` if anything in it is not as its author wrote it."""
+        if self.found.flaws:
+            more = len(self.found.flaws) - 1
+            others = f", and {more} more" if more else ""
+            raise ConfigError(
+                f"{self.path} is damaged ({self.found.flaws[0]}{others}): shoal ledger audit"
+                f" {self.path} lists all of it"
+            )
+
+
+def read_ledger(folder: Path) -> Read:
+    """The ledger in a node's folder, or in that folder itself. Raises `ConfigError` if there is
+    none."""
+    for place in (folder / LEDGER, folder):
+        try:
+            names = sorted(path.name for path in place.iterdir())
+        except OSError:
+            continue
+        segments = [name for name in names if _SEGMENT.fullmatch(name)]
+        if segments or SYNCED in names:
+            try:
+                data = {name: (place / name).read_bytes() for name in segments}
+                marks = (place / SYNCED).read_bytes() if SYNCED in names else None
+            except OSError as error:
+                raise ConfigError(f"{place} cannot be read: {error.strerror}") from None
+            return Read(place, inspect(data, marks, verify))
+    raise ConfigError(
+        f"there is no ledger in {folder}: name the folder of a node, which it gets as --data"
+    )
+
+
+def read_copies(folder: Path) -> list[Entry]:
+    """What the node in ``folder`` keeps of the ledgers of others, where its run has nodes tell
+    each other; of each entry only what its author has signed."""
+    found = []
+    for path in sorted((folder / COPIES).glob("12D3*")):
+        data, offset = path.read_bytes(), 0
+        if path.suffix:
+            continue
+        try:
+            while offset < len(data):
+                entry, offset = read_record(data, offset)
+                found += [entry] if entry.is_signed(verify) else []
+        except BadMessage:
+            continue  # the rest is asked for again when the node starts
+    return found
+
+
+def read_run(path: Path | None, folder: Path) -> Run:
+    """The run file at ``path``, or the one that the node in ``folder`` has pinned. Raises
+    `ConfigError`."""
+    place = folder / RUN_PATH if path is None else path
+    try:
+        with place.open("rb") as file:
+            return decode_run_untrusted(file.read(MAX_RUN + 1))
+    except FileNotFoundError:
+        raise ConfigError(f"there is no run file {place}: name one with --run FILE") from None
+    except (OSError, BadMessage) as error:
+        raise ConfigError(f"the run file {place} cannot be used: {error}") from None

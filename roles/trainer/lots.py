@@ -1,0 +1,406 @@
+"""Where workers bring what the lot has left: settlements of windows, and content to learn from.
+
+Theory of operation
+-------------------
+A witness tells of each window of a worker in standing, so that no worker can keep quiet about
+one (`roles.trainer.core.windows`). When the judges of its drawn places have spoken, the worker
+brings their verdicts: the window is settled, its places count for the worker's standing, and
+the answer says which of them may be learnt from. Those that nothing can be learnt from are
+never sent. The others are offered one by one, drawn or not; the trainer makes tasks, rewards
+and log-probs itself, with the policy that drew them, so neither worker nor judge writes a number
+that it learns from. That forward pass shows the evidence of a replay, too: what is learnt from
+has been checked by the trainer, and the lot says what it costs to try.
+
+What the trainer answers, it first has on disk: windows below `WINDOWS`, standing at `STANDING`.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, Final
+
+import trio
+
+from p2p.errors import BadMessage, StorageError
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
+from p2p.node.admission import Capability
+from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import FrameReader, fields_untrusted, pack, unpack_untrusted
+from p2p.world import decode_off_loop
+from proofs.checks import Verdict
+from roles.protocol.away import away_of
+from roles.protocol.beacon import beacon_of
+from roles.protocol.core.lots import (
+    LOT_PROTOCOL,
+    MAX_WITNESSED,
+    SETTLE_PROTOCOL,
+    UNIT,
+    StandingNote,
+    WitnessedWindow,
+    decode_witnessed_untrusted,
+    parts_of,
+)
+from roles.protocol.core.messages import (
+    HASH_RATE,
+    SEND,
+    Commitment,
+    Receipt,
+    Refusal,
+    SignedVerdict,
+    SubmissionHead,
+    encode_reply,
+)
+from roles.protocol.core.settlement import (
+    Settlement,
+    SettlementReply,
+    decode_settlement_untrusted,
+    max_settlement,
+)
+from roles.protocol.core.standing import Standings
+from roles.protocol.reading import CONTENT_SECONDS, receive_content, receive_frame, receive_head
+from roles.run import Run, run_of
+from roles.shared.bans import bans_of
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
+from roles.shared.durable import Durable
+from roles.shared.seats import Seats
+from roles.trainer.beacon import BeaconTeller
+from roles.trainer.core.windows import WindowBook, WindowRecord, WindowState
+from roles.trainer.intake import Intake
+from roles.trainer.scoring import ScoringDesk
+
+logger = logging.getLogger(__name__)
+
+WINDOWS: Final = "trainer/windows"
+"""Where windows lie that are not forgotten yet, 2 KiB each."""
+STANDING: Final = "trainer/standing"
+KEEP_EVERY: Final = 20.0
+"""Seconds in which standing goes to disk, if it has changed. What a crash forgets of it are
+acceptances: a rejection is kept at once."""
+MAX_WINDOWS: Final = 16_384
+"""Windows that are known at a time: 64 MB, of a thousand workers with a dozen each."""
+NOTE_LINKS: Final = 30
+"""Links for which a note of standing holds: a worker commits several windows meanwhile, and one
+that is caught gets no other."""
+STALE: Final = "the policy is older than the run uses"
+
+
+class LotDesk:
+    """The trainer's part in lots: windows, standing, and content that workers bring."""
+
+    def __init__(
+        self, node: Node, intake: Intake, scoring: ScoringDesk, durable: Durable
+    ) -> None:
+        self._node = node
+        self._world = node.world
+        self._intake = intake
+        self._durable = durable
+        self._scoring = scoring
+        self._beacon = beacon_of(node)
+        self._teller = BeaconTeller(node, durable)
+        self._seats = Seats()
+        self._contents = Seats()
+        self.book = WindowBook()
+        self.standings = Standings(run_of(node).terms.lots)
+        self._is_dirty = False
+        self._kept_at = node.world.now()
+        self.voided = 0
+        """Windows of which a place was rejected, or did not come."""
+        self.settled = 0
+
+    @property
+    def groups_scored(self) -> int:
+        """By the trainer's own engine, of what workers brought."""
+        return self._scoring.groups
+
+    @property
+    def _run(self) -> Run:
+        return run_of(self._node)
+
+    # What the session calls.
+
+    async def open(self, nursery: trio.Nursery, served: ExitStack) -> None:
+        """Take up what earlier lives left, then reveal links, and serve workers, until
+        cancelled."""
+        await self.recall()
+        nursery.start_soon(self._teller.tell_forever)
+        nursery.start_soon(self.watch_forever)
+        nursery.start_soon(self._scoring.work_forever)
+        host = self._node.host
+        served.enter_context(host.serving(SETTLE_PROTOCOL, self.serve_settlements))
+        served.enter_context(host.serving(LOT_PROTOCOL, self.serve_content))
+
+    async def recall(self) -> None:
+        """Take up windows and standing of earlier lives."""
+        disk = self._world.disk
+        try:
+            self.standings.restore(await recall(disk, STANDING) or [])
+        except (DamagedFile, BadMessage) as error:
+            await discard(disk, STANDING, error)
+        for name in await disk.list(WINDOWS):
+            try:
+                self.book.add(self._read(await disk.read(f"{WINDOWS}/{name}")))
+            except BadMessage as error:
+                await discard(disk, f"{WINDOWS}/{name}", error)
+
+    async def watch_forever(self) -> None:
+        """Let lots fall with each link, and end what is overdue, until cancelled."""
+        period = self._run.terms.lots.beacon
+        while True:
+            self.book.fall(self._beacon.links, self._world.now())
+            await self._end_overdue()
+            if self._is_dirty and self._world.now() >= self._kept_at + KEEP_EVERY:
+                await self._keep_standing()
+            await self._beacon.wait_change(period)
+
+    async def _end_overdue(self) -> None:
+        newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
+        for record, is_missing in self.book.take_overdue(newest, lag, self._world.now()):
+            if is_missing:
+                await self._void(record, "a drawn place was shown to nobody in time")
+            path = self._path(record.witnessed)
+            await self._durable.insist(partial(self._world.disk.remove, path))
+
+    def end_standing(self, node: PeerId) -> None:
+        """Its work is acceptable each time, and leans all together: it is checked whole."""
+        logger.warning("standing_ends %s: its work leans to one side", node)
+        self.standings.note_rejected(node)
+        self._is_dirty = True
+
+    # Settlements.
+
+    async def serve_settlements(self, stream: Stream) -> None:
+        """A `StreamHandler`: one window, one answer."""
+        with self._seats.seat(stream.peer) as seated:
+            banned = bans_of(self._node).why_banned(stream.peer)
+            if banned:
+                reply = SettlementReply(Receipt.UNWANTED, banned)
+            elif not seated or not self._node.may(stream.peer, Capability.GENERATE):
+                reply = SettlementReply(Receipt.LATER, "not now")
+            else:
+                terms = self._run.terms
+                rewards = terms.recipe.submission * terms.recipe.group_size
+                most = max_settlement(rewards, terms.lots.validators)
+                payload = None
+                with trio.move_on_after(CONTENT_SECONDS):
+                    payload = await FrameReader(stream, most).receive()
+                if payload is None:
+                    return
+                reply = await self.settle(stream.peer, payload)
+            await send_frame(stream, reply.to_bytes())
+
+    async def settle(self, peer: PeerId, payload: bytes) -> SettlementReply:
+        """What becomes of a window that ``peer`` tells of."""
+        settlement = await decode_off_loop(
+            self._world, decode_settlement_untrusted, payload, self._world.verify,
+            rate=HASH_RATE,
+        )  # fmt: skip
+        window = settlement.witnessed.window
+        witnesses = list(away_of(self._node).judges_of(self._run, window.node, window.version))
+        if window.run != self._run.id or settlement.witnessed.witness not in witnesses:
+            why_not = f"{witnesses[0]} is the witness of this window"
+            return SettlementReply(Receipt.UNWANTED, why_not)
+        if self._is_stale(window.version):
+            return SettlementReply(Receipt.UNWANTED, STALE, (), self._note(window.node))
+        record = await self._register(settlement.witnessed)
+        if record is None:
+            return SettlementReply(Receipt.LATER, "too many windows are open")
+        await self._take_verdicts(record, settlement)
+        if peer != window.node:
+            return SettlementReply(Receipt.TAKEN, "noted")
+        return await self._answer(record)
+
+    async def _register(self, witnessed: WitnessedWindow) -> WindowRecord | None:
+        record = self.book.find(witnessed.digest)
+        if record is None and len(self.book) >= MAX_WINDOWS:
+            return None
+        if record is None:
+            world, node = self._world, witnessed.window.node
+            was_proven = witnessed.share < UNIT or self.standings.is_proven(node, world.wall())
+            record = WindowRecord(witnessed, was_proven, world.now())
+            self.book.add(record)
+            self.book.fall(self._beacon.links, world.now())
+            await self._durable.insist(partial(self._keep, record))
+        return record
+
+    async def _take_verdicts(self, record: WindowRecord, settlement: Settlement) -> None:
+        """What judges of drawn places have said; of others it is passed over."""
+        lots, drawn = self._run.terms.lots, record.drawn
+        for verdict in settlement.verdicts:
+            place = verdict.commitment.index
+            judges = record.judges(place, self._run.terms.validators, lots.validators)
+            if place not in drawn or verdict.validator not in judges:
+                continue
+            record.verdicts[place, verdict.validator] = verdict.verdict
+            if verdict.verdict is Verdict.REJECTED and record.state is not WindowState.VOID:
+                await self._void(record, verdict.reason)
+
+    async def _answer(self, record: WindowRecord) -> SettlementReply:
+        """What the worker of a window is told."""
+        if record.state is WindowState.OPEN:
+            why_not = self._why_open(record)
+            if why_not:
+                return SettlementReply(Receipt.LATER, why_not)
+            await self._settle(record)
+        note = self._note(record.node)
+        if record.state is WindowState.VOID:
+            return SettlementReply(Receipt.UNWANTED, "a place of it was rejected", (), note)
+        return SettlementReply(Receipt.TAKEN, "", tuple(self._wanted(record)), note)
+
+    def _why_open(self, record: WindowRecord) -> str:
+        terms, now = self._run.terms, self._world.now()
+        here = {member.peer for member in self._node.membership.find("validator")}
+        passed = away_of(self._node).validators
+        away = [one for one in terms.validators if one not in here or one in passed]
+        return record.why_unsettled(terms.validators, terms.lots.validators, away) or (
+            "an earlier window is open" if self.book.is_blocked(record, now) else ""
+        )
+
+    async def _settle(self, record: WindowRecord) -> None:
+        places, node, wall = record.witnessed.window.places, record.node, self._world.wall()
+        record.state = WindowState.SETTLED
+        if record.doubtful:
+            record.state = WindowState.VOID
+            self.standings.note_doubt(node)
+        else:
+            self.standings.note_accepted(node, len(places), wall)
+        self.settled += 1
+        self._is_dirty = True
+        await self._durable.insist(partial(self._keep, record))
+        self._world.trace("window", node=node.short, places=len(places))
+        if record.was_proven:
+            for place in places:  # what teaches nothing never comes
+                if not record.witnessed.window.teaches(place):
+                    self._intake.note_unsent(node, record.version)
+
+    def _wanted(self, record: WindowRecord) -> list[int]:
+        """The places that are learnt from, by the worker's word; none of one that was not in
+        standing both when it committed and now."""
+        window = record.witnessed.window
+        is_learnt = record.was_proven and self.standings.is_proven(
+            record.node, self._world.wall()
+        )
+        return [place for place in window.places if is_learnt and window.teaches(place)]
+
+    async def _void(self, record: WindowRecord, reason: str) -> None:
+        """Nothing more is learnt from the window, nor from what waits of its worker, which is a
+        newcomer again."""
+        record.state = WindowState.VOID
+        self.voided += 1
+        logger.warning("standing_ends %s: %s", record.node, reason)
+        self.standings.note_rejected(record.node)
+        self._intake.drop_work_of(record.node)
+        self._world.trace("standing.ends", node=str(record.node))
+        await self._durable.insist(partial(self._keep, record))
+        await self._keep_standing()
+
+    def _note(self, node: PeerId) -> bytes:
+        share = self.standings.share_of(node, self._world.wall())
+        chain, link = self._beacon.links.newest
+        if share >= 1 or chain < 0:
+            return b""
+        note = StandingNote(self._run.id, node, parts_of(share), chain, link + NOTE_LINKS)
+        return note.signed(self._world.signer).to_bytes()
+
+    def _is_stale(self, version: PolicyVersion) -> bool:
+        return self._node.shardcast.newest - version > self._run.terms.recipe.lag
+
+    # Content.
+
+    async def serve_content(self, stream: Stream) -> None:
+        """A `StreamHandler`: one place of a settled window, one answer."""
+        peer, world = stream.peer, self._world
+        with self._seats.seat(peer) as seated:
+            banned = bans_of(self._node).why_banned(peer)
+            if banned or not seated or not self._node.may(peer, Capability.GENERATE):
+                refusal = Refusal(banned or "not now", not banned)
+                await send_frame(stream, encode_reply(refusal))
+                return
+            begun = await receive_frame(stream, MAX_WITNESSED)
+            head = None if begun is None else await receive_head(stream, begun[1])
+            if begun is None or head is None:
+                return
+            witnessed = decode_witnessed_untrusted(begun[0], world.verify)
+            early = self._why_not(peer, witnessed, head)
+            if early is not None:
+                await send_frame(stream, encode_reply(early))
+                return
+            head.check_signature(world.verify)
+            content = await self._receive(stream, head)
+            if content is None:
+                return
+            submission = head.with_content_untrusted(content)
+            reply = await self._intake.take_from_worker(submission)
+            if isinstance(reply, SignedVerdict) and reply.verdict is Verdict.REJECTED:
+                record = self.book.find(witnessed.digest)
+                if record is not None and record.state is not WindowState.VOID:
+                    await self._void(record, reply.reason)
+            await send_frame(stream, encode_reply(reply))
+
+    async def _receive(self, stream: Stream, head: SubmissionHead) -> bytes | None:
+        with trio.CancelScope() as scope:
+            seat = self._contents.take(stream.peer, self._world.now(), evict=scope.cancel)
+            if seat is None:
+                return None
+            try:
+                await send_frame(stream, SEND)
+                return await receive_content(stream, head, seat)
+            finally:
+                self._contents.leave(seat)
+        return None
+
+    def _why_not(
+        self, peer: PeerId, witnessed: WitnessedWindow, head: SubmissionHead
+    ) -> SignedVerdict | Refusal | None:
+        """What the head says by itself; None if the content is wanted."""
+        commitment = head.commitment
+        if commitment.node != peer or not witnessed.window.holds(commitment):
+            raise BadMessage("a place is offered that is not of its worker's window")
+        if self._is_stale(commitment.version):
+            return self._give_up(commitment, STALE)
+        record = self.book.find(witnessed.digest)
+        if record is None or record.state is WindowState.OPEN:
+            return Refusal("the window is not settled", True)
+        if record.state is WindowState.VOID or commitment.index not in self._wanted(record):
+            return self._give_up(commitment, "nothing is learnt from it")
+        share = self.standings.share_of(peer, self._world.wall())
+        if parts_of(share) > witnessed.share and commitment.index not in record.drawn:
+            return self._give_up(commitment, "its worker is in doubt since it committed")
+        if head.total > self._run.terms.work_size.max_submission:
+            return self._give_up(commitment, "the submission is too long")
+        return None
+
+    def _give_up(self, commitment: Commitment, reason: str) -> SignedVerdict:
+        return self._intake.give_up(commitment, reason)
+
+    # The disk.
+
+    def _path(self, witnessed: WitnessedWindow) -> str:
+        return f"{WINDOWS}/{witnessed.digest.hex()}"
+
+    async def _keep(self, record: WindowRecord) -> None:
+        if not record.was_proven:
+            return  # nothing is learnt from it, and names are free: it leaves no file
+        value = [record.witnessed.to_bytes(), record.was_proven, record.state.value]
+        await self._world.disk.replace(self._path(record.witnessed), pack(value))
+
+    def _read(self, data: bytes) -> WindowRecord:
+        raw, was_proven, state = fields_untrusted(
+            unpack_untrusted(data), bytes, bool, str, what="window on disk"
+        )
+        witnessed = decode_witnessed_untrusted(raw, self._world.verify)
+        record = WindowRecord(witnessed, was_proven, self._world.now())
+        record.state = WindowState(state)
+        return record
+
+    async def _keep_standing(self) -> None:
+        self._is_dirty, self._kept_at = False, self._world.now()
+        rows: Any = self.standings.to_list()
+        try:
+            await keep(self._world.disk, STANDING, rows)
+        except StorageError as error:
+            self._is_dirty = True
+            logger.info("standing_not_kept: %s", error)

@@ -1,0 +1,128 @@
+"""From a rejection to a ban: this validator's own, and those of others that it repeats.
+
+A rejection that is beyond doubt, or one strike too many, is signed as a ban, and what was
+rejected is kept for whoever wants to repeat it. Of another officer's ban this validator
+believes nothing: it fetches the content, runs the model on it as on any work, and signs a ban
+of its own if that convicts too (`roles.protocol.core.bans` says how many must). A policy that
+is gone from here, or content that does not come, convicts nobody.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from p2p.bounded import BoundedDict, RateLimit
+from p2p.errors import StorageError, WorkerDied
+from p2p.identity import PeerId
+from p2p.node.node import Node
+from roles.engines.base import EngineError
+from roles.envs.contained import EnvironmentFailed
+from roles.protocol.core.bans import MAX_CITED, SPREAD, convicts, weight_of
+from roles.protocol.core.lies import Weight
+from roles.protocol.core.messages import SignedVerdict, Submission
+from roles.shared.bans import BanBook, bans_of
+from roles.shared.durable import Durable
+from roles.shared.evidence import EvidenceStore, fetch_evidence
+from roles.shared.standing import AtRest
+from roles.validator.judge import Judge
+from roles.validator.verdicts import Job
+
+logger = logging.getLogger(__name__)
+
+NEWCOMERS: Final = 1 / 60
+"""Bans a second of workers that never had work accepted: they have nothing to lose, and who
+mints names would fill the disk with the evidence. The rest of theirs is rejected, as ever."""
+NEWCOMERS_AT_ONCE: Final = 32.0
+"""Of them after a pause: a wave of names, each of which costs a stamp and a replay."""
+MAX_SUSPECTS: Final = 1024
+"""Workers whose strikes are remembered."""
+
+
+class Prosecution:
+    """What one validator makes of rejections."""
+
+    def __init__(self, node: Node, judge: Judge, durable: Durable) -> None:
+        self._node = node
+        self._judge = judge
+        self._durable = durable
+        self._strikes: BoundedDict[PeerId, list[tuple[SignedVerdict, Submission]]] = (
+            BoundedDict(MAX_SUSPECTS)
+        )
+        self._newcomers = RateLimit(NEWCOMERS, NEWCOMERS_AT_ONCE)
+        self.evidence = EvidenceStore(node, durable)
+
+    @property
+    def _bans(self) -> BanBook:
+        return bans_of(self._node)
+
+    async def recall(self) -> None:
+        """Take up the bans of earlier lives, and what was kept for them."""
+        await self.evidence.recall()
+        await self._bans.recall()
+
+    async def wait_wanted(self) -> None:
+        """Return when one has come."""
+        await self._bans.wait_news()
+
+    async def consider(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """A rejection of this validator: ban its worker if that is enough."""
+        if not self._bans.is_on or weight_of(verdict) < Weight.STRIKE:
+            return
+        worker, now = verdict.commitment.node, self._node.world.now()
+        before = self._strikes.get(worker) or []
+        newest = verdict.commitment.version
+        recent = [
+            (said, work) for said, work in before if said.commitment.version >= newest - SPREAD
+        ]
+        cases = [*recent[1 - MAX_CITED :], (verdict, submission)]
+        self._strikes.renew(worker, cases)
+        if weight_of(verdict) is Weight.LIE:
+            cases = cases[-1:]
+        if not convicts([said for said, _ in cases]) or self._has_banned(worker):
+            return
+        if not self._judge.has_worked(worker) and not self._newcomers.allows(1.0, now):
+            return
+        await self._ban(cases)
+
+    def _has_banned(self, worker: PeerId) -> bool:
+        """Whether this validator shuts it out already: what was in the queue is no new ban."""
+        held = self._bans.standing(worker)
+        return held is not None and self._node.peer_id in held.by
+
+    async def _ban(self, cases: list[tuple[SignedVerdict, Submission]]) -> None:
+        worker = cases[0][0].commitment.node
+        if worker in self._node.run.officers or worker == self._node.run.owner:
+            return
+        for _, submission in cases:
+            await self.evidence.keep(submission)
+        await self._durable.insist(lambda: self._bans.sign([said for said, _ in cases]))
+        self._strikes.pop(worker, None)
+
+    async def examine(self) -> None:
+        """Repeat another officer's ban, if one has come, and sign one of our own if it is borne
+        out."""
+        found = self._bans.take_unexamined()
+        if found is None:
+            return
+        author, ban = found
+        cases = []
+        for verdict in ban.evidence:
+            submission = await fetch_evidence(self._node, author, verdict)
+            ours = None if submission is None else await self._repeat(submission)
+            if submission is not None and ours is not None:
+                cases.append((ours, submission))
+        if convicts([said for said, _ in cases]):
+            await self._ban(cases)
+        else:
+            logger.warning(
+                "the ban of %s by %s is not borne out here", ban.culprit.short, author.short
+            )
+
+    async def _repeat(self, submission: Submission) -> SignedVerdict | None:
+        """Our own verdict on it; None if there can be none."""
+        try:
+            return await self._judge.repeat(Job(submission))
+        except (EnvironmentFailed, EngineError, StorageError, WorkerDied, AtRest) as error:
+            logger.info("ban_not_repeated %s: %s", submission.commitment.node.short, error)
+            return None

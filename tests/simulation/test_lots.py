@@ -1,0 +1,181 @@
+"""Runs in which work is committed to before it is seen, and only what the lot names is checked."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+import pytest
+
+from roles.engines.base import Group
+from roles.protocol.core.messages import content_digest, encode_groups
+from roles.rl.recipe import Recipe
+from roles.run import Run, sign_run
+from roles.run.core.trust import TrustTerms
+from roles.trainer.beacon import BeaconTeller
+from roles.trainer.core.buffer import BufferedGroup
+from roles.trainer.inbox import Inbox
+from sim.node.swarm import Swarm
+from sim.workloads import spine
+from tests.simulation.test_bad_submissions import Forger
+from tests.simulation.test_roles_faults import Play, perform, validators
+
+TRUST = TrustTerms(share=0.25, probation=8, window=8, validators=2, beacon=0.5)
+GROUP: Final = 4
+SMALL: Final = {"groups": 32, "submission": 1, "group_size": GROUP}
+"""Steps of a few seconds, and places of which a fifth teach nothing."""
+CAST = {
+    "relay-1": "none",
+    "trainer-1": "trainer",
+    "validator-1": "validator",
+    "validator-2": "validator",
+    "validator-3": "validator",
+    "inference-1": "inference",
+    "inference-2": "inference",
+}
+
+
+@pytest.fixture(autouse=True)
+def with_lots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three validators, and `TRUST` in the run file."""
+    one = spine._write_run
+
+    def write_run(swarm: Swarm, recipe: Recipe) -> Run:
+        keys = swarm.simulation.keys
+        judges = tuple(keys.signer(name).peer_id for name in CAST if "validator" in name)
+        terms = replace(one(swarm, recipe).terms, validators=judges, trust=TRUST)
+        return sign_run(terms, keys.signer("owner"))
+
+    monkeypatch.setattr(spine, "_write_run", write_run)
+
+
+def workers(health: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [
+        node["roles"]["inference"]
+        for node in health.values()
+        if isinstance(node, dict) and "inference" in node["roles"]
+    ]
+
+
+def checked(health: Mapping[str, Any]) -> int:
+    """Verdicts of validators."""
+    return sum(one["accepted"] + one["rejected"] for one in validators(health))
+
+
+class Learnt:
+    """Contents that went into steps, and how often each group of them did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.groups: Counter[tuple[bytes, int]] = Counter()
+        mark = Inbox.mark_used
+        steps: dict[int, None] = {}
+
+        async def mark_used(inbox: Inbox, groups: Sequence[BufferedGroup], step: int) -> None:
+            if step not in steps:  # a step that is taken again learns from the same
+                steps[step] = None
+                self.groups.update((one.source, one.number) for one in groups)
+            await mark(inbox, groups, step)
+
+        monkeypatch.setattr(Inbox, "mark_used", mark_used)
+
+
+def test_proven_workers_are_learnt_from_and_seldom_checked() -> None:
+    """One judge a node and policy replayed everything."""
+    health = perform(Play(CAST), steps=8, **SMALL)
+    assert health["done"] == 1
+    trainer = health["trainer-1"]["roles"]["trainer"]
+    assert trainer["windows_void"] == 0
+    assert trainer["reward"] > trainer["reward_start"] + 0.1
+    lives = [one["life"] for one in workers(health)]
+    made = sum(life["made"] for life in lives) / GROUP
+    places = made - len(lives) * TRUST.probation  # those are checked whole
+    drawn = checked(health) / TRUST.validators - len(lives) * TRUST.probation
+    assert 0.6 * TRUST.share < drawn / places < 1.6 * TRUST.share
+    assert all(life["rejected"] == 0 for life in lives)
+    assert all(life["learnt"] > 0 for life in lives)
+    assert sum(life["unchecked"] for life in lives) > 0.08 * GROUP * made
+    spent = sum(one["committed_bytes"] for one in workers(health)) / made
+    assert spent < 1024  # bytes that a place costs which nobody asks for
+
+
+class Turncoat(Forger):
+    """Works as it should until it is in standing, then hands in one place in four that the
+    model never drew."""
+
+    name: ClassVar[str] = "inference"
+    turn = 0
+    forged: ClassVar[dict[bytes, None]] = {}
+
+    def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+        self.turn += 1
+        if self.turn < 100 or self.turn % 4:
+            return groups
+        first, *others = groups[0].completions
+        changed = (replace(first, tokens=first.tokens[::-1]), *others)
+        lie = (replace(groups[0], completions=changed), *groups[1:])
+        self.forged[content_digest(encode_groups(lie))] = None
+        return lie
+
+
+def test_a_worker_that_turns_is_caught_and_nothing_false_is_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """68 of 68 cheats were rejected, and served all the same."""
+    learnt = Learnt(monkeypatch)
+    Turncoat.forged.clear()
+    cast = {**CAST, "inference-2": f"{__name__}:Turncoat"}
+    health = perform(Play(cast), steps=8, **SMALL)
+    assert health["done"] == 1
+    trainer = health["trainer-1"]["roles"]["trainer"]
+    assert len(Turncoat.forged) > 5
+    assert trainer["windows_void"] > 0
+    assert not Turncoat.forged.keys() & {content for content, _ in learnt.groups}
+    honest, cheat = (
+        health[name]["roles"]["inference"]["life"] for name in ("inference-1", "inference-2")
+    )
+    assert honest["rejected"] == 0
+    assert 0 < cheat["learnt"] < honest["learnt"] / 2
+
+
+def test_kills_lose_nothing_and_double_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A window is with its worker, its witness, its judges and the trainer at a time."""
+
+    class Deadly(Play):
+        async def disturb(self, swarm: Swarm) -> None:
+            rng = swarm.nodes["relay-1"].world.rng("kills")
+            for victim in 2 * ["inference-1", "validator-1", "trainer-1"]:
+                await swarm.sleep(rng.uniform(0.5, 3.0))
+                swarm.kill(victim, torn=rng.random() < 0.5)
+                await swarm.sleep(0.3)
+                swarm.restart(victim)
+
+    learnt = Learnt(monkeypatch)
+    health = perform(Deadly(CAST), steps=5, **SMALL)
+    assert health["done"] == 1
+    assert set(learnt.groups.values()) == {1}
+    assert health["trainer-1"]["roles"]["trainer"]["windows_void"] == 0
+    for one in workers(health):
+        life = one["life"]
+        ended = sum(life[kind] for kind in ("accepted", "inconclusive", "unchecked"))
+        assert life["rejected"] == 0
+        assert ended <= life["made"] <= ended + GROUP * (4 + 3 * TRUST.window)
+
+
+def test_when_no_links_come_everything_is_checked_as_before_and_nobody_hangs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tell = BeaconTeller._reveal
+    revealed = itertools.count()
+
+    async def reveal(teller: BeaconTeller) -> None:
+        if next(revealed) < 24:
+            await tell(teller)
+
+    monkeypatch.setattr(BeaconTeller, "_reveal", reveal)
+    health = perform(Play(CAST), steps=4, **SMALL)
+    assert health["done"] == 1
+    assert all(one["life"]["rejected"] == 0 for one in workers(health))
+    assert health["trainer-1"]["roles"]["trainer"]["windows_settled"] > 0

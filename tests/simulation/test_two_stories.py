@@ -1,0 +1,188 @@
+"""A validator that tells two stories, in a swarm of whole nodes on virtual time.
+
+``python -m tests.simulation.test_two_stories 200`` prints the figures of a swarm of that size.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pytest
+import trio
+
+from p2p.host import Stream, send_frame
+from p2p.identity import Signer
+from p2p.ledger.core.chain import EMPTY, Head, check_link, make_entry, sign_head
+from p2p.ledger.core.exchange import Exchange
+from p2p.ledger.messages import LEDGER_PROTOCOL, MAX_QUESTION, decode_question_untrusted
+from p2p.node.config import NodeConfig
+from p2p.node.node import Node, open_node
+from p2p.wire import FrameReader
+from roles.envs.base import environment_digest
+from roles.run.core.file import EnvironmentPin, Model, Run, Terms, sign_run
+from sim.kernel.simulation import Simulation
+from sim.kernel.virtual_time import run_simulation
+from sim.node.swarm import SimNode, Swarm, open_swarm
+
+LIAR, JUDGE = "n1", "n2"
+SETTLED = 120.0
+"""When the liar begins: by then the nodes know each other."""
+
+
+@dataclass
+class Stage:
+    """Whole nodes; the second is a validator that tells every other peer another story."""
+
+    swarm: Swarm
+    size: int
+    nodes: dict[str, Node] = field(default_factory=dict)
+    lies_from: float = SETTLED
+    is_mute: bool = False
+    """Whether its heartbeats say nothing of its ledger."""
+    told: dict[int, int] = field(default_factory=dict)
+    """How many questions were answered with either story."""
+
+    both_at: float = 0.0
+    """When the second story was told: a liar that is asked by nobody has told none."""
+
+    def __post_init__(self) -> None:
+        keys = self.swarm.simulation.keys
+        terms = Terms(
+            name="stories",
+            expiry=2**32 - 1,
+            environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
+            trainers=(keys.signer("n0").peer_id,),
+            validators=tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE)),
+            model=Model(engine="fake"),
+            ban_seconds=3600,
+        )
+        self.run: Run = sign_run(terms, keys.signer("owner"))
+        config = NodeConfig()
+        self.config = replace(config, dht=replace(config.dht, difficulty=4))
+        for number in range(self.size):
+            self.swarm.add(f"n{number}", self.live)
+
+    async def live(self, machine: SimNode) -> None:
+        first = machine.siblings[0]
+        is_first = machine is first
+        await self.swarm.sleep(0.1 * len(self.nodes))
+        async with (
+            machine.open_host() as host,
+            open_node(
+                machine.world,
+                host,
+                self.config,
+                document=self.run.document if is_first else None,
+                bootstrap=() if is_first else (first.addr,),
+            ) as node,
+        ):
+            self.nodes[machine.name] = node
+            if machine.name == LIAR:
+                await self.lie(node)
+            elif machine.name == JUDGE:
+                ledger = await node.ledger.opened()
+                for number in range(100):
+                    await ledger.append("verdict", b"%d" % number)
+                    await self.swarm.sleep(3)
+            await trio.sleep_forever()
+
+    async def lie(self, node: Node) -> None:
+        """Its heartbeats tell one story, and its answers either, by who asks."""
+        node.ledgers.follow(())
+        stories = list(two_stories(node.world.signer))
+
+        async def serve(stream: Stream) -> None:
+            asked = await FrameReader(stream, MAX_QUESTION).receive()
+            if asked is not None:
+                which = stream.peer.digest[-1] % 2
+                self.told[which] = self.told.get(which, 0) + 1
+                if len(self.told) == 2 and not self.both_at:
+                    self.both_at = self.swarm.simulation.now
+                answer = stories[which].answer(decode_question_untrusted(asked))
+                await send_frame(stream, answer.to_bytes())
+
+        await self.swarm.sleep_until(self.lies_from)
+        node.host.set_handler(LEDGER_PROTOCOL, serve)
+        tops = [list(one.statements(node.peer_id))[-1] for one in stories]
+        head = sign_head(Head(tops[0].seqno, tops[0].digest), node.world.signer)
+        if not self.is_mute:
+            self.both_at = self.lies_from
+            node.membership.me.update(ledger=head.brief())
+
+    def knowing(self) -> int:
+        liar = self.swarm.nodes[LIAR].peer_id
+        return sum(
+            node.ledgers.is_forked(liar) for name, node in self.nodes.items() if name != LIAR
+        )
+
+    async def play(self) -> tuple[float, float]:
+        """Seconds from the second story until the first has proven that there are two, and
+        until all know."""
+        await self.swarm.sleep_until(self.lies_from)
+        first = 0.0
+        while self.knowing() < self.size - 1:
+            await self.swarm.sleep(0.5)
+            if self.knowing():
+                first = first or self.swarm.simulation.now
+        return first - self.both_at, self.swarm.simulation.now - self.both_at
+
+
+def two_stories(signer: Signer) -> Iterator[Exchange]:
+    for story in (b"one", b"other"):
+        exchange, head = Exchange(lambda *_: True), EMPTY
+        exchange.follow([signer.peer_id])
+        for number in range(20):
+            body = story if number >= 10 else b""
+            entry = make_entry(head, signer, "verdict", body, 1000.0)
+            head = check_link(head, entry)
+            exchange.take_untrusted(entry)
+        yield exchange
+
+
+def play(size: int, seed: int = 1, *, is_mute: bool = False) -> dict[str, float]:
+    figures: dict[str, float] = {}
+
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation) as swarm:
+            stage = Stage(swarm, size, is_mute=is_mute)
+            first, everyone = await stage.play()
+            await swarm.sleep(60)
+            judge = swarm.nodes[JUDGE].peer_id
+            tops = [node.ledgers.top(judge) for node in stage.nodes.values()]
+            liar = swarm.nodes[LIAR].peer_id
+            kept = [
+                len(one.ledgers.statements(liar, "verdict")) for one in stage.nodes.values()
+            ]
+            behind = stage.nodes[JUDGE].ledgers.top(judge)
+            honest = [node for name, node in stage.nodes.items() if name != LIAR]
+            figures.update(
+                nodes=size,
+                first=first,
+                everyone=everyone,
+                stories=len(stage.told),
+                liars=max(len(node.ledgers.forks) for node in honest),
+                liar_kept=sum(kept),
+                lag=behind - sorted(tops)[len(tops) // 10],
+            )
+
+    outcome = run_simulation(partial(main), seed=seed, horizon=SETTLED + 600)
+    return {**figures, "cpu_seconds": outcome.cpu_seconds}
+
+
+@pytest.mark.parametrize("is_mute", [False, True])
+def test_two_stories_are_proven_to_all_within_a_minute(is_mute: bool) -> None:
+    """And nobody else is accused, nothing that the liar stated counts, and what an honest
+    validator states is with nine of ten nodes some 45 s later."""
+    figures = play(12, is_mute=is_mute)
+    assert figures["stories"] == 2
+    assert figures["first"] <= figures["everyone"] < 60
+    assert (figures["liars"], figures["liar_kept"]) == (1, 0)
+    assert figures["lag"] <= 15
+
+
+if __name__ == "__main__":
+    for mute in (False, True):
+        print(mute, play(int(sys.argv[1]), is_mute=mute))  # noqa: T201 - a scenario's figures

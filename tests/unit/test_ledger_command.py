@@ -1,0 +1,240 @@
+"""``shoal ledger``: whatever is wrong with a ledger or a receipt is found, and named."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from p2p.identity import KeyPair, Signer, verify
+from p2p.ledger import LedgerConfig, open_ledger
+from p2p.ledger.core.inspection import inspect
+from p2p.machine import KEY, RealWorld, load_or_create_key
+from p2p.node.rundoc import PATH
+from p2p.policy import PolicyVersion
+from proofs.checks import Verdict
+from roles.engines.config import ModelShape
+from roles.ledger.command import main
+from roles.ledger.core.receipt import sign_receipt
+from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.statements import (
+    EARNED_KIND,
+    LEARNT_KIND,
+    VERDICT_KIND,
+    learnt_parts,
+)
+from roles.protocol.core.work import Work, work_of
+from roles.run.core.file import Run, sign_run
+from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
+
+WORKER = KeyPair(b"w" * 32)
+QWEN3_32B = ModelShape(
+    layers=64, width=5120, feed_forward=25600, query_heads=64, key_heads=8, head_width=128,
+    vocabulary=151936,
+)  # fmt: skip
+QWEN3_06B = ModelShape(
+    layers=28, width=1024, feed_forward=3072, query_heads=16, key_heads=8, head_width=128,
+    vocabulary=151936,
+)  # fmt: skip
+
+
+def verdict(
+    index: int = 0,
+    *,
+    worker: Signer = WORKER,
+    validator: Signer = VALIDATOR,
+    run: Run = RUN,
+    said: Verdict = Verdict.ACCEPTED,
+) -> SignedVerdict:
+    content = bytes([index]) * 32
+    commitment = Commitment(run.id, worker.peer_id, PolicyVersion(1), b"p" * 32, index, content)
+    work = work_of([(10, 20)] * 4) if said is Verdict.ACCEPTED else None
+    unsigned = SignedVerdict(
+        validator.peer_id, commitment, said, "within limits", 0.0, 1.0, (1.0,) * 4, work=work
+    )
+    return unsigned.signed(validator)
+
+
+def node(folder: Path, key: Signer | None, statements: Sequence[tuple[str, bytes]]) -> Path:
+    """The folder of a node that stated this, in segments of one entry."""
+    folder.mkdir(parents=True)
+    (folder / PATH).write_bytes(RUN.document)
+    signer = key or load_or_create_key(folder / KEY)
+    small = LedgerConfig(segment_bytes=1)
+
+    async def state() -> None:
+        async with open_ledger(RealWorld(signer, folder), config=small) as ledger:
+            for statement in statements:
+                await ledger.append(*statement)
+
+    trio.run(state)
+    return folder
+
+
+def test_flops_are_those_that_intellect_2_counts() -> None:
+    """Two vectors of INTELLECT-2's ``work_counting``."""
+    assert work_of([(100, 1000)]).flops(QWEN3_32B) == (6_407_297_433_600, 65_226_407_936_000)
+    assert work_of([(10, 20)]).flops(QWEN3_06B) == (11_932_303_360, 23_933_419_520)
+
+
+def test_every_byte_that_is_changed_is_found_and_named(tmp_path: Path) -> None:
+    said = [("verdict", b"a"), ("lie", b"bc"), ("verdict", b"")]
+    place = node(tmp_path / "node", VALIDATOR, said) / "ledger"
+    files = {path.name: path.read_bytes() for path in place.iterdir()}
+    whole = {name: data for name, data in files.items() if name != "synced"}
+    sound = inspect(whole, files["synced"], verify)
+    assert (len(sound.entries), sound.flaws, sound.torn) == (3, [], None)
+    for number, (name, data) in enumerate(sorted(whole.items())):
+        for at in range(len(data)):
+            changed = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+            found = inspect({**whole, name: changed}, files["synced"], verify)
+            assert found.flaws, f"byte {at} of {name}"
+            assert {flaw.entry for flaw in found.flaws} == {number}
+            assert found.flaws[0].file == name
+            assert found.torn is None
+    marks = files["synced"]
+    for at in [*range(0, 200), *range(200, 4096, 97), *range(4096, len(marks))]:
+        changed = marks[:at] + bytes([marks[at] ^ 1]) + marks[at + 1 :]
+        found = inspect(whole, changed, verify)
+        assert [flaw.file for flaw in found.flaws] == ["synced"], at
+
+
+def test_a_torn_end_is_told_from_rot_and_a_lost_end_from_both(tmp_path: Path) -> None:
+    said = [("verdict", b"a"), ("verdict", b"b")]
+    place = node(tmp_path / "node", VALIDATOR, said) / "ledger"
+    marks = (place / "synced").read_bytes()
+    one, two = ((place / f"0000000{number}.seg").read_bytes() for number in range(2))
+    first, second = "00000000.seg", "00000001.seg"
+    torn = inspect({first: one, second: two + two[:40]}, marks, verify)
+    assert (len(torn.entries), torn.flaws) == (2, [])
+    assert torn.torn is not None
+    assert (torn.torn.offset, torn.torn.entry) == (len(two), 2)
+    cut = inspect({first: one, second: two[:-1]}, marks, verify)
+    assert cut.torn is None
+    assert [flaw.entry for flaw in cut.flaws][:1] == [1]
+    for lost in ({first: one}, {second: two}, {}):
+        assert inspect(lost, marks, verify).flaws
+    assert inspect({first: one}, None, verify).flaws[0].file == "synced"
+
+
+def test_audit_says_which_entry_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A validator may sign an entry whose verdict another has signed; a changed byte is rot."""
+    theirs = verdict(validator=OWNER).to_bytes()
+    said = [(VERDICT_KIND, verdict().to_bytes()), (VERDICT_KIND, theirs)]
+    folder = node(tmp_path / "v", VALIDATOR, said)
+    assert main(["audit", str(folder)]) == 1
+    assert "entry 1: a verdict of" in capsys.readouterr().err
+    path = folder / "ledger" / "00000000.seg"
+    data = path.read_bytes()
+    path.write_bytes(data[:60] + bytes([data[60] ^ 4]) + data[61:])
+    assert main(["audit", "--json", str(folder)]) == 1
+    flaws = json.loads(capsys.readouterr().out)["flaws"]
+    assert "00000000.seg, byte 0, entry 0: a record does not have its checksum" in flaws
+    assert main(["export", str(folder)]) == 2
+    assert "shoal ledger audit" in capsys.readouterr().err
+    assert main(["show", str(tmp_path)]) == 2
+    assert "--data" in capsys.readouterr().err
+
+
+def test_contributions_are_counted_once_and_only_from_those_whose_word_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    foreign = sign_run(replace(TERMS, name="other"), OWNER)
+    said = [
+        (VERDICT_KIND, verdict(0).to_bytes()),
+        (VERDICT_KIND, verdict(0).to_bytes()),
+        (VERDICT_KIND, verdict(1, said=Verdict.REJECTED).to_bytes()),
+        (VERDICT_KIND, verdict(2, run=foreign).to_bytes()),
+    ]
+    learnt = [work_of([(10, 20)]), work_of([(10, 20)] * 2)]
+    steps = [
+        (LEARNT_KIND, part)
+        for work in learnt
+        for part in learnt_parts(1, {WORKER.peer_id: work})
+    ]
+    folders = [
+        node(tmp_path / "v", VALIDATOR, said),
+        node(tmp_path / "t", TRAINER, steps),
+        node(tmp_path / "w", WORKER, [(VERDICT_KIND, verdict(3).to_bytes())]),
+    ]
+    assert main(["export", "--csv", *map(str, folders)]) == 0
+    (row,) = csv.DictReader(io.StringIO(capsys.readouterr().out))
+    assert row["worker"] == str(WORKER.peer_id)
+    counts = {name: int(value) for name, value in row.items() if name != "worker"}
+    shape = TERMS.model.shape
+    assert counts == {
+        "accepted_submissions": 1, "rejected_submissions": 1, "accepted_prompt_tokens": 40,
+        "accepted_tokens": 80, "accepted_prompt_flops": work_of([(10, 20)] * 4).flops(shape)[0],
+        "accepted_flops": work_of([(10, 20)] * 4).flops(shape)[1], "learnt_tokens": 40,
+        "learnt_flops": work_of([(10, 20)] * 2).flops(shape)[1],
+    }  # fmt: skip
+    assert main(["export", "--json", *map(str, folders)]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"][0]["accepted_tokens"] == 80
+
+
+def test_a_receipt_is_what_a_stranger_checks_offline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "w").mkdir()
+    worker = load_or_create_key(tmp_path / "w" / KEY)
+    (tmp_path / "w" / KEY).rename(tmp_path / KEY)
+    (tmp_path / "w").rmdir()
+    said = [verdict(number, worker=worker).to_bytes() for number in (0, 1, 1)]
+    folder = node(tmp_path / "w", worker, [(EARNED_KIND, body) for body in said])
+    (tmp_path / KEY).rename(folder / KEY)
+    out, run = tmp_path / "receipt", tmp_path / "run"
+    assert main(["receipt", str(folder), "-o", str(out)]) == 0
+    capsys.readouterr()
+    assert main(["verify", "--json", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["tokens"], told["submissions"]) == ("sorting", 160, 2)
+    assert told["validators"] == {str(VALIDATOR.peer_id): 160}
+    run.write_bytes(sign_run(replace(TERMS, name="other"), OWNER).document)
+    assert main(["verify", str(out), "--run", str(run)]) == 1
+    assert "is for run 'sorting'" in capsys.readouterr().err
+    data = out.read_bytes()
+    for at in range(0, len(data), 7):
+        out.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+        assert main(["verify", str(out)]) == 1, at
+        assert "proves nothing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "complaint"),
+    [
+        ([verdict(0, worker=OWNER)], "work of another node"),
+        ([verdict(0, run=sign_run(replace(TERMS, name="other"), OWNER))], "another run"),
+        ([verdict(0, said=Verdict.REJECTED)], "does not accept"),
+        ([verdict(0), verdict(0)], "a second time"),
+        ([replace(verdict(0), work=Work(tokens=10**9))], "signature is not its validator's"),
+    ],
+)
+def test_a_receipt_cannot_be_padded(
+    verdicts: list[SignedVerdict],
+    complaint: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A worker signs what it likes; the verdicts in it are others'."""
+    out = tmp_path / "receipt"
+    out.write_bytes(sign_receipt(RUN, verdicts, WORKER, 1000.0))
+    assert main(["verify", str(out)]) == 1
+    assert complaint in capsys.readouterr().err
+
+
+def test_verdicts_of_validators_that_the_owner_did_not_name_do_not_count(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "receipt"
+    out.write_bytes(sign_receipt(RUN, [verdict(0, validator=WORKER)], WORKER, 1000.0))
+    assert main(["verify", "--json", str(out)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tokens"], told["not_counted"]) == (0, 1)
