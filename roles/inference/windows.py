@@ -266,7 +266,8 @@ class Windows:
             *(first.run, first.node, first.version, first.policy, first.index, contents),
             *(teaching, rewards, chain, link),
         )
-        witness = away_of(self._node).judge_of(run_of(self._node), first.node, first.version)
+        run = run_of(self._node)
+        witness = away_of(self._node).judge_of(run, first.node, first.version)
         asked = encode_commit(SignedWindow.sign(window, self._world.signer), self._note)
         data = await ask(self._node, witness, COMMIT_PROTOCOL, asked, max_reply=MAX_WITNESSED)
         if data is None:

@@ -210,10 +210,10 @@ class LotDesk:
             rate=HASH_RATE,
         )  # fmt: skip
         window = settlement.witnessed.window
-        heard = away_of(self._node)
-        able = list(heard.judges_of(run_of(self._node), window.node, window.version))
-        if window.run != self._run.id or settlement.witnessed.witness not in able:
-            return SettlementReply(Receipt.UNWANTED, f"{able[0]} is the witness of this window")
+        witnesses = list(away_of(self._node).judges_of(self._run, window.node, window.version))
+        if window.run != self._run.id or settlement.witnessed.witness not in witnesses:
+            why_not = f"{witnesses[0]} is the witness of this window"
+            return SettlementReply(Receipt.UNWANTED, why_not)
         if self._is_stale(window.version):
             return SettlementReply(Receipt.UNWANTED, STALE, (), self._note(window.node))
         record = await self._register(settlement.witnessed)
@@ -264,7 +264,8 @@ class LotDesk:
     def _why_open(self, record: WindowRecord) -> str:
         terms, now = self._run.terms, self._world.now()
         here = {member.peer for member in self._node.membership.find("validator")}
-        away = [one for one in terms.validators if one not in here]
+        passed = away_of(self._node).validators
+        away = [one for one in terms.validators if one not in here or one in passed]
         return record.why_unsettled(terms.validators, terms.lots.validators, away) or (
             "an earlier window is open" if self.book.is_blocked(record, now) else ""
         )

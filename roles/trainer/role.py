@@ -227,16 +227,15 @@ class Trainer:
             check.scoring = ScoringDesk(node, scorer)
             session.lots = LotDesk(node, intake, check.scoring, durable)
             check.on_leaning = session.lots.end_standing
-        if not run.terms.appeals:
-            return session
-        watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
-        session.appeals = AppealDesk(
-            node,
-            environment,
-            standing,
-            auditor,
-            watch,
-            has_worked=intake.accounts.has_worked,
-            has_room=lambda: intake.has_room,
-        )
+        if run.terms.appeals:
+            watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
+            session.appeals = AppealDesk(
+                node,
+                environment,
+                standing,
+                auditor,
+                watch,
+                has_worked=intake.accounts.has_worked,
+                has_room=lambda: intake.has_room,
+            )
         return session

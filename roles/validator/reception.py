@@ -303,8 +303,8 @@ class Reception:
         run, window = self._standing.run, witnessed.window
         if not window.holds(commitment):
             raise BadMessage("a place is offered that is not of its window")
-        heard = away_of(self._node)
-        if witnessed.witness not in heard.judges_of(run, window.node, window.version):
+        witnesses = away_of(self._node).judges_of(run, window.node, window.version)
+        if witnessed.witness not in witnesses:
             return self._refuse("another witness", retry=True)
         lot = self.witness.lot(witnessed)
         if lot is None:

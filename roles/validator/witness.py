@@ -166,11 +166,11 @@ class Witness:
 
     def _why_not(self, window: Window) -> Refusal | None:
         node, links, now = self._node, self._beacon.links, self._world.now()
-        judges = list(away_of(node).judges_of(run_of(node), window.node, window.version))
+        judge = away_of(node).judge_of(run_of(node), window.node, window.version)
         if self._judge.is_stale(window.version):
             return Refusal(STALE, False)
-        if node.peer_id not in judges:
-            return Refusal(f"{judges[0]} is the witness of this node under this policy", True)
+        if judge != node.peer_id:
+            return Refusal(f"{judge} is the witness of this node under this policy", True)
         if not self.is_live:
             return Refusal("no lots fall now", True)
         if is_late(window, links, now) or is_early(window, links):

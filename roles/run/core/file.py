@@ -58,7 +58,7 @@ from roles.shared.sizes import WorkSize
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 4
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 4: `AdmissionRules` has inviters, revoked invites and work stamps."""
+a reason. 4: `AdmissionRules` has inviters, revoked invites and work stamps; appeals, bans."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. Not all lists can
 be full at once."""
