@@ -277,7 +277,8 @@ class LotDesk:
         else:
             self.standings.note_accepted(node, len(places), wall)
         record.settled_at = self._world.now()
-        record.owed = dict.fromkeys(self._wanted(record))
+        if record.state is WindowState.SETTLED:
+            record.owed = dict.fromkeys(self._wanted(record))
         if node in self._left_out:
             self._left_out[node] += 1
         self.settled += 1
@@ -300,15 +301,17 @@ class LotDesk:
 
     async def _void(self, record: WindowRecord, reason: str) -> None:
         """Nothing more is learnt from the window, nor from what waits of its worker, which is a
-        newcomer again."""
+        newcomer again. One that had earned nothing leaves no line and no file."""
+        node, had = record.node, self.standings.earned(record.node, self._world.wall())
         record.state = WindowState.VOID
         self.voided += 1
-        logger.warning("standing_ends %s: %s", record.node, reason)
-        self.standings.note_rejected(record.node)
-        self._intake.drop_work_of(record.node)
-        self._world.trace("standing.ends", node=str(record.node))
+        self.standings.note_rejected(node)
+        self._intake.drop_work_of(node)
         await self._durable.insist(partial(self._keep, record))
-        await self._keep_standing()
+        if had:
+            logger.warning("standing_ends %s: %s", node, reason)
+            self._world.trace("standing.ends", node=str(node))
+            await self._keep_standing()
 
     def _note(self, node: PeerId) -> bytes:
         share = self.standings.share_of(node, self._world.wall())
