@@ -271,7 +271,6 @@ class InferenceSession:
                     return False
             else:
                 if not self._room.value:
-                    self._close_window()
                     self.counts.doing = Doing.WAITS_FOR_VERDICTS
                 await self._room.acquire()
             self._has_turn = True
