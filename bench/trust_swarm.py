@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ import numpy as np
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import FALSE_REJECTIONS, Reason
+from roles.protocol.core.bans import SPREAD
 from roles.protocol.core.beacon import Chain
 from roles.protocol.core.lies import STRIKES, Finding, Weight
 from roles.protocol.core.lots import DELAY, Lot, SignedWindow, Window, parts_of
@@ -45,14 +46,11 @@ FAILS: Final = 0.002
 window out."""
 REFUSES: Final = 0.05
 """Chance that the hostile validator refuses an honest place."""
-LOOKS: Final = 1000
-"""Checks of a worker among which `STRIKES` ban it. In 100, as for validators, a liar of one lie
-a window never has three: the 64 of each new probation push its last ones out."""
 PATIENCE: Final = 16
 """Places that a validator may leave unanswered before lots pass it over."""
 NAMES: Final = 25
 """That a minting machine has: 500 for twenty."""
-LIES: Final = {
+BFLOAT16: Final = {
     "int4 weights": 7.0,
     "int8 weights": 1.6,
     "best of 4": 8.7,
@@ -64,7 +62,9 @@ LIES: Final = {
     "another prompt": 5.3,
     "a step of 6e-5 older": 2.9,
 }
-"""How many times beyond its limit a submission of each kind is in bfloat16: strikes, mostly."""
+"""How many times beyond its limit a submission of each kind is: strikes, mostly."""
+FLOAT32: Final = dict.fromkeys(BFLOAT16, 20.0)
+"""The same, where the least of all cheats, an older policy, is so far beyond."""
 
 
 @dataclass(slots=True)
@@ -112,7 +112,8 @@ class Sums:
     left_out: int = 0
     banned: set[PeerId] = field(default_factory=set)
     convicted: set[int] = field(default_factory=set)
-    """Numbers of machines of which a name was banned."""
+    """Numbers of machines of which a name was banned; `found`: or that were seen to lie."""
+    found: set[int] = field(default_factory=set)
     fallen: int = 0
     """Times that standing ended."""
 
@@ -154,9 +155,16 @@ class TrustSwarm:
     """All machines and validators, a trainer that has the standings, and what came of it."""
 
     def __init__(
-        self, terms: TrustTerms, machines: list[Machine], validators: list[str], seed: int
+        self,
+        terms: TrustTerms,
+        machines: list[Machine],
+        validators: list[str],
+        excess: Mapping[str, float],
+        seed: int,
     ) -> None:
-        """``validators`` are kinds: ``honest``, ``hostile`` or ``lazy``."""
+        """``validators`` are kinds: ``honest``, ``hostile`` or ``lazy``; ``excess`` is
+        `FLOAT32` or `BFLOAT16`."""
+        self._excess = excess
         self.terms = terms
         self.machines = machines
         self.standings = Standings(terms)
@@ -173,16 +181,21 @@ class TrustSwarm:
         self._dice = np.random.default_rng(seed)
         chain = Chain(hashlib.sha256(f"beacon {seed}".encode()).digest())
         self._link = functools.cache(chain.link)
-        self._strikes: defaultdict[PeerId, list[int]] = defaultdict(list)
+        self._strikes: defaultdict[PeerId, list[PolicyVersion]] = defaultdict(list)
         self._banned: set[PeerId] = set()
-        self._looks: Counter[PeerId] = Counter()
+
+    @property
+    def is_bfloat16(self) -> bool:
+        """Whether most lies are strikes: three of them under two policies ban."""
+        return self._excess is BFLOAT16
 
     @property
     def stated_leak(self) -> float:
-        """What the run says for the share of turncoats that it has, by speed."""
+        """What the run says for its turncoats' share of the speed of all that can be learnt
+        from: a worker that lies from the start, always selects or changes its name cannot."""
         speed: defaultdict[bool, float] = defaultdict(float)
         for one in self.machines:
-            if one.kind != "cheating":  # of which nothing is ever learnt from
+            if one.kind in ("honest", "selecting", "turncoat", "grinding"):
                 speed[one.turns_at > 0] += 1 / one.stride
         return leak(self.terms, speed[True] / sum(speed.values()))
 
@@ -285,7 +298,7 @@ class TrustSwarm:
         sums.drawn += len(lies.intersection(drawn)) * proven
         findings: list[Finding] = []
         for place in drawn:
-            found = self._judge(lot, place, LIES[machine.lie] if place in lies else 0.0)
+            found = self._judge(lot, place, self._excess[machine.lie] if place in lies else 0.0)
             findings += [found] if found else []
             if len(findings) == STRIKES:
                 break
@@ -293,11 +306,11 @@ class TrustSwarm:
         if findings or not came:
             sums.fallen += proven
             self.standings.note_rejected(name)
-            if self._is_banned(name, findings, len(drawn)):
+            sums.found |= {machine.number} if findings else set()
+            if self._is_banned(window, findings):
                 sums.banned.add(name)
                 sums.convicted.add(machine.number)
             return
-        self._looks[name] += len(drawn)
         self.standings.note_accepted(name, len(window.contents), now)
         if proven:
             sums.learnt += len(window.contents)
@@ -339,12 +352,13 @@ class TrustSwarm:
         reason = Reason.MALFORMED_PROOF if excess >= 1e6 else Reason.MANTISSA_MEAN
         return Finding(reason.value, excess, 1.0)
 
-    def _is_banned(self, name: PeerId, findings: list[Finding], looks: int) -> bool:
-        """The rule of bans: one lie beyond doubt, or three strikes in a thousand looks."""
-        self._looks[name] += looks
-        weights = [one.weight for one in findings]
-        self._strikes[name] += [self._looks[name]] * weights.count(Weight.STRIKE)
-        lately = [one for one in self._strikes[name] if one > self._looks[name] - LOOKS]
+    def _is_banned(self, window: Window, findings: list[Finding]) -> bool:
+        """One lie beyond doubt, or strikes enough under policies that follow on each other
+        (`roles.protocol.core.bans.convicts`)."""
+        name, weights = window.node, [one.weight for one in findings]
+        strikes = self._strikes[name]
+        strikes += [window.version] * weights.count(Weight.STRIKE)
+        lately = [one for one in strikes if one >= window.version - SPREAD]
         if Weight.LIE in weights or len(lately) >= STRIKES:
             self._banned.add(name)
         return name in self._banned

@@ -114,6 +114,7 @@ def write_run(plan: DemoPlan) -> Run:
         recipe=show.recipe,
         limits=show.limits,
         delivery=Delivery(chunk_bytes=show.chunk_bytes),
+        trust=show.trust,
         ban_seconds=BAN_SECONDS,
     )
     owner: KeyPair = load_or_create_key(plan.folder / "owner.key")

@@ -60,6 +60,12 @@ class SwarmStatus:
         """The trainer's health; empty before there is one."""
         return next(iter(self.role("trainer")), {})
 
+    @property
+    def told(self) -> int:
+        """Rollouts of which honest workers were told that they were accepted: where lots fall,
+        of most by the trainer alone."""
+        return sum(health["life"]["accepted"] for health in self.role("inference"))
+
     def judged(self, peers: Sequence[str], outcome: str) -> int:
         """Submissions of these peers with this outcome, over all validators."""
         return sum(
@@ -159,7 +165,7 @@ class SwarmStatus:
                 health["policies_skipped"] for health in self.role("inference")
             ),
             "staleness_max": trainer.get("staleness_max"),
-            "rollouts_accepted": accepted * self.completions,
+            "rollouts_accepted": max(accepted * self.completions, self.told),
             "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
             **self._cheats(cheaters),
             "honest_rejected": self.judged(honest, "rejected"),

@@ -30,7 +30,7 @@ SETTLED: Final = 64
 """Places that are remembered as counted: sixteen times as many as can be on their way, since a
 power cut may bring back files that were removed a while ago. They take a kilobyte."""
 _KINDS: Final = (*(verdict.value for verdict in Verdict), "unchecked")
-"""What may become of a submission; the last: no lot fell on it, and nothing was to be learnt."""
+"""What may become of a submission. The last: no lot fell on it, and it teaches nothing."""
 
 Place = tuple[int, int]
 """Version and index of a submission."""
@@ -74,7 +74,8 @@ class LifeBook:
         return sum(self.verdicts.values()) + pending
 
     async def settle(self, submission: Submission, kind: str) -> None:
-        """Count what became of it, on disk when this returns. Raises `StorageError`; may be repeated."""
+        """Count what became of it, on disk when this returns. Raises `StorageError`; may be
+        repeated."""
         if _place(submission) not in self._settled:
             self.verdicts[kind] += 1
             self._settled[_place(submission)] = None

@@ -467,6 +467,8 @@ class InferenceSession:
     ) -> SignedVerdict | None:
         """One attempt, as soon as the run file allows it."""
         await self._standing.wait()
+        if witnessed is None:
+            return await self.ask(validator, submission)
         return await self.ask(validator, submission, witnessed)
 
     async def ask(

@@ -98,7 +98,7 @@ def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | N
         accepted=accepted,
         rejected=each * verdicts[Verdict.REJECTED.value],
         inconclusive=each * verdicts[Verdict.INCONCLUSIVE.value],
-        unchecked=each * verdicts["unchecked"],
+        unchecked=each * verdicts.get("unchecked", 0),
         tokens=book.tokens,
         learnt=min(own.learnt, accepted),
         no_spread=min(own.no_spread, accepted),

@@ -98,7 +98,9 @@ class Asks(Protocol):
 
     async def __call__(
         self, peer: PeerId, submission: Submission, witnessed: WitnessedWindow, /
-    ) -> SignedVerdict | None: ...
+    ) -> SignedVerdict | None:
+        """The peer's verdict."""
+        ...
 
 
 @dataclass(slots=True, eq=False)

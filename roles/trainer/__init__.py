@@ -4,7 +4,9 @@ Read `session` first: one step after the other, and what is on disk in between. 
 answers each delivery of a validator once there is room for it: `check` recomputes what the
 trainer can, `audit` repeats a share of what validators do and refuses those that lie, `inbox`
 keeps the delivery on disk, `core.buffer` holds its groups until a step takes them (the folder
-`core` is free of I/O). `demand` tells the workers how much more is wanted. `curve` records how
+`core` is free of I/O). `demand` tells the workers how much more is wanted. Where lots fall,
+`beacon` reveals what they follow from, `lots` takes what workers bring, by what `core.windows`
+knows of each window, and `scoring` gives it to the engine. `curve` records how
 the learning goes, for people, and `metrics` a line for each step; `account` are the books of
 what became of each node's work, which nodes may ask about, `status` is the snapshot for people,
 and `panels` is what the dashboard shows of it; `policies` are the checkpoints and weights on

@@ -199,13 +199,18 @@ class Auditor:
         return "" if lie is None else f"{LIED}: {lie}"
 
     async def audit(
-        self, work: AcceptedWork, tasks: Sequence[GroupTask], groups: Sequence[Group]
+        self,
+        work: AcceptedWork,
+        tasks: Sequence[GroupTask],
+        groups: Sequence[Group],
+        *,
+        always: bool = False,
     ) -> None:
-        """Replay a delivery, if the lot falls on it. Raises `NotBorneOut`.
+        """Replay a delivery, if the lot falls on it, or ``always``. Raises `NotBorneOut`.
 
         ``tasks`` and ``groups`` are those of its place, and have the right shape.
         """
-        if self._lot.falls_on(work.verdict.commitment):
+        if always or self._lot.falls_on(work.verdict.commitment):
             replayed = _Replay(self._standing.run, tasks, groups)
             await self._decide(_Case(work, REPLAY, replayed=replayed))
 

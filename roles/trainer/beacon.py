@@ -20,6 +20,7 @@ from roles.shared.durable import Durable
 
 PATH: Final = "trainer/beacon"
 SECRET_BYTES: Final = 32
+"""As long as a link: nobody guesses either."""
 
 
 class BeaconTeller:
@@ -42,7 +43,10 @@ class BeaconTeller:
             if self._pledge is None or self._number >= LINKS:
                 await self._begin()
             await self._reveal()
-            await self._node.world.sleep(run_of(self._node).terms.lots.beacon)
+            await self._wait_period()
+
+    async def _wait_period(self) -> None:
+        await self._node.world.sleep(run_of(self._node).terms.lots.beacon)
 
     async def _recall(self) -> None:
         disk = self._node.world.disk

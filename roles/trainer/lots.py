@@ -6,10 +6,10 @@ A witness tells of each window of a worker in standing, so that no worker can ke
 one (`roles.trainer.core.windows`). When the judges of its drawn places have spoken, the worker
 brings their verdicts: the window is settled, its places count for the worker's standing, and
 the answer says which of them may be learnt from. Those that nothing can be learnt from are
-never sent. The others are offered one by one, drawn or not; the trainer makes tasks, rewards
-and log-probs itself, with the policy that drew them, so neither worker nor judge writes a number
-that it learns from. That forward pass shows the evidence of a replay, too: what is learnt from
-has been checked by the trainer, and the lot says what it costs to try.
+never sent. The others are offered one by one, drawn or not. The trainer makes tasks, rewards
+and log-probs itself, with the policy that drew them, so neither worker nor judge writes a
+number that it learns from. The forward pass that gives the log-probs is a replay, too, and is
+judged as one: a third of what the step itself costs (a step is three passes).
 
 What the trainer answers, it first has on disk: windows below `WINDOWS`, standing at `STANDING`.
 """
@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage, StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
@@ -60,7 +61,7 @@ from roles.protocol.core.settlement import (
     decode_settlement_untrusted,
     max_settlement,
 )
-from roles.protocol.core.standing import Standings
+from roles.protocol.core.standing import MISSES_APART, Standings
 from roles.protocol.reading import CONTENT_SECONDS, receive_content, receive_frame, receive_head
 from roles.run import Run, run_of
 from roles.shared.bans import bans_of
@@ -68,7 +69,7 @@ from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.trainer.beacon import BeaconTeller
-from roles.trainer.core.windows import WindowBook, WindowRecord, WindowState
+from roles.trainer.core.windows import Ending, WindowBook, WindowRecord, WindowState
 from roles.trainer.intake import Intake
 from roles.trainer.scoring import ScoringDesk
 
@@ -105,6 +106,8 @@ class LotDesk:
         self._contents = Seats()
         self.book = WindowBook()
         self.standings = Standings(run_of(node).terms.lots)
+        self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WINDOWS)
+        """By worker that has left a place out: windows that it settled since."""
         self._is_dirty = False
         self._kept_at = node.world.now()
         self.voided = 0
@@ -158,11 +161,19 @@ class LotDesk:
 
     async def _end_overdue(self) -> None:
         newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
-        for record, is_missing in self.book.take_overdue(newest, lag, self._world.now()):
-            if is_missing:
-                await self._void(record, "a drawn place was shown to nobody in time")
+        for record, ending in self.book.take_overdue(newest, lag, self._world.now()):
+            if ending is Ending.SILENT or self._is_selecting(record.node, ending):
+                await self._void(record, ending.value)
             path = self._path(record.witnessed)
             await self._durable.insist(partial(self._world.disk.remove, path))
+
+    def _is_selecting(self, node: PeerId, ending: Ending) -> bool:
+        """Whether a worker has left places out again, too soon after the last time."""
+        if ending is not Ending.LEFT_OUT:
+            return False
+        before = self._left_out.get(node)
+        self._left_out.renew(node, 0)
+        return before is not None and before < MISSES_APART
 
     def end_standing(self, node: PeerId) -> None:
         """Its work is acceptable each time, and leans all together: it is checked whole."""
@@ -267,6 +278,11 @@ class LotDesk:
             self.standings.note_doubt(node)
         else:
             self.standings.note_accepted(node, len(places), wall)
+        record.settled_at = self._world.now()
+        if record.state is WindowState.SETTLED:
+            record.owed = dict.fromkeys(self._wanted(record))
+        if node in self._left_out:
+            self._left_out[node] += 1
         self.settled += 1
         self._is_dirty = True
         await self._durable.insist(partial(self._keep, record))
@@ -287,15 +303,17 @@ class LotDesk:
 
     async def _void(self, record: WindowRecord, reason: str) -> None:
         """Nothing more is learnt from the window, nor from what waits of its worker, which is a
-        newcomer again."""
+        newcomer again. One that had earned nothing leaves no line and no file."""
+        node, had = record.node, self.standings.earned(record.node, self._world.wall())
         record.state = WindowState.VOID
         self.voided += 1
-        logger.warning("standing_ends %s: %s", record.node, reason)
-        self.standings.note_rejected(record.node)
-        self._intake.drop_work_of(record.node)
-        self._world.trace("standing.ends", node=str(record.node))
+        self.standings.note_rejected(node)
+        self._intake.drop_work_of(node)
         await self._durable.insist(partial(self._keep, record))
-        await self._keep_standing()
+        if had:
+            logger.warning("standing_ends %s: %s", node, reason)
+            self._world.trace("standing.ends", node=str(node))
+            await self._keep_standing()
 
     def _note(self, node: PeerId) -> bytes:
         share = self.standings.share_of(node, self._world.wall())
@@ -333,11 +351,13 @@ class LotDesk:
             if content is None:
                 return
             submission = head.with_content_untrusted(content)
+            record = self.book.find(witnessed.digest)
+            if record is not None:
+                record.owed.pop(submission.commitment.index, None)
             reply = await self._intake.take_from_worker(submission)
-            if isinstance(reply, SignedVerdict) and reply.verdict is Verdict.REJECTED:
-                record = self.book.find(witnessed.digest)
-                if record is not None and record.state is not WindowState.VOID:
-                    await self._void(record, reply.reason)
+            is_rejected = isinstance(reply, SignedVerdict) and reply.verdict is Verdict.REJECTED
+            if is_rejected and record is not None and record.state is not WindowState.VOID:
+                await self._void(record, reply.reason)
             await send_frame(stream, encode_reply(reply))
 
     async def _receive(self, stream: Stream, head: SubmissionHead) -> bytes | None:

@@ -6,6 +6,7 @@ submission's way, in this order:
 * `core.turnstile` lets nodes without accepted work pass one by one;
 * `reception` reads its head, then its content, and answers its peer; `limits` bounds how many
   at a time;
+* `witness` signs, where lots fall, what workers commit to before any content is seen;
 * `verdicts` looks up the earlier verdict on a submission that is sent again;
 * `core.fair_queue` says whose submission the one scorer takes next;
 * `judge` decides by the policy's age, then the place, then what `replay` says;

@@ -117,11 +117,10 @@ class Reception:
         standing: RoleStanding,
         stats: ValidatorStats,
         on_work: Callable[[], None],
-        witness: Witness | None = None,
     ) -> None:
-        """``on_work`` is called when something was put in the ``queue``; ``witness`` is None in a
-        run without lots."""
-        self._witness = witness
+        """``on_work`` is called when something was put in the ``queue``."""
+        self.witness: Witness | None = None
+        """Signs what workers commit to; None in a run without lots."""
         self._node = node
         self._judge = judge
         self._queue = queue
@@ -266,12 +265,12 @@ class Reception:
 
     async def _hear_window(self, stream: Stream) -> _Answer | None:
         """The answer to a window on ``stream``; None if none comes."""
-        assert self._witness is not None
+        assert self.witness is not None
         begun = await receive_frame(stream, MAX_ASKED)
         if begun is None:
             return None
         signed, note = decode_commit_untrusted(begun[0], self._world.verify)
-        reply = await self._witness.witness(stream.peer, signed, note)
+        reply = await self.witness.witness(stream.peer, signed, note)
         if isinstance(reply, Refusal):
             self._stats.refuse("window")
         return reply
@@ -300,14 +299,14 @@ class Reception:
         self, witnessed: WitnessedWindow, commitment: Commitment
     ) -> Refusal | None:
         """Why this place is not for this validator to judge; None if it is."""
-        assert self._witness is not None
+        assert self.witness is not None
         run, window = self._standing.run, witnessed.window
         if not window.holds(commitment):
             raise BadMessage("a place is offered that is not of its window")
         witnesses = away_of(self._node).judges_of(run, window.node, window.version)
         if witnessed.witness not in witnesses:
             return self._refuse("another witness", retry=True)
-        lot = self._witness.lot(witnessed)
+        lot = self.witness.lot(witnessed)
         if lot is None:
             return self._refuse("no lot yet", "the lot is not known here yet", retry=True)
         judges = lot.judges(commitment.index, run.terms.validators, run.terms.lots.validators)
@@ -473,7 +472,7 @@ class Reception:
             return self._judge.forgo(commitment)
         if self._judge.has_strayed(commitment):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        if self._witness is not None and self._witness.is_live:
+        if self.witness is not None and self.witness.is_live:
             return self._refuse("commit first", COMMIT_FIRST, retry=True)
         if not self._is_ours_alone(commitment):
             refuted = self._judge.refute(commitment, head.total)
@@ -489,7 +488,7 @@ class Reception:
 
     def _is_ours_alone(self, commitment: Commitment) -> bool:
         """Whether it was committed to here, and no lot will fall on it."""
-        return self._witness is not None and self._witness.may_judge_alone(commitment)
+        return self.witness is not None and self.witness.may_judge_alone(commitment)
 
     def _dismiss(self, verdict: SignedVerdict) -> SignedVerdict:
         """A head was enough: what the verdict leaves of its node is a debt, for a while."""

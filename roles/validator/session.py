@@ -89,13 +89,16 @@ class ValidatorSession:
         self._deliveries: Deliveries | None = None
         self.is_judging = False
         self._prosecution = Prosecution(node, judge, self._durable)
-        self.witness: Witness | None = None
-        """Signs what workers commit to; None in a run without lots."""
-        if run.terms.has_lots:
-            self.witness = Witness(node, judge, ledger, self._durable)
         self._reception = Reception(
-            node, judge, self._queue, ledger, standing, stats, self._wake, self.witness
+            node, judge, self._queue, ledger, standing, stats, self._wake
         )
+        if run.terms.has_lots:
+            self._reception.witness = Witness(node, judge, ledger, self._durable)
+
+    @property
+    def witness(self) -> Witness | None:
+        """Signs what workers commit to; None in a run without lots."""
+        return self._reception.witness
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -210,29 +213,32 @@ class ValidatorSession:
             self.is_judging = False
             self._queue.charge(world.now() - began)
         verdict = ruling.verdict
-        node = verdict.commitment.node
-        if verdict.verdict is Verdict.REJECTED:
-            self._queue.blame(node, world.now())
-            await self._prosecution.consider(verdict, job.submission)
         if verdict.verdict is Verdict.INCONCLUSIVE:
             self._end_without_entry(job, verdict)
             return
-        if verdict.verdict is Verdict.REJECTED and not self._judge.has_worked(node):
-            if job.witnessed is not None and self.witness is not None:
-                self.witness.report(job.witnessed, verdict)
+        if verdict.verdict is Verdict.REJECTED and not await self._blame(job, verdict):
+            return
+        if verdict.verdict is Verdict.ACCEPTED:
+            self._queue.praise(verdict.commitment.node)
+            self._queue.note_accepted(of_debtors=of_debtors)
+            if job.witnessed is None:
+                deliveries.expect()
+        nursery.start_soon(self._record, job, ruling, deliveries)
+
+    async def _blame(self, job: Job, verdict: SignedVerdict) -> bool:
+        """What a rejection leaves; whether it belongs in the ledger, too."""
+        node = verdict.commitment.node
+        self._queue.blame(node, self._world.now())
+        has_worked = self._judge.has_worked(node)
+        await self._prosecution.consider(verdict, job.submission)
+        if job.witnessed is not None and self.witness is not None:
+            self.witness.report(job.witnessed, verdict)
+        if not has_worked:
             self._judge.verdicts.let_pass(verdict)
             self._stats.records.count(verdict)
             self._end_without_entry(job, verdict)
             self._trace(verdict)
-            return
-        if verdict.verdict is Verdict.ACCEPTED:
-            self._queue.praise(node)
-            self._queue.note_accepted(of_debtors=of_debtors)
-            if job.witnessed is None:
-                deliveries.expect()
-        elif job.witnessed is not None and self.witness is not None:
-            self.witness.report(job.witnessed, verdict)
-        nursery.start_soon(self._record, job, ruling, deliveries)
+        return has_worked
 
     async def _wait_turn(self, deliveries: Deliveries) -> float:
         """Return when there is something to judge, and as of when; meanwhile repeat what others

@@ -1,17 +1,17 @@
-"""A validator as the witness of windows: it signs what a worker commits to, while no lot is out.
+"""A validator as the witness of windows: it signs what a worker commits to, in time.
 
 Theory of operation
 -------------------
-The witness of a worker under a policy is the validator that would judge all of its work if there
-were no lots (`validator_of`), so it sees every place once, and none left out. It signs a window
-only while the link that decides it is not out by its own clock; a late one is refused, and the
-worker names a newer link. What it has signed it answers again, whatever link the worker names
-by then: nobody draws a lot twice.
+The witness of a worker under a policy is the validator that would judge all of its work if
+there were no lots (`validator_of`), so it sees every place once, and none left out. It signs a
+window only while the link that decides it is not out by its own clock; a late one is refused,
+and the worker names a newer link. What it has signed it answers again, whatever link the
+worker names by then: nobody draws a lot twice.
 
 A worker in standing shows the trainer's note of it (`StandingNote`); then the window is in the
-ledger before it is answered, and the trainer is told of it. A newcomer's places are all checked,
-and nothing of them is learnt from: its windows are remembered for a while, and leave no entry,
-as names are free.
+ledger before it is answered, and the trainer is told of it. A newcomer's places are all
+checked, and nothing of them is learnt from: its windows are remembered for a while, and leave
+no entry, as names are free.
 """
 
 from __future__ import annotations

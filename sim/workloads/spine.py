@@ -61,13 +61,17 @@ class Spine:
         for number in range(3, scenario.nodes - len(cast) + 3):
             cast[f"inference-{number}"] = "inference"
         recipe = _recipe(scenario)
-        self._run = _write_run(swarm, recipe)
+        self._run = self.make_run(swarm, recipe)
         self._config = _config()
         for name, role in cast.items():
             swarm.add(name, self._life(role), link=scenario.link)
         status = await self._play(swarm, scenario, recipe)
         figures = {key: value for key, value in status.figures().items() if value is not None}
         return {**figures, "done": int(status.done), "seconds": round(swarm.simulation.now, 3)}
+
+    def make_run(self, swarm: Swarm, recipe: Recipe) -> Run:
+        """What is played, signed."""
+        return _write_run(swarm, recipe)
 
     def _life(self, role: str) -> NodeMain:
         async def process(machine: SimNode) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
@@ -253,6 +254,9 @@ class CheckWithoutModel(DeliveryCheck):
     async def groups(self, *_: object) -> list[Any]:
         return []
 
+    def why_banned(self, _: PeerId) -> str:
+        return ""
+
 
 TRAINER_RUN: Any = SimpleNamespace(
     id=RUN_ID,
@@ -262,14 +266,21 @@ TRAINER_RUN: Any = SimpleNamespace(
 
 def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = None) -> Intake:
     world = SimpleNamespace(
-        verify=verify, buggify=lambda _: False, sometimes=lambda *_: None, now=lambda: 0.0
+        verify=verify,
+        buggify=lambda _: False,
+        sometimes=lambda *_: None,
+        rng=Random,
+        now=lambda: 0.0,
     )
 
     def may(peer: PeerId, _: object) -> bool:
         return peer != STRANGER.peer_id
 
     node: Any = SimpleNamespace(
-        world=world, shardcast=SimpleNamespace(holds=lambda _: True), may=may
+        world=world,
+        shardcast=SimpleNamespace(holds=lambda _: True),
+        may=may,
+        ledgers=SimpleNamespace(is_forked=lambda _: False),
     )
     node.book = SimpleNamespace(hint=lambda _: False)
     node.gossip, node.run = Silent(), make_run()

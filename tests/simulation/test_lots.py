@@ -1,4 +1,4 @@
-"""Runs in which work is committed to before it is seen, and only what the lot names is checked."""
+"""Runs in which work is committed to before it is seen, and a lot says what is checked."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from typing import Any, ClassVar, Final
 
 import pytest
 
+from p2p.identity import PeerId
 from roles.engines.base import Group
-from roles.protocol.core.messages import content_digest, encode_groups
+from roles.inference.role import Inference
+from roles.inference.session import InferenceSession
+from roles.protocol.core.lots import UNIT, WitnessedWindow
+from roles.protocol.core.messages import (
+    SignedVerdict,
+    Submission,
+    content_digest,
+    encode_groups,
+)
 from roles.rl.recipe import Recipe
-from roles.run import Run, sign_run
+from roles.run import Run, run_of, sign_run
 from roles.run.core.trust import TrustTerms
 from roles.trainer.beacon import BeaconTeller
+from roles.trainer.core import windows
 from roles.trainer.core.buffer import BufferedGroup
 from roles.trainer.inbox import Inbox
 from sim.node.swarm import Swarm
@@ -179,3 +189,43 @@ def test_when_no_links_come_everything_is_checked_as_before_and_nobody_hangs(
     assert health["done"] == 1
     assert all(one["life"]["rejected"] == 0 for one in workers(health))
     assert health["trainer-1"]["roles"]["trainer"]["windows_settled"] > 0
+
+
+class Hidden(Inference):
+    """Commits to places that the model never drew, and shows nobody those that are drawn."""
+
+    name: ClassVar[str] = "inference"
+
+    def make_session(self, *args: Any) -> InferenceSession:
+        session = HidingSession(*args, self.name, self.counts)
+        return session
+
+
+class HidingSession(InferenceSession):
+    turn = 0
+
+    async def ask(
+        self, peer: PeerId, submission: Submission, witnessed: WitnessedWindow | None = None
+    ) -> SignedVerdict | None:
+        self.turn += 1
+        is_judge = peer in run_of(self.node).terms.validators
+        if self.turn > 100 and witnessed is not None and witnessed.share < UNIT and is_judge:
+            return None
+        return await super().ask(peer, submission, witnessed)
+
+
+def test_a_worker_that_shows_no_drawn_place_is_not_learnt_from_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Silence would be the way to escape every lot."""
+    monkeypatch.setattr(windows, "PROMPT", 1.0)
+    cast = {**CAST, "inference-2": f"{__name__}:Hidden"}
+    health = perform(Play(cast), steps=7, **SMALL)
+    assert health["done"] == 1
+    trainer = health["trainer-1"]["roles"]["trainer"]
+    assert trainer["windows_void"] > 0
+    honest, hidden = (
+        health[name]["roles"]["inference"]["life"] for name in ("inference-1", "inference-2")
+    )
+    assert honest["rejected"] == 0
+    assert hidden["learnt"] < honest["learnt"] / 2

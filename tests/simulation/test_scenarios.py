@@ -45,7 +45,7 @@ NAME --nodes 200 --duration 660`."""
 DEEP_ONLY = (
     "black_hole_forty", "black_hole_roots", "boaster", "deltas", "deltas_thousand",
     "intellect1", "intellect2", "lab_adsl", "lab_even_20", "lab_even_40", "lab_slow_relay",
-    "lab_warm", "origin_dies", "slow_relay", "ten_thousand",
+    "lab_warm", "lots", "origin_dies", "slow_relay", "ten_thousand",
 )  # fmt: skip
 """10 to 60 CPU seconds, or another size of what is played anyway. Of black holes, boasters and
 origins that die `tests/unit/test_shardcast_liars.py`, `test_shardcast_core.py` and

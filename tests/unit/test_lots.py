@@ -104,8 +104,8 @@ def test_a_forged_link_is_refused_after_bounded_hashing(
     assert sum(hashed) < 2 * LINKS
     with pytest.raises(BadMessage, match="a chain has links"):
         decode_reveal_untrusted(replace(reveal(9), number=LINKS + 1).to_bytes(), verify)
+    stranger = Pledge(RUN, WORKER.peer_id, 1_000, CHAIN.end).signed(WORKER)
     with pytest.raises(BadMessage, match="another run or trainer"):
-        stranger = Pledge(RUN, WORKER.peer_id, 1_000, CHAIN.end).signed(WORKER)
         heard.hear(Reveal(stranger, 11, CHAIN.link(11)), 0.0)
     assert heard.newest == (PLEDGE.chain, 10)
 

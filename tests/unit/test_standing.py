@@ -152,7 +152,6 @@ def test_the_leak_is_what_the_best_turncoat_gets_through() -> None:
         (0.1, 16, 16, 3.8, 0.045),
         (0.1, 16, 4, 7.7, 0.070),
         (0.1, 16, 1, 9.1, 0.040),
-        (0.1, 32, 32, 1.2, 0.012),
         (0.2, 16, 4, 2.8, 0.031),
     ):
         terms = TrustTerms(share=share, window=window)

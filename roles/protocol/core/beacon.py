@@ -26,7 +26,14 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
+from p2p.identity import (
+    SIGNATURE_BYTES,
+    PeerId,
+    ProtocolId,
+    Signer,
+    Verify,
+    decode_peer_id_untrusted,
+)
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 
 DOMAIN: Final = ProtocolId("/shoal/beacon/1.0.0")
@@ -100,7 +107,7 @@ def decode_pledge_untrusted(body: bytes, signature: bytes, verify: Verify) -> Pl
     if len(run) != 32 or len(end) != LINK_BYTES or not 0 <= chain <= MAX_CHAIN:
         raise BadMessage("a pledge's run, chain or end is malformed")
     author = decode_peer_id_untrusted(trainer)
-    if not verify(author, DOMAIN, body, signature):
+    if len(signature) != SIGNATURE_BYTES or not verify(author, DOMAIN, body, signature):
         raise BadMessage("a pledge's signature is not its trainer's")
     return Pledge(run, author, chain, end, signature)
 

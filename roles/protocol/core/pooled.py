@@ -36,10 +36,10 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Evidence
 
 CHANCE: Final = 1e-4
-"""That an honest worker is found in `SUBMISSIONS` of its work: of a thousand workers one in ten
-such spans, which costs it a probation."""
+"""That an honest worker is found in `SUBMISSIONS` of its work, which costs it a probation: of a
+thousand workers one in ten such spans."""
 SUBMISSIONS: Final = 2_000
-"""Of one worker over which its stakes are spread: three days, of which a tenth is checked."""
+"""Of one worker over which its stakes are spread: a day or two, of what is learnt from."""
 SIZES: Final = (0.1, 0.3, 0.9)
 """Of bets: small ones find a small lean in many submissions, large ones a large lean in few."""
 MARGIN: Final = 1.2

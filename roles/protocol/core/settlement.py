@@ -55,7 +55,8 @@ def max_settlement(rewards: int, validators: int) -> int:
 def decode_settlement_untrusted(data: bytes, verify: Verify) -> Settlement:
     """Raise `BadMessage` unless all signatures in it are right, and all verdicts are about
     places of the window."""
-    raw, listed = fields_untrusted(unpack_untrusted(data), bytes, list, what="settlement")
+    table = unpack_untrusted(data, max_items=MAX_VERDICTS + 4, max_list=MAX_VERDICTS)
+    raw, listed = fields_untrusted(table, bytes, list, what="settlement")
     if len(listed) > MAX_VERDICTS or not all(isinstance(one, bytes) for one in listed):
         raise BadMessage(f"a settlement has at most {MAX_VERDICTS} verdicts")
     witnessed = decode_witnessed_untrusted(raw, verify)

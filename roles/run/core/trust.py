@@ -85,8 +85,10 @@ class TrustTerms:
 
 
 def leak(terms: TrustTerms, turncoats: float, detection: float = 1.0) -> float:
-    """The largest share of what is learnt from that is lies, in the mean, if workers with this
-    share of the run's speed turn after their probation, and come back whenever they are caught.
+    """The largest share of what is learnt from that is lies, in the mean.
+
+    Workers with the share ``turncoats`` of the speed of all that is learnt from turn after
+    their probation, and come back whenever they are caught.
     """
     if not 0 <= turncoats < 1:
         raise ValueError(f"turncoats are a share of the workers, not {turncoats}")

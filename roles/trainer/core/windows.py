@@ -10,8 +10,11 @@ is the one that its worker did not want to show.
 
 Silence has an excuse: if the policy went stale within `PROMPT` seconds after the lot fell,
 nobody could have judged the place in time. Nothing of such a window is learnt from, so it is no
-way to slip a lie through, and it comes too seldom to be a way to escape a lot. No I/O: the
-caller knows the time, and who is there.
+way to slip a lie through, and it comes too seldom to be a way to escape a lot.
+
+A settled window *owes* the places that it was said to teach by. Who brings only those that earn
+much selects: a window that is forgotten with places owed says so (`Ending.LEFT_OUT`). No I/O:
+the caller knows the time, and who is there.
 """
 
 from __future__ import annotations
@@ -58,6 +61,9 @@ class WindowRecord:
     lot: Lot | None = None
     lot_at: float = 0.0
     verdicts: dict[tuple[int, PeerId], Verdict] = field(default_factory=dict)
+    settled_at: float = 0.0
+    owed: dict[int, None] = field(default_factory=dict)
+    """Places that are to be learnt from and were not offered yet."""
 
     @property
     def node(self) -> PeerId:
@@ -104,6 +110,14 @@ class WindowRecord:
         return any(place not in decided for place in self.drawn)
 
 
+class Ending(Enum):
+    """What a window that is forgotten says of its worker."""
+
+    NOTHING = "nothing"
+    SILENT = "a drawn place was shown to nobody in time"
+    LEFT_OUT = "a place that was to be learnt from never came"
+
+
 class WindowBook:
     """All windows under policies that may still be used."""
 
@@ -141,17 +155,32 @@ class WindowBook:
 
     def take_overdue(
         self, newest: PolicyVersion, lag: int, now: float
-    ) -> list[tuple[WindowRecord, bool]]:
-        """Forget windows of which nothing can come any more. With each of them, whether its
-        worker has left something out."""
+    ) -> list[tuple[WindowRecord, Ending]]:
+        """Forget windows of which nothing can come any more, and say what that says."""
         gone = []
-        for digest, record in list(self._records.items()):
+        for digest, record in self._records.items():
             is_stale = newest - record.version > lag
             is_open = record.state is WindowState.OPEN
             waited = now - (record.since if record.lot is None else record.lot_at)
             if not is_stale and (not is_open or waited <= DUE):
                 continue
+            ending = Ending.NOTHING
+            if is_open and record.drawn and waited > PROMPT and not self._is_doubled(record):
+                ending = Ending.SILENT
+            elif record.owed and now - record.settled_at > PROMPT:
+                ending = Ending.LEFT_OUT
+            gone.append((digest, record, ending))
+        for digest, _, _ in gone:
             del self._records[digest]
-            is_silent = is_open and bool(record.drawn)
-            gone.append((record, is_silent and waited > PROMPT))
-        return gone
+        return [(record, ending) for _, record, ending in gone]
+
+    def _is_doubled(self, record: WindowRecord) -> bool:
+        """Whether its worker has settled another window with the same places: a witness that
+        first refused this one as late has signed it none the less."""
+        mine = record.witnessed.window
+        return any(
+            one.state is WindowState.SETTLED
+            and (one.node, one.version) == (record.node, record.version)
+            and bool({*mine.places} & {*one.witnessed.window.places})
+            for one in self._records.values()
+        )
