@@ -269,8 +269,8 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
         verify=verify,
         buggify=lambda _: False,
         sometimes=lambda *_: None,
-        now=lambda: 0.0,
         rng=Random,
+        now=lambda: 0.0,
     )
 
     def may(peer: PeerId, _: object) -> bool:
