@@ -11,7 +11,8 @@ The files, in the order in which to read them
 is what services learn from each other, and how a node finds its fellows; `policies` is the part
 of it that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what
 may replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
-epoch; `admission` asks it who may do what. `clock` tells peers the time. `trouble` is what one
+epoch; `admission` asks it who may do what. `clock` tells peers the time;
+`share` and `rest` are what an owner lends of the machine, and when. `trouble` is what one
 peer may cause, and what a person can look into then.
 
 Around that, a process: `commands` (the command line ``shoal``), `cli` (``shoal node``), `usage`

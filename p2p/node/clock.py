@@ -1,8 +1,8 @@
 """What time it is at a peer: ``/shoal/clock/1.0.0``.
 
 A node whose clock is hours off is not believed, so it gets no heartbeat that would tell it. A
-peer that asks sends an empty frame and gets ``[wall]``, seconds since 1970, which heartbeats tell
-everybody else. Nothing is decided by the answer: `shoal doctor` shows it to a person.
+peer that asks sends an empty frame and gets ``[wall]``, seconds since 1970, which heartbeats
+tell everybody else. Nothing is decided by the answer: `shoal doctor` shows it to a person.
 """
 
 from __future__ import annotations

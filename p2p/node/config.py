@@ -14,6 +14,7 @@ from p2p.gossip import GossipConfig
 from p2p.membership import MembershipConfig
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunConfig
+from p2p.node.share import ShareConfig
 from p2p.node.tables import read_table, write_table
 from p2p.node.toml import load_toml
 from p2p.shardcast import ShardcastConfig
@@ -50,6 +51,9 @@ class NodeConfig:
 
     shardcast: ShardcastConfig = field(default_factory=partial(ShardcastConfig, folder="store"))
     """Policies."""
+
+    share: ShareConfig = field(default_factory=ShareConfig)
+    """How much of the machine its owner lends, and when."""
 
     trust_environments: bool = False
     """Whether environments run where nothing contains their processes."""

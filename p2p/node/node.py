@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import trio
@@ -39,6 +40,7 @@ from p2p.node.clock import serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.plugins import open_run_untrusted
 from p2p.node.policies import judge_announcement, policy_topic, roster
+from p2p.node.rest import Rest
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
 from p2p.node.services import Node
@@ -81,18 +83,22 @@ async def open_node(
     serve_clock(world, host)
     run = book.run or await book.wait_for_document(host, bootstrap, config.run)
     config = config.with_components(run.components)
+    config = replace(config, shardcast=config.share.limited(config.shardcast))
+    rest = Rest(world, config.share, book.tell_change)
+    await rest.load()
     async with (
-        _open_services(world, host, config, book) as node,
+        _open_services(world, host, config, book, rest) as node,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(Wiring(node, bootstrap).run)
+        nursery.start_soon(rest.watch)
         yield node
         nursery.cancel_scope.cancel()
 
 
 @asynccontextmanager
 async def _open_services(
-    world: World, host: Host, config: NodeConfig, book: RunBook
+    world: World, host: Host, config: NodeConfig, book: RunBook, rest: Rest
 ) -> AsyncIterator[Node]:
     run = book.run
     assert run is not None  # open_node has waited for it
@@ -125,6 +131,7 @@ async def _open_services(
                 host=host,
                 config=config,
                 book=book,
+                rest=rest,
                 membership=membership,
                 gossip=gossip,
                 dht=dht,

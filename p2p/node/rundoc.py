@@ -258,6 +258,10 @@ class RunBook:
         """Return when an edition comes, expires, or, as a clock was set, is in force again."""
         await self._changed.wait()
 
+    def tell_change(self) -> None:
+        """Wake all who `wait_change`: what the node may do has changed for another reason."""
+        self._changed.notify_all()
+
     async def watch(self) -> None:
         """Warn of the end of the edition, and tell `wait_change` when it has come. Works until
         cancelled.

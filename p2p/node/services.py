@@ -16,6 +16,7 @@ from p2p.membership import Membership
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.border import Border
 from p2p.node.config import NodeConfig
+from p2p.node.rest import Rest
 from p2p.node.rundoc import RunBook
 from p2p.shardcast import Shardcast
 from p2p.world import World
@@ -49,6 +50,8 @@ class Node:
     """Local settings, with those of the run laid over them."""
     book: RunBook
     """The run document in its newest edition."""
+    rest: Rest
+    """Whether the owner lets roles begin work."""
     membership: Membership
     """Who is alive, with which roles and policies."""
     gossip: Gossip
@@ -111,6 +114,10 @@ class Node:
             "two_editions": self.book.rival is not None,
             "members": self.membership.size,
             "known": self._known(),
+            "rests": self.rest.why_not,
+            "share": {
+                name: value for name, value in asdict(self.config.share).items() if value
+            },
             "clock": str(self.membership.clock_off or "agrees with the peers'"),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},

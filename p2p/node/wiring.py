@@ -11,6 +11,7 @@ cut in two heals through the DHT.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -160,13 +161,16 @@ class Wiring:
         node.host.protect("officers", officers)
 
     async def _tell_policy(self) -> None:
-        """Our heartbeat says which policy we hold whole, and what our uplink has carried."""
+        """Our heartbeat says which policy we hold whole, and what our uplink has carried, or
+        may."""
         newest = self._node.shardcast.newest
         while True:
             self._node.membership.me.update(policy=int(newest))
             rate = self._node.shardcast.uplink_rate
-            if rate:
-                self._node.membership.me.update(upload=int(UPLOAD_SHARE * rate))
+            lent = self._node.config.share.upload
+            carried = min(UPLOAD_SHARE * rate, lent or math.inf) if rate else lent
+            if carried:
+                self._node.membership.me.update(upload=int(carried))
             newest = await self._node.shardcast.wait_policy(PolicyVersion(newest + 1))
 
     async def _join(self) -> None:

@@ -13,12 +13,11 @@ Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
-and `sender` (chunks on streams, in and out; `bulk` reads frames), `store` (all policies on
-disk: written, read, checked, pruned), `stored` (one of them: its paths, and which spans are
-verified), `disk` (whether the disk takes data), `publisher` and `patcher` (a trainer's files
-become a version). The folder
-`http` offers versions to curl, browsers and the PyPI package shardcast, and takes from them;
-its `__init__` is its map.
+and `sender` (chunks on streams, in and out; `bulk` reads frames, `throttle` keeps to rates),
+`store` (all policies on disk: written, read, checked, pruned), `stored` (one of them: its
+paths, and which spans are verified), `disk` (whether the disk takes data), `publisher` and
+`patcher` (a trainer's files become a version). The folder `http` offers versions to curl,
+browsers and the PyPI package shardcast, and takes from them; its `__init__` is its map.
 
 How a chunk flows
 -----------------

@@ -21,6 +21,13 @@ class ShardcastConfig:
     """Bytes of policies on disk, with the patches that lead to them, beyond which the oldest
     unpinned go first. The newest always stays."""
 
+    upload_rate: float = 0.0
+    """Bytes of chunks per second to all peers together; 0: as the line carries. A node's owner
+    says so in ``[share]``."""
+
+    download_rate: float = 0.0
+    """The same of what comes."""
+
     cache_bytes: int = 64 * MIB
     """Bytes of verified chunks kept in memory, to be forwarded without reading them again: 16
     of the largest, of which each child has four waiting at most."""
@@ -45,6 +52,8 @@ class ShardcastConfig:
     def __post_init__(self) -> None:
         if self.keep_versions < 1:
             raise ValueError("keep_versions must be at least 1: the newest policy")
+        if self.upload_rate < 0 or self.download_rate < 0:
+            raise ValueError("a rate is a number of bytes per second, or 0 for no limit")
         if self.chunk_bytes and not 4 * KI <= self.chunk_bytes <= 4 * MIB:
             raise ValueError(f"chunk_bytes is 4 KiB to 4 MiB, or 0, not {self.chunk_bytes}")
         if self.stall <= 0 or self.roster_interval < 0:

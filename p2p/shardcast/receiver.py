@@ -25,6 +25,7 @@ from p2p.shardcast.messages import (
     decode_message_untrusted,
 )
 from p2p.shardcast.store import Cores
+from p2p.shardcast.throttle import Throttle
 from p2p.world import OFF_LOOP, World, dawdle
 
 logger = logging.getLogger(__name__)
@@ -40,15 +41,18 @@ class Receiver:
         handle: Callable[[ev.Event], object],
         written: Callable[[bytes], Awaitable[None]],
         cores: Cores,
+        throttle: Throttle,
     ) -> None:
         """``handle`` is told what came; ``written`` is awaited before each chunk of a policy:
-        one is written while the next comes; chunks are unpacked on ``cores``."""
+        one is written while the next comes; chunks are unpacked on ``cores``, and none is
+        read before ``throttle`` has been paid for the last."""
         self.budget = FrameBudget()
         self._world = world
         self._core = core
         self._handle = handle
         self._written = written
         self._cores = cores
+        self._throttle = throttle
         self._readers: dict[PeerId, trio.CancelScope] = {}
         """The one stream that is read of each peer."""
 
@@ -107,6 +111,7 @@ class Receiver:
             return False
         await self._written(header.policy)
         self._handle(event)
+        await self._throttle.charge(size)
         self._world.sometimes("shardcast/chunk came twice", self._core.stats.duplicates > 0)
         return True
 

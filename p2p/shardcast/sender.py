@@ -28,6 +28,7 @@ from p2p.shardcast.messages import (
     encode_chunk_header,
 )
 from p2p.shardcast.store import PolicyStore
+from p2p.shardcast.throttle import Throttle
 from p2p.wire import KI, encode_varint, frame
 
 logger = logging.getLogger(__name__)
@@ -57,10 +58,11 @@ LOST: Final = (
 class Sender:
     """Sends pushed items in order, and reports each chunk that has left."""
 
-    def __init__(self, peer: PeerId, store: PolicyStore) -> None:
+    def __init__(self, peer: PeerId, store: PolicyStore, throttle: Throttle) -> None:
         self.peer = peer
         self.scope = trio.CancelScope()
         self._store = store
+        self._throttle = throttle
         self._items: deque[Message | ChunkHeader] = deque()
         self._some = AutoResetEvent()
 
@@ -100,6 +102,7 @@ class Sender:
             return
         data = await self._read(item)
         if data is not None:
+            await self._throttle.charge(len(data))
             await _send_chunk(stream, encode_chunk_header(item), data)
             await stream.drained(UNSENT)
         report(ev.ChunkSent(self.peer, len(data or b"")))

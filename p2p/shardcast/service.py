@@ -45,6 +45,7 @@ from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.selection import Selection
 from p2p.shardcast.sender import Sender
 from p2p.shardcast.store import PolicyStore
+from p2p.shardcast.throttle import Throttle
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -56,10 +57,11 @@ _Job = ev.Finish | ev.Patch | ev.Abandon | ev.Halt
 class Shardcast:
     """Policies of one run: published, relayed, fetched and kept."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what `open_shardcast` has made of its arguments
         self,
         world: World,
         host: Host,
+        config: ShardcastConfig,
         core: ShardcastCore,
         store: PolicyStore,
         publisher: PolicyPublisher,
@@ -79,8 +81,10 @@ class Shardcast:
             lambda: self._driver.feed(ev.Tick()),
             lambda: lateness(world, "shardcast/late tick"),
         )
+        self._upload = Throttle(world, config.upload_rate)
+        download = Throttle(world, config.download_rate)
         self._receiver = Receiver(
-            world, core, self._driver.feed, self._wait_written, store.cores
+            world, core, self._driver.feed, self._wait_written, store.cores, download
         )
         self._writers: dict[bytes, Notifier] = {}
         """Policies whose spans a task writes down; it notifies when it has written some."""
@@ -390,7 +394,7 @@ class Shardcast:
     def _sender(self, peer: PeerId) -> Sender:
         sender = self._senders.get(peer)
         if sender is None:
-            sender = self._senders[peer] = Sender(peer, self._store)
+            sender = self._senders[peer] = Sender(peer, self._store, self._upload)
             self._nursery.start_soon(self._run_sender, sender)
         return sender
 
@@ -527,7 +531,7 @@ async def open_shardcast(  # noqa: PLR0913 - what a node is, and what others tel
     publisher = PolicyPublisher(world, config, run, statements, store, roster, core.believe)
     with store.holding():
         async with trio.open_nursery() as nursery:
-            service = Shardcast(world, host, core, store, publisher, nursery, announce)
+            service = Shardcast(world, host, config, core, store, publisher, nursery, announce)
             with service.running():
                 await service.resume()
                 with service.meeting_the_swarm():

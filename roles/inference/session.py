@@ -403,8 +403,8 @@ class InferenceSession:
     async def _ask_in_time(
         self, validator: PeerId, submission: Submission
     ) -> SignedVerdict | None:
-        """One attempt, as soon as the run file allows it."""
-        await self._standing.wait()
+        """One attempt, as soon as the run file allows it. A pause is for new work."""
+        await self._standing.wait_run()
         return await self.ask(validator, submission)
 
     async def ask(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:

@@ -9,6 +9,10 @@ tells its peers to ask again; the node goes on relaying. `RoleStanding.wait` is 
 every piece of work and `RoleStanding.check` in front of every signature, because an edition may
 come while an engine works. The role goes on as soon as an edition allows it.
 
+The node's owner may pause it, or give it hours (`p2p.node.rest`). Then the role rests in the
+same way, but what it has begun it finishes, signs and delivers: a machine that is wanted for
+something else loses no work.
+
 What an edition may change under a role that works (officers, admission, limits) is read from
 `RoleStanding.run` each time, never kept.
 """
@@ -49,7 +53,12 @@ class RoleStanding:
 
     @property
     def why_not(self) -> str:
-        """Why the role may not work, in a sentence with the remedy; empty if it may."""
+        """Why the role may begin no work, in a sentence with the remedy; empty if it may."""
+        return self.objection or self._node.rest.why_not
+
+    @property
+    def objection(self) -> str:
+        """Why the run does not let the role work, even to finish what it has begun."""
         run = self.run
         if self._judged[0] != run.epoch:
             self._judged = (run.epoch, self._objection(run))
@@ -76,14 +85,18 @@ class RoleStanding:
         return ""
 
     def check(self) -> None:
-        """Raise `AtRest` if the role may not work."""
-        why_not = self.why_not
-        if why_not:
-            raise AtRest(why_not)
+        """Raise `AtRest` if the role may not finish its work."""
+        if self.objection:
+            raise AtRest(self.objection)
 
     async def wait(self) -> None:
         """Return when the role may work: at once, as a rule."""
         while self.why_not:
+            await self._node.book.wait_change()
+
+    async def wait_run(self) -> None:
+        """Return when the run lets the role finish what it has begun, paused or not."""
+        while self.objection:
             await self._node.book.wait_change()
 
     async def watch(self) -> None:
@@ -103,6 +116,6 @@ class RoleStanding:
         if why_not:
             logger.warning("the %s rests, the node goes on relaying: %s", job, why_not)
         else:
-            logger.warning("the %s goes on, by epoch %d of its run", job, self.run.epoch)
+            logger.warning("the %s goes on, in epoch %d of its run", job, self.run.epoch)
         me.update(roles=others if why_not else (*others, job))
         self._node.world.trace("role.rests" if why_not else "role.goes_on", role=job)

@@ -218,7 +218,7 @@ class TrainerSession:
         await dawdle(self.node.world, "trainer/slow checkpoint")
         await self._policies.keep(step, is_last=step == self._recipe.steps)
         await self.curve.keep()
-        await self._standing.wait()  # an edition may have come while the engine worked
+        await self._standing.wait_run()  # an edition may have come while the engine worked
         await self.publish(step)
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]

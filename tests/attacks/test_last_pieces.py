@@ -13,6 +13,7 @@ import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -25,11 +26,13 @@ from p2p.shardcast.bulk import BulkReader
 from p2p.shardcast.messages import ChunkHeader
 from p2p.shardcast.sender import Sender
 from p2p.shardcast.store import PolicyStore
+from p2p.shardcast.throttle import Throttle
 from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.connection import ConnectionConfig
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB, FrameReader, encode_varint
+from p2p.world import World
 from tests.attacks.hostile_mux import DATA, Hostile, frame, hello
 from tests.attacks.test_transport_memory import grown
 
@@ -226,7 +229,8 @@ async def test_a_chunk_that_was_sent_is_not_kept() -> None:
         async def open_stream(self, _: PeerId, __: str) -> Pieces:
             return Pieces()
 
-    sender = Sender(Pieces.peer, cast("PolicyStore", Store()))
+    free = Throttle(cast("World", SimpleNamespace(now=lambda: 0.0)), 0.0)
+    sender = Sender(Pieces.peer, cast("PolicyStore", Store()), free)
     reports: list[object] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(sender.run, cast("Host", Opens()), reports.append)

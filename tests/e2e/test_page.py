@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.node_process import START_SECONDS, node
+from tests.unit.test_run_file import RUN
 
 SHOAL = str(Path(sys.executable).with_name("shoal"))
 
@@ -45,3 +46,30 @@ def test_a_node_without_a_run_shows_that_it_waits_for_one(tmp_path: Path) -> Non
             running.process.kill()  # -9: the socket's file stays behind
             running.process.wait()
         assert (tmp_path / "api.sock").exists()
+
+
+def test_an_owner_pauses_a_node_at_its_socket_and_nobody_at_its_page(tmp_path: Path) -> None:
+    """It says so in its status, and still does after a restart."""
+    run_file, data = tmp_path / "run.shoal", tmp_path / "data"
+    run_file.write_bytes(RUN.document)
+
+    def shoal(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([SHOAL, *words], capture_output=True, text=True,
+                              timeout=START_SECONDS, check=False)  # fmt: skip
+
+    for way in ("pause", "resume"):
+        where = ("--dashboard", "127.0.0.1:0", "--run", str(run_file))
+        with node(data, *where) as running:
+            url = running.line_with("event", "started")["dashboard"]
+            running.line_with("event", "joined")
+            order = urllib.request.Request(f"{url}api/{way}", method="POST")
+            with pytest.raises(urllib.error.HTTPError, match="405"):
+                urllib.request.urlopen(order, timeout=START_SECONDS)
+            if way == "resume":
+                assert (
+                    "shoal resume lets it go on" in shoal("status", "--data", str(data)).stdout
+                )
+            told = shoal(way, str(data))
+            assert (told.returncode, told.stderr) == (0, "")
+            assert told.stdout.startswith(f"{way}d")
+    assert shoal("pause", str(tmp_path)).returncode == 1

@@ -1,4 +1,5 @@
-"""The dashboard as an ASGI application: it only shows.
+"""The dashboard as an ASGI application. It only shows; at the socket in the node's folder,
+which is its owner's alone, it takes two orders.
 
 =================  ============================================================================
 ``/``              the page; ``/page.js``, ``/page.css``, ``/uPlot.*`` are its parts
@@ -7,17 +8,19 @@
 ``/metrics``       numbers for Prometheus
 ``/healthz``       200 while the node's loop turns
 ``/readyz``        200 once the node holds a policy, else 503 and why
+``/api/pause``     POST, at the socket only: begin no work; ``/api/resume``: go on
 =================  ============================================================================
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Any, Final
 
-from p2p.errors import LimitExceeded
+from p2p.errors import LimitExceeded, ShoalError
 from p2p.node.dashboard.core.door import Door, Pass
 from p2p.node.dashboard.feed import Feed, as_json
 from p2p.shardcast.http.app import Receive, Scope, Send, answer_while_there, is_http
@@ -46,6 +49,8 @@ HEADERS: Final = (
     ("cache-control", "no-store"),
 )
 """Of every answer."""
+Orders = Mapping[str, Callable[[], Awaitable[str]]]
+"""By path: what a node is told to do, which returns a sentence for its owner."""
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """Prometheus' text format."""
 
@@ -60,12 +65,19 @@ class Dashboard:
     """Answers requests for one feed, behind one door."""
 
     def __init__(
-        self, feed: Feed, door: Door, metrics: Callable[[], bytes], unready: Callable[[], str]
+        self,
+        feed: Feed,
+        door: Door,
+        metrics: Callable[[], bytes],
+        unready: Callable[[], str],
+        orders: Orders = MappingProxyType({}),
     ) -> None:
+        """``orders`` are taken by POST; only where the owner asks there are any."""
         self._feed = feed
         self._door = door
         self._metrics = metrics
         self._unready = unready
+        self._orders = orders
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """An ASGI application, version 3, for HTTP only."""
@@ -76,7 +88,9 @@ class Dashboard:
     async def _reply(self, scope: Scope, reply: _Reply) -> None:
         path, query = scope["path"], scope.get("query_string", b"").decode("latin-1")
         answer = self._door.judge(scope.get("server"), path, query, reply.headers)
-        if scope["method"] not in {"GET", "HEAD"}:
+        if scope["method"] == "POST" and path in self._orders and isinstance(answer, Pass):
+            await self._obey(self._orders[path], reply)
+        elif scope["method"] not in {"GET", "HEAD"}:
             await reply.text(405, "this page only shows: GET and HEAD")
         elif not isinstance(answer, Pass):
             await reply.text(answer.status, answer.reason)
@@ -103,6 +117,12 @@ class Dashboard:
             await reply.text(503 if why_not else 200, why_not or "ready")
         else:
             await reply.text(404, "there is no such page")
+
+    async def _obey(self, order: Callable[[], Awaitable[str]], reply: _Reply) -> None:
+        try:
+            await reply.text(200, await order())
+        except ShoalError as error:  # no run yet, or the disk keeps no order
+            await reply.text(409, str(error))
 
     async def _tell(self, reply: _Reply) -> None:
         try:

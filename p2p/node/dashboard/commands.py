@@ -1,4 +1,5 @@
-"""``shoal status``, ``peers`` and ``top``: a node's own socket, read from a shell."""
+"""``shoal status``, ``peers``, ``top``, ``pause`` and ``resume``: a node's own socket, asked
+from a shell."""
 
 from __future__ import annotations
 
@@ -24,6 +25,7 @@ import trio
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError
 from p2p.node.dashboard.core.patch import apply
+from p2p.node.dashboard.sight import PAUSE, RESUME
 from p2p.node.dashboard.sockets import SOCKET
 from p2p.node.usage import FAILED, CommandParser, complain, interruptible, say
 from p2p.wire import MIB
@@ -35,6 +37,10 @@ ASK_SECONDS: Final = 10.0
 busy. One that was stopped (SIGSTOP) would be waited for until somebody lets it go on."""
 MAX_EVENT: Final = 8 * MIB
 """Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
+DATA: Final = Path("~/.shoal")
+"""Where a node keeps its data unless it is told."""
+CONFLICT: Final = 409
+"""Status of an answer whose body is a sentence for the owner."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
 """Empties a terminal and goes to its first line (ECMA-48, ED and CUP)."""
 
@@ -54,6 +60,29 @@ def top_main(argv: Sequence[str]) -> int:
     return _run("shoal top", top_main.__doc__, argv, _top)
 
 
+def pause_main(argv: Sequence[str]) -> int:
+    """Let the node in a folder begin no work until `shoal resume`; it goes on relaying."""
+    return _order("shoal pause", pause_main.__doc__, argv, PAUSE)
+
+
+def resume_main(argv: Sequence[str]) -> int:
+    """Let the node in a folder work again."""
+    return _order("shoal resume", resume_main.__doc__, argv, RESUME)
+
+
+def _order(name: str, text: str | None, argv: Sequence[str], path: str) -> int:
+    parser = CommandParser(prog=name, description=text)
+    parser.add_argument("data", type=Path, metavar="DIR", nargs="?", default=DATA,
+                        help="the node's folder (default ~/.shoal)")  # fmt: skip
+    options = parser.parse_args(argv)
+    options.data = options.data.expanduser()
+
+    async def tell(options: argparse.Namespace) -> None:
+        say((await read(options.data, path, "POST")).decode().strip())
+
+    return interruptible(partial(_ask, options, tell))
+
+
 def _run(
     name: str,
     text: str | None,
@@ -61,7 +90,7 @@ def _run(
     main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]],
 ) -> int:
     parser = CommandParser(prog=name, description=text)
-    parser.add_argument("--data", type=Path, metavar="DIR", default=Path.home() / ".shoal",
+    parser.add_argument("--data", type=Path, metavar="DIR", default=DATA,
                         help="the node's folder (default ~/.shoal)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(argv)
@@ -140,10 +169,10 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
-async def read(folder: Path, path: str) -> bytes:
+async def read(folder: Path, path: str, method: str = "GET") -> bytes:
     """The whole body of a node's answer. Raises `ConfigError`."""
     body = bytearray()
-    async with asking(folder, path) as receive:
+    async with asking(folder, path, method) as receive:
         while part := await receive():
             body += part
     return bytes(body)
@@ -173,7 +202,9 @@ async def following(
 
 
 @asynccontextmanager
-async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
+async def asking(
+    folder: Path, path: str, method: str = "GET"
+) -> AsyncIterator[Callable[[], Awaitable[bytes]]]:
     """Ask the node in ``folder``: a function that returns the next part of the answer's body,
     nothing at its end. Raises `ConfigError`."""
     where = folder / SOCKET
@@ -193,6 +224,8 @@ async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitabl
             match event := http.next_event():
                 case h11.NEED_DATA:
                     http.receive_data(await stream.receive_some(_PIECE))
+                case h11.Response() if event.status_code == CONFLICT:
+                    raise ConfigError((await next_part()).decode("utf-8", "replace").strip())
                 case h11.Response() if event.status_code != 200:
                     raise ConfigError(f"the node at {where} answers {event.status_code}")
                 case h11.Data():
@@ -201,7 +234,7 @@ async def asking(folder: Path, path: str) -> AsyncIterator[Callable[[], Awaitabl
                     return b""
 
     async with stream:
-        head = h11.Request(method="GET", target=path, headers=[("host", "localhost")])
+        head = h11.Request(method=method, target=path, headers=[("host", "localhost")])
         with _told(where):
             await stream.send_all(
                 (http.send(head) or b"") + (http.send(h11.EndOfMessage()) or b"")

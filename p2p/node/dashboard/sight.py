@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
+from p2p.errors import ConfigError
 from p2p.host import Host
+from p2p.node.dashboard.app import Orders
 from p2p.node.dashboard.core.picture import Known, Scene
 from p2p.node.node import Node
+from p2p.node.rest import Rest
 from p2p.node.role import Role
+from p2p.node.share import ShareConfig
+from p2p.wire import KI, MIB
+
+PAUSE: Final = "/api/pause"
+RESUME: Final = "/api/resume"
 
 
 class Sight:
@@ -28,6 +36,26 @@ class Sight:
         if self._node is None:
             return "no run yet"
         return "" if self._node.shardcast.newest >= 0 else "no policy yet"
+
+    @property
+    def orders(self) -> Orders:
+        """What the node's owner may tell it."""
+        return {PAUSE: self._pause, RESUME: self._resume}
+
+    async def _pause(self) -> str:
+        await self._rest.pause()
+        return "paused: roles finish what they have begun; the node goes on relaying"
+
+    async def _resume(self) -> str:
+        await self._rest.resume()
+        why_not = self._rest.why_not
+        return f"resumed; {why_not}" if why_not else "resumed"
+
+    @property
+    def _rest(self) -> Rest:
+        if self._node is None:
+            raise ConfigError("the node has no run yet: there is nothing to pause")
+        return self._node.rest
 
     def scene(self) -> Scene:
         """What the node knows now."""
@@ -52,12 +80,25 @@ class Sight:
                 ("clock", str(health["clock"])),
                 ("connected", f"{health['connected']} peers"),
                 ("run file", "in force" if node.book.in_force else "not in force yet"),
+                *[fact for fact in (("rests", node.rest.why_not),
+                                    ("lends", lent(node.config.share))) if fact[1]],
             ],
         )  # fmt: skip
 
     def _addresses(self) -> list[tuple[str, str]]:
         addrs = [str(addr) for addr in self._host.addrs]
         return [("address", addr) for addr in addrs] or [("address", "listens nowhere")]
+
+
+def lent(share: ShareConfig) -> str:
+    """What ``[share]`` limits, for people; empty if nothing."""
+    words = [
+        f"{name} at most {rate / KI:,.0f} KiB/s"
+        for name, rate in (("upload", share.upload), ("download", share.download))
+        if rate
+    ]
+    words += [f"{share.disk / MIB:,.0f} MiB of disk"] if share.disk else []
+    return "; ".join([*words, *([f"works {share.hours}"] if share.hours else [])])
 
 
 def in_words(health: Mapping[str, Any]) -> str:
@@ -70,6 +111,8 @@ def in_words(health: Mapping[str, Any]) -> str:
     newest = health["shardcast"]["newest"]
     holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"
     work = "works as " + " and ".join(health["roles"]) if health["roles"] else "relays policies"
+    if health.get("rests"):
+        said = [f"paused ({health['rests']})", *said]
     now = f"This node: {'; '.join(said)}." if said else f"This node {work}."
     return f"{now} It {holds}, among {health['members'] + 1} peers."
 

@@ -14,13 +14,13 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, Final
 
 import trio
 
 from p2p.host import Host
-from p2p.node.dashboard.app import Dashboard
+from p2p.node.dashboard.app import Dashboard, Orders
 from p2p.node.dashboard.core.door import TOKEN_BYTES, Door, is_loopback
 from p2p.node.dashboard.feed import MAX_VIEWERS, Feed
 from p2p.node.dashboard.sight import Sight
@@ -46,19 +46,24 @@ class Faces:
     """All that shows one feed: the page, the numbers, the socket."""
 
     def __init__(
-        self, world: World, feed: Feed, unready: Callable[[], str] = lambda: ""
+        self,
+        world: World,
+        feed: Feed,
+        unready: Callable[[], str] = lambda: "",
+        orders: Orders = MappingProxyType({}),
     ) -> None:
         self._world = world
         self._feed = feed
         self._unready = unready
+        self._orders = orders
 
     def _metrics(self) -> bytes:
         from p2p.node.dashboard.metrics import write_metrics
 
         return write_metrics(self._feed.scene(), self._feed.panels, self._feed.viewers)
 
-    def _app(self, door: Door) -> Dashboard:
-        return Dashboard(self._feed, door, self._metrics, self._unready)
+    def _app(self, door: Door, orders: Orders = MappingProxyType({})) -> Dashboard:
+        return Dashboard(self._feed, door, self._metrics, self._unready, orders)
 
     @asynccontextmanager
     async def at_address(self, host: str, port: int) -> AsyncIterator[str]:
@@ -101,7 +106,8 @@ class Faces:
             logger.warning("api_socket_left_out path=%s reason=%r", SOCKET, error)
             await listener.aclose()
             return
-        async with server.serve_app(self._app(Door()), [listener], _limits(server)):
+        app = self._app(Door(), self._orders)
+        async with server.serve_app(app, [listener], _limits(server)):
             await trio.sleep_forever()
 
 
@@ -146,7 +152,7 @@ async def open_faces(
     Gives what looks at the node, and the page's URL or nothing. Raises `ConfigError`."""
     sight = Sight(host, roles)
     feed = Feed(world, load_panels(role.name for role in roles), sight.scene)
-    faces = Faces(world, feed, sight.unready)
+    faces = Faces(world, feed, sight.unready, sight.orders)
     async with AsyncExitStack() as stack:
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)

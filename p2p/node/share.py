@@ -1,0 +1,77 @@
+"""``[share]``: how much of a machine its owner lends, and when."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from p2p.shardcast import ShardcastConfig
+from p2p.wire import KI
+
+LEAST_RATE: Final = 16 * KI
+"""Bytes per second. Below it a chunk of 4 MiB takes four minutes, and peers give it up."""
+MINUTE: Final = 60.0
+"""Seconds."""
+_DAY: Final = 24 * 60
+"""Minutes."""
+_HOURS: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShareConfig:
+    """What a node may take of its machine. The defaults set no limit."""
+
+    upload: float = 0.0
+    """Bytes of policies per second to all peers together; 0: as the line carries."""
+
+    download: float = 0.0
+    """The same of what comes."""
+
+    disk: int = 0
+    """Bytes of policies on disk, if that is less than ``keep_bytes`` in ``[shardcast]``; 0: as
+    that says."""
+
+    hours: str = ""
+    """When roles work, by this machine's local time, such as ``20:00-07:00``; empty: always."""
+
+    def __post_init__(self) -> None:
+        for name, rate in (("upload", self.upload), ("download", self.download)):
+            if rate and not rate >= LEAST_RATE:
+                raise ValueError(
+                    f"{name} is at least {LEAST_RATE} bytes per second, or 0 for no limit"
+                )
+        if self.disk < 0:
+            raise ValueError("disk is a number of bytes, or 0")
+        if self.hours and _minutes(self.hours) is None:
+            raise ValueError(f"hours are such as 20:00-07:00, not {self.hours!r}")
+
+    def limited(self, config: ShardcastConfig) -> ShardcastConfig:
+        """``config`` with these limits laid over it."""
+        keep = min(config.keep_bytes, self.disk) if self.disk else config.keep_bytes
+        return replace(
+            config, keep_bytes=keep, upload_rate=self.upload, download_rate=self.download
+        )
+
+    def is_open(self, wall: float) -> bool:
+        """Whether ``wall`` is within the hours."""
+        begin_end = _minutes(self.hours)
+        if begin_end is None:
+            return True
+        begin, end = begin_end
+        return (_minute_of_day(wall) - begin) % _DAY < (end - begin) % _DAY
+
+
+def _minutes(hours: str) -> tuple[int, int] | None:
+    """Begin and end as minutes of the day; None if there are none, or not in this form."""
+    found = _HOURS.fullmatch(hours)
+    if found is None or found[1] + found[2] == found[3] + found[4]:
+        return None
+    first, second, third, fourth = map(int, found.groups())
+    return 60 * first + second, 60 * third + fourth
+
+
+def _minute_of_day(wall: float) -> int:
+    local = datetime.fromtimestamp(wall, UTC).astimezone()
+    return 60 * local.hour + local.minute
