@@ -47,6 +47,9 @@ TAIL: Final = 0.1
 """Share of the runs of a setting below the lower and above the upper end of the interval that a
 sweep shows: with ten seeds the second smallest and the second largest."""
 
+MAX_POINTS: Final = 500
+"""Runs of one setting of which each is kept and drawn by itself: as many as pixels across."""
+
 _FAREWELL: Final = 2.0
 """Seconds given to the pool's thread to end once its processes are terminated; it needs a few
 milliseconds, but one that was killed while it wrote a result leaves it waiting for the rest."""
@@ -227,12 +230,15 @@ def summarise(runs: Sequence[SweepRun]) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     for run in sorted(runs, key=_order):
         row = rows.setdefault(
-            str(dict(run.changes)), {"changes": dict(run.changes), "runs": 0, "values": {}}
+            str(dict(run.changes)),
+            {"changes": dict(run.changes), "runs": 0, "values": {}, "points": {}},
         )
         row["runs"] += 1
         for name, value in (run.result.metrics if run.result is not None else {}).items():
             if isinstance(value, int | float):
                 row["values"].setdefault(name, []).append(value)
+                if row["runs"] <= MAX_POINTS:
+                    row["points"].setdefault(name, []).append([run.seed, value])
     for row in rows.values():
         row["metrics"] = {name: _spread(values) for name, values in row.pop("values").items()}
     results = [run.result for run in runs if run.result is not None]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import re
 from pathlib import Path
 
@@ -10,7 +13,8 @@ import pytest
 import sim
 from p2p.errors import ConfigError
 from sim.cli import main
-from sim.run.report import sweep_plots
+from sim.run.plots import sweep_plots
+from sim.run.report import page as drawing_page
 from sim.run.scenario import load_scenario
 from sim.run.sweep import changed, run_one, summarise
 
@@ -42,6 +46,43 @@ def test_a_sweep_prints_a_row_for_each_setting_and_says_how_far_it_is(
         in text
     )
     assert "slowest_round by link.up" in text
+
+
+def test_a_page_of_a_sweep_has_a_point_for_each_seed_and_its_data_inside(
+    tmp_path: Path,
+) -> None:
+    """Medians alone hide the one run in twenty that went wrong."""
+    for name, settings, drawn in (
+        ("by_setting", ["--set", "hold=0.05,0.1"], "rounds by hold"),
+        ("by_seed", [], "rounds by seed: 3 runs"),
+    ):
+        page, found = tmp_path / f"{name}.html", tmp_path / f"{name}.json"
+        arguments = ["sweep", str(RING), "--seeds", "1-3", "--jobs", "1", *settings]
+        assert main([*arguments, "--report", str(page), "--json", str(found)]) == 0
+        text, summary = page.read_text(encoding="utf-8"), json.loads(found.read_text())
+        (data,) = re.findall(r'<script type="application/json" id="data">(.*)</script>', text)
+        assert json.loads(data) == summary
+        assert drawn in text
+        points = [row["points"]["rounds"] for row in summary["settings"]]
+        assert [[seed for seed, _ in row] for row in points] == [[1, 2, 3]] * len(points)
+        for seed, value in (point for row in points for point in row):
+            assert f"<title>seed {seed}: {value:g}</title>" in text
+        assert text.count("<circle") == 3 * len(points) * len(summary["expected"])
+
+
+def test_a_report_can_run_nothing_and_fetch_nothing_and_has_two_schemes(tmp_path: Path) -> None:
+    """It embeds what strangers' scenarios are called: a name must not end the element."""
+    page = tmp_path / "run.html"
+    assert main(["run", str(RING), "--report", str(page), "--set", "hold=0.1"]) == 0
+    text = page.read_text(encoding="utf-8")
+    (style,) = re.findall(r"<style>(.*)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    rule = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'"
+    assert f'content="{rule}"' in text
+    assert "prefers-color-scheme: dark" in style
+    assert not re.search(r"style='|#[0-9a-f]{3,6}\b", text.replace(style, ""))
+    hostile = drawing_page("x", [], data={"</script><script>": 1})
+    assert hostile.count("</script>") == 1
 
 
 def test_only_numbers_that_were_varied_are_drawn() -> None:
