@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -391,3 +393,34 @@ def test_a_node_that_nobody_asks_imports_no_server() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def saying_everything() -> Scene:
+    """A node of all roles that has a value wherever a panel looks for one."""
+    roles: dict[str, dict[str, Any]] = {}
+    for role, panels in ROLES.items():
+        health = roles[role] = {}
+        for panel in panels:
+            for key in [value.key for value in panel.values] if not panel.rows else []:
+                *way, last = key.split(".")
+                place = health
+                for word in way:
+                    place = place.setdefault(word, {})
+                place[last] = 1
+            if panel.kind is Kind.COUNTS:
+                health[panel.rows] = {"reason": 2}
+    known = Known(health={**trainer_health(3), "roles": roles})
+    return replace(scene(peers=1000), known={OWN: known})
+
+
+def test_promtool_has_nothing_to_say_of_the_numbers() -> None:
+    """Names, suffixes, types and help texts as Prometheus wants them."""
+    text = write_metrics(saying_everything(), ROLES, 1)
+    families = list(text_string_to_metric_families(text.decode()))
+    assert len(families) > 40
+    assert all(one.documentation for one in families)
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("no promtool (Debian's package prometheus)")
+    said = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True)
+    assert (said.returncode, said.stdout, said.stderr) == (0, b"", b"")
