@@ -86,7 +86,7 @@ class Texts:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SeededTask:
     """A task, and the seed that it and the draws of its answers follow from."""
 
     number: int
@@ -119,13 +119,13 @@ class Rewards:
             )
         held = evaluation_of(environment)[: terms.held_out]
         self._held = [
-            Question(one, self._seed(-1 - one), task) for one, task in enumerate(held)
+            SeededTask(one, self._seed(-1 - one), task) for one, task in enumerate(held)
         ]
 
     def _seed(self, number: int) -> bytes:
         return _drawn_from(f"{self._config.seed} {number}".encode())
 
-    def batches(self, window: int, first: int, steps: int) -> list[list[Question]]:
+    def batches(self, window: int, first: int, steps: int) -> list[list[SeededTask]]:
         """See `Material`."""
         each = self._terms.sequences
         return [
@@ -133,20 +133,20 @@ class Rewards:
             for start in range(window, window + steps * each, each)
         ]
 
-    def _question(self, number: int) -> Question:
+    def _question(self, number: int) -> SeededTask:
         seed = self._seed(number)
-        return Question(number, seed, task_of(self._environment, seed))
+        return SeededTask(number, seed, task_of(self._environment, seed))
 
-    def held_out(self) -> list[list[Question]]:
+    def held_out(self) -> list[list[SeededTask]]:
         """See `Material`."""
         return [self._held[at : at + EVALUATED] for at in range(0, len(self._held), EVALUATED)]
 
-    def tried(self) -> list[list[Question]]:
+    def tried(self) -> list[list[SeededTask]]:
         """See `Material`."""
         held = self._held[:TRIED]
         return [held[one::PARTS] for one in range(PARTS) if held[one::PARTS]]
 
-    def pay(self, question: Question, tokens: Sequence[int]) -> float:
+    def pay(self, question: SeededTask, tokens: Sequence[int]) -> float:
         """What an answer earns; nothing if the environment raises on it."""
         payment = Payment()
         payment.pay(self._environment, question.task, tokens)

@@ -92,6 +92,9 @@ ELSEWHERE: Final = {
     "store/RUN/lock": "test_content_policies.py::test_two_pulls_into_one_folder_do_not_meet",
     "log": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "log.1": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
+    "ledgers/*": "../unit/test_ledger_exchange.py::"
+    "test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy",
+    "validator/evidence/*": "../unit/test_bans.py::test_evidence_that_has_rotted_is_none",
     "ledger/": "test_files_start.py::test_a_ledger_that_is_gone_as_a_whole_is_not_missed",
 }
 """Tests of the rows that no simulated node can play: a real process has a lock and logs."""

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import trio
@@ -15,6 +17,7 @@ from p2p.identity import KeyPair, Signer, verify
 from p2p.ledger.core.chain import EMPTY, Entry, make_entry
 from p2p.policy import PolicyVersion
 from proofs.checks import Reason, Verdict
+from roles.engines.base import Completion, Group
 from roles.protocol.core.bans import (
     BAN_KIND,
     MAX_BANNED,
@@ -24,8 +27,17 @@ from roles.protocol.core.bans import (
     decode_ban_untrusted,
     quorum,
 )
-from roles.protocol.core.messages import Commitment, Receipt, SignedVerdict
+from roles.protocol.core.messages import (
+    Commitment,
+    Receipt,
+    SignedVerdict,
+    Submission,
+    content_digest,
+    encode_groups,
+)
 from roles.run.core.file import Run, sign_run
+from roles.shared import evidence
+from roles.shared.evidence import fetch_evidence
 from tests.trainer_bench import JUDGE, WORKER as DRAWER, open_bench
 from tests.unit.test_run_file import OWNER, TERMS, TRAINER
 
@@ -200,6 +212,35 @@ async def test_a_trainer_takes_nothing_of_a_banned_worker_nor_keeps_what_waits(
         receipt, why = await bench.hand_over(await bench.honest(4))
         assert receipt is Receipt.UNWANTED
         assert "two stories" in why
+
+
+async def test_evidence_that_has_rotted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is another's work, well signed."""
+    content = encode_groups((Group(0, (Completion((1, 2, 3), proof=b"p"),)),))
+    asked = replace(rejection().commitment, content=content_digest(content))
+    cited = replace(rejection(), commitment=asked)
+    works = [
+        Submission.sign(replace(asked, index=index), content, WORKER).to_bytes()
+        for index in (asked.index, asked.index + 1)
+    ]
+    said: list[bytes] = []
+
+    async def answer(*_: object, **__: object) -> bytes:
+        return said[-1]
+
+    monkeypatch.setattr(evidence, "ask", answer)
+    node: Any = SimpleNamespace(world=SimpleNamespace(verify=verify))
+    rotten = [
+        bytes([*works[0][:at], works[0][at] ^ 1, *works[0][at + 1 :]])
+        for at in range(len(works[0]))
+    ]
+    for data in (*rotten, works[0][:-1], b"", works[1]):
+        said.append(data)
+        assert await fetch_evidence(node, JUDGES[0].peer_id, cited) is None
+    said.append(works[0])
+    found = await fetch_evidence(node, JUDGES[0].peer_id, cited)
+    assert found is not None
+    assert found.commitment == asked
 
 
 def test_more_names_than_there_is_room_for_push_out_the_oldest() -> None:

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from roles.diloco.core.terms import DilocoTerms
-from roles.diloco.material import Question, Rewards
+from roles.diloco.material import SeededTask, Rewards
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch.gradient import add_gradient, learning_batches, old_log_probs
@@ -121,7 +121,7 @@ class RewardLoss:
         count = sum(map(len, rewards))
         return 1.0 - sum(map(sum, rewards)) / count
 
-    def _learn_examples(self, model: TransformerModel, batch: Sequence[Question]) -> float:
+    def _learn_examples(self, model: TransformerModel, batch: Sequence[SeededTask]) -> float:
         assert self._teacher is not None
         examples = self._teacher.warm_up(
             Random(batch[0].seed), self._config.recipe.warm_up.batch
@@ -132,13 +132,13 @@ class RewardLoss:
         torch.autograd.backward(loss)
         return float(loss.detach())
 
-    def _draw(self, model: TransformerModel, batch: Sequence[Question]) -> list[Group]:
+    def _draw(self, model: TransformerModel, batch: Sequence[SeededTask]) -> list[Group]:
         recipe = self._config.recipe
         sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
         asked = [one.group(recipe.group_size) for one in batch]
         return draw(model, asked, sampling, self._ends, self._config.draw)
 
-    def _pay(self, question: Question, group: Group) -> list[float]:
+    def _pay(self, question: SeededTask, group: Group) -> list[float]:
         return [self._rewards.pay(question, one.tokens) for one in group.completions]
 
     def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
