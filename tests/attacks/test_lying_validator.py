@@ -32,6 +32,7 @@ from roles.protocol.core.messages import (
 )
 from roles.protocol.replay import answers_of
 from roles.rl.recipe import Recipe
+from roles.run.core.trust import TrustTerms
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
@@ -260,7 +261,11 @@ class CheckWithoutModel(DeliveryCheck):
 
 TRAINER_RUN: Any = SimpleNamespace(
     id=RUN_ID,
-    terms=SimpleNamespace(recipe=Recipe(), validators=tuple(judge.peer_id for judge in JUDGES)),
+    terms=SimpleNamespace(
+        recipe=Recipe(),
+        validators=tuple(judge.peer_id for judge in JUDGES),
+        lots=TrustTerms(),
+    ),
 )
 
 

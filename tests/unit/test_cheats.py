@@ -93,7 +93,7 @@ async def handed_in(
     engine: SureEngine, turn: CheatMode, *, held: tuple[int, ...] = (5, 4)
 ) -> str:
     shardcast = SimpleNamespace(held=held, pin=pin, holds=held.__contains__)
-    terms = SimpleNamespace(recipe=RUN.terms.recipe, limits=DEMO_LIMITS, model=RUN.terms.model)
+    terms = replace(RUN.terms, limits=DEMO_LIMITS)
     run: Any = SimpleNamespace(terms=terms)
     node: Any = SimpleNamespace(shardcast=shardcast, world=None, run=RUN)
     nothing: Any = None

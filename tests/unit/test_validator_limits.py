@@ -93,7 +93,8 @@ async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path
         node, nothing = cast(Node, SimpleNamespace(world=world)), cast(Any, None)
         stats = ValidatorStats()
         judge_of_places = Judge(node, nothing, nothing, stats)
-        session = ValidatorSession(node, nothing, judge_of_places, ledger, nothing, stats)
+        run = sign_run(TERMS, OWNER)
+        session = ValidatorSession(node, run, judge_of_places, ledger, nothing, stats)
         await session.recall()
     book = judge_of_places._sequences
     assert book.judge(NODE, V1, 30) is PlaceState.FRESH
