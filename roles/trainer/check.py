@@ -99,7 +99,9 @@ class DeliveryCheck:
         """Scores what workers bring; None in a run without lots."""
         self.on_leaning: Callable[[PeerId], object] = lambda _: None
         """Told of a worker whose work is acceptable each time, and not all together."""
-        self._pooled = PooledSignals(node.world.rng("check/pooled signals"))
+        self._pooled = PooledSignals(
+            node.world.rng("check/pooled signals"), run.terms.lots.margin
+        )
 
     @property
     def is_at_rest(self) -> bool:

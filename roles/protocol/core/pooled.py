@@ -15,10 +15,10 @@ that chance at most (Ville's inequality): it may be looked at after each submiss
 may turn late, so its stake is spread over its next `SUBMISSIONS`, after which it is begun anew.
 
 Noise of honest engines differs: that of one that rounds otherwise is a tenth larger, for ever.
-So noise is divided by `MARGIN` before it is ranked. Surprise (-log p of what was drawn against
-the entropy) is zero in the mean for whoever draws as the seeds say, with whatever engine; it is
-ranked as it is, and both ways. A worker that is found was not proved to lie: it loses its
-standing and is checked whole, and no more. No I/O; chance is the caller's.
+So noise is divided by a margin before it is ranked (`TrustTerms.margin`). Surprise (-log p of
+what was drawn against the entropy) is zero in the mean for whoever draws as the seeds say, with
+whatever engine; it is ranked as it is, and both ways. A worker that is found was not proved to
+lie: it loses its standing and is checked whole, and no more. No I/O; chance is the caller's.
 """
 
 from __future__ import annotations
@@ -42,9 +42,6 @@ SUBMISSIONS: Final = 2_000
 """Of one worker over which its stakes are spread: a day or two, of what is learnt from."""
 SIZES: Final = (0.1, 0.3, 0.9)
 """Of bets: small ones find a small lean in many submissions, large ones a large lean in few."""
-MARGIN: Final = 1.2
-"""By which the noise of one honest engine may exceed another's, as limits allow it
-(`roles.calibrate.limits`)."""
 WORKERS: Final = 4_096
 """That bets are kept of, 200 bytes each; those whose work was accepted the longest ago go."""
 VERSIONS: Final = 8
@@ -78,13 +75,12 @@ class Signals:
             sum(one.surprise for one in pool) / math.sqrt(len(pool)),
         )
 
-    @property
-    def bets(self) -> tuple[tuple[int, float, float, float], ...]:
+    def bets(self, margin: float) -> tuple[tuple[int, float, float, float], ...]:
         """What is bet on: the number of a signal, its value, the value that is ranked, and the
         sign: 1 that it is too high."""
         noise = (self.off, self.gap, self.mantissa)
         return (
-            *((number, one, one / MARGIN, 1.0) for number, one in enumerate(noise)),
+            *((number, one, one / margin, 1.0) for number, one in enumerate(noise)),
             (len(noise), self.surprise, self.surprise, 1.0),
             (len(noise), self.surprise, self.surprise, -1.0),
         )
@@ -102,8 +98,9 @@ class _Record:
 class PooledSignals:
     """All workers' bets, and what they are ranked among."""
 
-    def __init__(self, dice: Random, chance: float = CHANCE) -> None:
+    def __init__(self, dice: Random, margin: float, chance: float = CHANCE) -> None:
         self._dice = dice
+        self._margin = margin
         self._chance = chance
         self._records: BoundedDict[PeerId, _Record] = BoundedDict(WORKERS)
         self._seen: BoundedDict[PolicyVersion, list[list[float]]] = BoundedDict(VERSIONS)
@@ -111,18 +108,19 @@ class PooledSignals:
     def note(self, worker: PeerId, version: PolicyVersion, signals: Signals) -> bool:
         """Take in an accepted submission; whether its worker leans too far by now. Its record
         then begins anew."""
+        bets = signals.bets(self._margin)
         seen = self._seen.get(version)
         if seen is None:
-            seen = self._seen[version] = [[] for _ in signals.bets]
+            seen = self._seen[version] = [[] for _ in bets]
         if len(seen[0]) >= REFERENCES:
             return False
         record = self._records.get(worker)
         if record is None or record.submissions >= SUBMISSIONS:
-            record = _Record(stakes=[0.0] * len(signals.bets) * len(SIZES))
+            record = _Record(stakes=[0.0] * len(bets) * len(SIZES))
         self._records.renew(worker, record)
         factors = [
             1 + size * sign * (1 - 2 * self._rank(seen[number], ranked))
-            for number, _, ranked, sign in signals.bets
+            for number, _, ranked, sign in bets
             for size in SIZES
         ]
         record.submissions += 1
@@ -130,7 +128,7 @@ class PooledSignals:
             factor * (stake + 1 / SUBMISSIONS)
             for factor, stake in zip(factors, record.stakes, strict=True)
         ]
-        for number, value in {number: value for number, value, _, _ in signals.bets}.items():
+        for number, value in {number: value for number, value, _, _ in bets}.items():
             insort(seen[number], value)
         if self.stake(worker) < 1 / self._chance:
             return False

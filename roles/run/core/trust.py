@@ -40,6 +40,10 @@ class TrustTerms:
     """Seconds between two links of the trainer's beacon. A lot falls two links after a window
     is committed: much less than a step takes, or work goes stale meanwhile."""
 
+    margin: float = 1.2
+    """By which the noise of one honest engine may exceed another's before pooled signals count.
+    vLLM's is 1.1 to 1.2 times torch's; where all use one engine, 1.05 finds more."""
+
     def __post_init__(self) -> None:
         check_bounds(
             self,
@@ -49,6 +53,7 @@ class TrustTerms:
                 "window": (1, 16),
                 "validators": (1, 16),
                 "beacon": (0.1, 600.0),
+                "margin": (1.0, 10.0),
             },
         )
 
