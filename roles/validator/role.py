@@ -103,5 +103,7 @@ class Validator:
             replayer = Replayer(node, run, environment, engine, standing)
             judge = self.judge_type(node, run, replayer, self.stats)
             session = ValidatorSession(node, run, judge, ledger, standing, self.stats)
+            if run.terms.has_lots:
+                session.follow_lots()
             self.session = session
             await session.work_forever()

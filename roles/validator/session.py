@@ -92,8 +92,10 @@ class ValidatorSession:
         self._reception = Reception(
             node, judge, self._queue, ledger, standing, stats, self._wake
         )
-        if run.terms.has_lots:
-            self._reception.witness = Witness(node, judge, ledger, self._durable)
+
+    def follow_lots(self) -> None:
+        """Be a witness as well, before the work begins: the run has lots."""
+        self._reception.witness = Witness(self.node, self._judge, self._ledger, self._durable)
 
     @property
     def witness(self) -> Witness | None:
