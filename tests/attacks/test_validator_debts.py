@@ -123,6 +123,8 @@ def test_a_debt_that_is_forgiven_while_the_scorer_looks_ends_no_validator() -> N
     job: Any = SimpleNamespace(
         submission=SimpleNamespace(commitment=SimpleNamespace(node=OTHER))
     )
+    quiet: Any = SimpleNamespace(examine=trio.lowlevel.checkpoint)
+    session._prosecution = quiet
     session._queue.blame(OTHER, 0.0)
     session._queue.push(OTHER, V0, job, 0.0)
     with pytest.raises(Enough):

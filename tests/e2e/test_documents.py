@@ -43,6 +43,10 @@ def test_blocks_of_all_documents_are_in_their_language(
             example.evaluate()
 
 
+WITH_COMMANDS = {"ledger", "models", "run", "sim"}
+"""Commands whose first word is another."""
+
+
 def named() -> dict[tuple[str, ...], set[str]]:
     """Each command of ours that a document types, by its words, with the options it gives."""
     found: dict[tuple[str, ...], set[str]] = {}
@@ -50,7 +54,7 @@ def named() -> dict[tuple[str, ...], set[str]]:
         text = path.read_text(encoding="utf-8").replace("\\\n", " ")
         for line in re.findall(r"^\$ shoal (.*)$", text, re.MULTILINE):
             words = line.partition("#")[0].split()
-            inner = words[1:2] if words[0] in {"run", "models", "sim"} else []
+            inner = words[1:2] if words[0] in WITH_COMMANDS else []
             options = {word.partition("=")[0] for word in words if word.startswith("--")}
             found.setdefault((words[0], *inner), set()).update(options)
     return found
