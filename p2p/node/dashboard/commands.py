@@ -61,7 +61,7 @@ def top_main(argv: Sequence[str]) -> int:
 
 
 def pause_main(argv: Sequence[str]) -> int:
-    """Let the node in a folder begin no work until `shoal resume`; it goes on relaying."""
+    """Let the node in a folder begin no work; it goes on relaying."""
     return _order("shoal pause", pause_main.__doc__, argv, PAUSE)
 
 
