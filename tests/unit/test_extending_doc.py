@@ -53,7 +53,7 @@ def setup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EnvironmentSetup:
     line = re.search(r"^alphabet = \"(.*)\"$", DOCS.read_text(encoding="utf-8"), re.MULTILINE)
     assert line is not None
     (info / "entry_points.txt").write_text(f"[shoal.envs]\nalphabet = {line.group(1)}\n")
-    (tmp_path / "your_package.py").write_text(example())
+    (tmp_path / "alphabet.py").write_text(example())
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     model = TextModel(

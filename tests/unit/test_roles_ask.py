@@ -69,7 +69,10 @@ class Unlucky:
 def sound_world() -> SimpleNamespace:
     """Nothing misbehaves on purpose, as in production."""
     return SimpleNamespace(
-        verify=verify, buggify=lambda name: False, sometimes=lambda name, condition: None
+        verify=verify,
+        buggify=lambda name: False,
+        sometimes=lambda name, condition: None,
+        now=lambda: 0.0,
     )
 
 
