@@ -66,8 +66,8 @@ MAX_DIGESTS: Final = 256
 """Digests in one message: a whole passive view of 200 and an active one of 7 fit."""
 MAX_HOPS: Final = 8
 """Steps of a forward-join walk; ours take 3, and 8 mix a swarm of a million at degree 8."""
-MAX_MEMBERSHIP_MESSAGE: Final = 40 * KI
-"""Bytes: `MAX_HEARTBEATS` of the longest kind, 33 KiB, with their headers."""
+MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
+"""Bytes: `MAX_HEARTBEATS` of the longest kind, 42 KiB, with their headers."""
 
 _MEMO: Final = 1024
 """Decoded messages remembered. A flood brings the same bytes from every neighbour; in a

@@ -175,6 +175,8 @@ class Standing:
     async def wait(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    wait_run = wait
+
 
 async def live(folder: Path, steps: int) -> None:
     world = RealWorld(KEY, folder)
