@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional as F
 
 from roles.diloco.core.terms import DilocoTerms
-from roles.diloco.material import SeededTask, Rewards
+from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch.gradient import add_gradient, learning_batches, old_log_probs
