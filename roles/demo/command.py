@@ -301,7 +301,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             nursery.cancel_scope.cancel()
 
         nodes = DemoNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, plan.show.decode, plan.faces.command)
+        page = DemoPage(nodes.run, nodes.children, plan.faces.command)
         with told_by_signals(end):
             try:
                 async with open_page(page, plan.faces.address):

@@ -35,4 +35,10 @@ PANELS: Final = (
         about="Over the last minute, by the policy that drew them.",
         values=(Value(key="tokens_per_second", label="tokens a second"),),
     ),
+    Panel(
+        title="Answers of this node",
+        kind=Kind.SAMPLES,
+        rows="samples",
+        about="Some that it has drawn lately, and what they earn.",
+    ),
 )  # fmt: skip

@@ -35,7 +35,7 @@ async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: 
     plan = DemoPlan(folder=tmp_path)
     async with trio.open_nursery() as nursery:
         nodes = DemoNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, plan.show.decode, "a test")
+        page = DemoPage(nodes.run, nodes.children, "a test")
         try:
             async with open_page(page, ("127.0.0.1", 0)):
                 await nodes.start()
