@@ -284,11 +284,15 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
 
 def test_who_has_gone_is_shown_for_a_while() -> None:
     roll = Roll()
-    roll.call({"a": {"state": "alive"}, "b": {"state": "alive"}}, 0.0)
-    assert roll.call({"a": {"state": "alive"}}, 1.0)["b"] == {"state": "gone"}
-    assert roll.call({"a": {}, "b": {"state": "alive"}}, 2.0)["b"] == {"state": "alive"}
-    roll.call({"a": {}}, 3.0)
-    assert "b" not in roll.call({"a": {}}, 4.0 + GONE_SECONDS)
+    alive, gone = {"state": "alive", "since": 5}, {"state": "gone", "since": 5}
+    roll.see("a", 3.0)  # nobody looks at the page yet
+    roll.call({"a": {"state": "alive"}, "b": {"state": "alive"}}, 5.0)
+    assert roll.call({"a": {"state": "alive"}}, 6.0)["b"] == gone
+    rows = roll.call({"a": {}, "b": {"state": "alive"}}, 7.0)
+    assert (rows["a"], rows["b"]) == ({"since": 3}, alive)
+    roll.call({"a": {}}, 8.0)
+    assert "b" not in roll.call({"a": {}}, 9.0 + GONE_SECONDS)
+    assert roll.call({"a": {}, "b": {}}, 900.0)["b"] == {"since": 900}
 
 
 # Laws of the core

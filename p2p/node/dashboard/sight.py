@@ -72,9 +72,8 @@ class Sight:
             run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
                  "owner": str(run.owner)},
             own=own,
-            known={own: Known(health=health)},
-            members={str(one.peer): _said(one.profile) for one in node.membership.members()
-                     if one.run in (b"", run.id)},
+            known={own: Known(health=health, says=words_of(health))},
+            members=self._members(node),
             facts=[
                 *self._addresses(),
                 ("clock", str(health["clock"])),
@@ -84,6 +83,16 @@ class Sight:
                                     ("lends", lent(node.config.share))) if fact[1]],
             ],
         )  # fmt: skip
+
+    def _members(self, node: Node) -> dict[str, dict[str, object]]:
+        """What peers say of themselves, this node among them."""
+        linked = set(node.host.connected)
+        found = {
+            str(one.peer): {**_said(one.profile), "linked": one.peer in linked}
+            for one in node.membership.members()
+            if one.run in (b"", node.run.id)
+        }
+        return {str(node.peer_id): _said(node.membership.me.profile), **found}
 
     def _addresses(self) -> list[tuple[str, str]]:
         addrs = [str(addr) for addr in self._host.addrs]
@@ -101,13 +110,15 @@ def lent(share: ShareConfig) -> str:
     return "; ".join([*words, *([f"works {share.hours}"] if share.hours else [])])
 
 
+def words_of(health: Mapping[str, Any]) -> str:
+    """What a node's roles say that they do now; empty if they say nothing."""
+    said = [role["now"] for role in health["roles"].values() if "now" in role]
+    return "; ".join(one for one in said if isinstance(one, str))
+
+
 def in_words(health: Mapping[str, Any]) -> str:
     """What a node does now: what its roles say of it, else that it relays."""
-    said = [
-        str(role["now"])
-        for role in health["roles"].values()
-        if isinstance(role.get("now"), str)
-    ]
+    said = [words] if (words := words_of(health)) else []
     newest = health["shardcast"]["newest"]
     holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"
     work = "works as " + " and ".join(health["roles"]) if health["roles"] else "relays policies"

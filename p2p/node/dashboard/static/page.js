@@ -66,7 +66,7 @@ function addPoints(points) {
 
 function takeWhole(whole) {
   Object.assign(state, {picture: whole.picture, panels: whole.panels, curves: whole.curves, at: whole.at});
-  state.wall = whole.wall;
+  state.began = whole.wall - whole.at; // wall clock of second 0
   plots.clear();
   byId("curves").replaceChildren();
   byId("counts").replaceChildren();
@@ -297,6 +297,8 @@ function peerRow(peer, row, newest) {
     el("td", {class: "text"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
 }
 
+function moment(wall) { return new Date(wall * 1000).toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"}); }
+
 // A page for one peer, by the address's hash.
 function drawPeer() {
   const box = byId("peer"), match = /^#peer=([^&]{1,200})$/.exec(location.hash);
@@ -306,8 +308,13 @@ function drawPeer() {
   box.hidden = !row;
   if (!row) return;
   const newest = Math.max(-1, ...Object.values(state.picture.peers).map((one) => one.policy ?? -1));
-  const facts = [["peer id", peer], ["roles", row.roles.join(", ") || "none: it relays"], ["policy", row.policy >= 0 ? row.policy : "none"], ["state", stateOf(row, newest)[1]]];
+  const facts = [["peer id", peer]];
+  if (row.says) facts.push(["does now", row.says]);
+  facts.push(["roles", row.roles.join(", ") || "none: it relays"], ["policy held", row.policy >= 0 ? row.policy : "none"], ["state", stateOf(row, newest)[1]]);
+  if (row.since !== undefined && state.began) facts.push(["known since", moment(state.began + row.since)]);
   if (row.version) facts.push(["software", row.version]);
+  if (row.links !== undefined) facts.push(["connected to", row.links === 1 ? "1 peer" : number(row.links) + " peers"]);
+  else if (state.picture.own && row.state === "alive") facts.push(["linked to this node", row.linked ? "yes" : "no: heard of through others"]);
   if (row.upload) facts.push(["says it uploads", number(row.upload, "bytes") + " a second"]);
   if (row.load !== undefined) facts.push(["load", number(row.load, "share")]);
   for (const [key, size] of Object.entries(state.picture.flows).sort((a, b) => b[1] - a[1])) {
@@ -370,7 +377,7 @@ if (embedded) {
   takeWhole(whole);
   const pulse = byId("pulse");
   pulse.className = "pulse";
-  pulse.textContent = "as of " + new Date(whole.wall * 1000).toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"});
+  pulse.textContent = "as of " + moment(whole.wall);
 } else {
   listen();
   setInterval(() => { if (state.heard && Date.now() - state.heard > SILENT) drawPulse(true); }, 1000);
