@@ -5,11 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+SCREENS: Final = Path(__file__).parent.parent.parent / "build" / "screens"
+"""Where pictures of pages are kept."""
 SECONDS: Final = 60.0
 """For a browser to start and draw, on a busy machine."""
 
@@ -50,6 +53,11 @@ class Look:
         found = self._session.send("Performance.getMetrics")["metrics"]
         by_name = {one["name"]: one["value"] for one in found}
         return float(by_name["TaskDuration"]), float(by_name["JSHeapUsedSize"])
+
+    def keep(self, name: str) -> None:
+        """A picture of all of it, for somebody to look at: build/screens."""
+        SCREENS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENS / f"{name}.png", full_page=True)
 
     def check_quiet(self) -> None:
         """It complained of nothing, asked nobody else, and does not scroll sideways."""
