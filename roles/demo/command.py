@@ -350,7 +350,7 @@ def join_command(nodes: DemoNodes) -> str:
     would take the node's private key along.
     """
     folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
-    return f"python -m p2p.node --role inference --data {folder} --bootstrap {nodes.bootstrap}"
+    return f"shoal node --role inference --data {folder} --bootstrap {nodes.bootstrap}"
 
 
 @contextlib.contextmanager

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,8 @@ def test_an_owner_pauses_a_node_at_its_socket_and_nobody_at_its_page(tmp_path: P
                 assert (
                     "shoal resume lets it go on" in shoal("status", "--data", str(data)).stdout
                 )
+            (own,) = json.loads(shoal("peers", "--json", "--data", str(data)).stdout).values()
+            assert own["version"] == version("shoal")
             told = shoal(way, str(data))
             assert (told.returncode, told.stderr) == (0, "")
             assert told.stdout.startswith(f"{way}d")

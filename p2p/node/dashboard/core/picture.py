@@ -190,7 +190,8 @@ def note_curves(scene: Scene, panels: Panels, history: History) -> dict[str, lis
 
 def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]]:
     """The points of each value of a curve: its newest, or, where the panel has ``rows``, those
-    of the list there: tables, or lists of x and then a number for each value."""
+    of the list there: tables, or lists of x and then a number for each value. Below x = 0 is
+    what was before the first policy."""
     if panel.kind is not Kind.CURVE:
         return
     rows = find(health, panel.rows) if panel.rows else None
@@ -207,7 +208,7 @@ def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]
         points = [
             (x, y)
             for x, y in ((plain(x), plain(y)) for x, y in pairs)
-            if isinstance(x, int | float) and isinstance(y, int | float)
+            if isinstance(x, int | float) and isinstance(y, int | float) and x >= 0
         ]
         if points:
             yield place, points

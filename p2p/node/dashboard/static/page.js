@@ -216,7 +216,7 @@ const DRAWN = {
     card.classList.add("broad");
     const head = el("tr", {}, el("th", {scope: "col"}, "peer"), ...panel.values.map((value) => el("th", {scope: "col", class: numeric(nodes, panel, value) ? "n" : ""}, value.label)));
     const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "name"}, name in state.picture.peers ? peerLink(name) : said(/^12D3Koo\w{45}$/.test(name) ? shortened(name) : name)),
-      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(cell ?? "")))));
+      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(typeof cell === "string" ? cell : number(cell ?? ""))))));
     card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
   samples(panel, nodes, card) {
@@ -294,7 +294,7 @@ function peerRow(peer, row, newest) {
   return el("tr", {class: kind}, el("td", {class: "name"}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
     el("td", {class: "n"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
     el("td", {class: "n"}, number(row.received, "bytes")), el("td", {class: "n"}, number(row.sent, "bytes")),
-    el("td", {class: "text"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
+    el("td", {class: "text long"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
 }
 
 function moment(wall) { return new Date(wall * 1000).toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"}); }
