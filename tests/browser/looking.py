@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,8 @@ import pytest
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENS: Final = Path(__file__).parent.parent.parent / "build" / "screens"
 """Where pictures of pages are kept."""
+TASKS: Final = ["toplevel", "disabled-by-default-devtools.timeline"]
+"""What Chromium traces of a thread's tasks."""
 SECONDS: Final = 60.0
 """For a browser to start and draw, on a busy machine."""
 
@@ -53,6 +56,28 @@ class Look:
         found = self._session.send("Performance.getMetrics")["metrics"]
         by_name = {one["name"]: one["value"] for one in found}
         return float(by_name["TaskDuration"]), float(by_name["JSHeapUsedSize"])
+
+    def begin_tasks(self) -> None:
+        """Note each task of the page's main thread from now on."""
+        self.page.context.browser.start_tracing(page=self.page, categories=TASKS)
+
+    def longest_task(self) -> float:
+        """CPU seconds of the longest since `begin_tasks`: a busy machine's wall clock counts
+        what others do."""
+        events = json.loads(self.page.context.browser.stop_tracing())["traceEvents"]
+        main = {
+            (one["pid"], one["tid"])
+            for one in events
+            if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+        }
+        tasks = [
+            one["tdur"]
+            for one in events
+            if "tdur" in one
+            and one["name"].endswith("RunTask")
+            and (one["pid"], one["tid"]) in main
+        ]
+        return float(max(tasks)) / 1e6
 
     def keep(self, name: str) -> None:
         """A picture of all of it, for somebody to look at: build/screens."""
