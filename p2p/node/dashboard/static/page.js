@@ -10,6 +10,7 @@ const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u20
 const state = {picture: null, panels: [], curves: {}, at: 0, heard: 0};
 const plots = new Map();
 const map = new Map_(byId("map-drawing"));
+const embedded = byId("data"); // of a report
 let drawing = false;
 
 function byId(id) { return document.getElementById(id); }
@@ -103,6 +104,7 @@ function draw() {
   drawPanels(byId("counts"), byPanel.filter((one) => one.panel.kind === "counts").reverse());
   drawPanels(byId("figures"), byPanel.filter((one) => one.panel.kind === "figures"));
   drawPanels(byId("panels"), byPanel.filter((one) => BELOW.includes(one.panel.kind)).sort((a, b) => BELOW.indexOf(a.panel.kind) - BELOW.indexOf(b.panel.kind)));
+  byId("map").hidden = Boolean(embedded) && Object.keys(picture.peers).length < 2; // of what one trainer has left
   byId("map-words").textContent = map.draw(picture, nameOf, openPeer);
   drawPeers();
   drawPeer();
@@ -121,7 +123,7 @@ function panelsWithData() {
 function drawTiles(byPanel) {
   const peers = Object.values(state.picture.peers).filter((row) => row.state !== "gone");
   const newest = Math.max(-1, ...peers.map((row) => row.policy ?? -1));
-  const tiles = [["peers alive", peers.length]];
+  const tiles = embedded && peers.length < 2 ? [] : [["peers alive", peers.length]];
   if (newest >= 0) tiles.push(["newest policy", newest]);
   for (const {panel, nodes} of byPanel) {
     panel.values.forEach((value, place) => {
@@ -371,7 +373,6 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawIfAn
 byId("find").addEventListener("input", () => state.picture && drawPeers());
 function redrawIfAny() { if (state.picture) redraw(); }
 
-const embedded = byId("data");
 if (embedded) {
   const whole = JSON.parse(embedded.textContent);
   takeWhole(whole);
