@@ -21,4 +21,4 @@ def check_accessible(page: Any) -> None:
         for one in found
         if one["impact"] in GRAVE
     }
-    assert grave == {}
+    assert grave == {}, grave

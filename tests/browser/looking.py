@@ -86,8 +86,8 @@ class Look:
 
     def check_quiet(self) -> None:
         """It complained of nothing, asked nobody else, and does not scroll sideways."""
-        assert self.complaints == []
-        assert self.foreign == []
+        assert self.complaints == [], self.complaints
+        assert self.foreign == [], self.foreign
         assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

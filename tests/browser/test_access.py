@@ -24,6 +24,16 @@ VIEWS = pytest.mark.parametrize(
 )
 
 
+def test_what_nobody_can_read_is_found() -> None:
+    """A checker that says nothing would let all pages pass."""
+    page = "<html lang=en><title>x</title><main><h1>x</h1><img src='data:,'>"
+    page += "<p style='color:%23ddd'>pale"
+    with looking_at("data:text/html," + page) as look, pytest.raises(AssertionError) as told:
+        check_accessible(look.page)
+    assert "image-alt" in str(told.value)
+    assert "color-contrast" in str(told.value)
+
+
 def check(look: Look, name: str) -> None:
     look.keep(name)
     look.check_quiet()

@@ -9,6 +9,7 @@ import trio
 
 from roles.demo.page import DemoPage, open_page
 from roles.demo.processes import DemoNodes, DemoPlan
+from tests.browser.access import check_accessible
 from tests.browser.looking import looking_at
 
 KILLED = "inference-2"
@@ -30,7 +31,9 @@ async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: 
             assert look.page.locator("#rows tr").count() == 6
             step = int(look.text("#tiles .tile >> nth=2").split()[0])
             look.wait(f"#tiles b:text-is('{step + 2}')")
+            look.keep("demo")
             look.check_quiet()
+            check_accessible(look.page)
 
     plan = DemoPlan(folder=tmp_path)
     async with trio.open_nursery() as nursery:
