@@ -45,6 +45,7 @@ def test_a_node_without_a_run_shows_that_it_waits_for_one(tmp_path: Path) -> Non
                 timeout=START_SECONDS,
             )
             assert "no run yet" in told.stdout
+            assert "nobody has dialled it yet (its address is for" in told.stdout
             running.process.kill()  # -9: the socket's file stays behind
             running.process.wait()
         assert (tmp_path / "api.sock").exists()

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h11
@@ -23,7 +24,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2p.errors import ConfigError
+from p2p.host import PeerEvent, PeerState
+from p2p.identity import KeyPair
 from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.app import PARTS, STATIC
 from p2p.node.dashboard.commands import describe, following, peer_lines, read
 from p2p.node.dashboard.core.history import MAX_POINTS, MAX_SERIES, History
@@ -33,11 +37,13 @@ from p2p.node.dashboard.core.reading import MAX_ROWS, MAX_TEXT
 from p2p.node.dashboard.feed import MAX_BEHIND, MAX_VIEWERS, Feed
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.report import write_report
+from p2p.node.dashboard.sight import Sight
 from p2p.node.dashboard.sockets import SOCKET, Faces
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
 
 ROLES = load_panels(installed(PANELS))
+KEY = KeyPair(b"k" * 32)
 OWN = "12D3KooWOwn"
 HOSTILE = "</script><script>document.title='owned'</script>\u202egnihton\u0000\ud800"
 
@@ -280,6 +286,25 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
     assert "<script>document" not in page
     assert page.count("</script>") == 1 + 3  # the data, uPlot, draw, page
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page.partition("uPlot=")[0])
+
+
+def test_a_node_says_whether_others_have_dialled_it() -> None:
+    """Volunteers ask that first."""
+    host = SimpleNamespace(
+        peer_id=KEY.peer_id, addrs=[Multiaddr.parse("/ip4/192.168.1.7/tcp/4001")]
+    )
+    sight = Sight(host, [])  # type: ignore[arg-type]
+    ours = PeerEvent(KEY.peer_id, PeerState.CONNECTED, dialled=True)
+    theirs = PeerEvent(KEY.peer_id, PeerState.CONNECTED)
+    sight.note(ours)
+    sight.note(PeerEvent(KEY.peer_id, PeerState.DISCONNECTED))
+    assert dict(sight.scene().facts)["reachable"].startswith("nobody has dialled it yet")
+    sight.note(theirs)
+    assert dict(sight.scene().facts)["reachable"] == (
+        "yes: dialled 1 times (its address is for this network); it dials others, too"
+    )
+    host.addrs = []
+    assert dict(sight.scene().facts)["reachable"].startswith("no, and it need not be")
 
 
 def test_who_has_gone_is_shown_for_a_while() -> None:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from p2p.errors import ConfigError
-from p2p.host import Host
+from p2p.host import Host, PeerEvent, PeerState
 from p2p.node.dashboard.app import Orders
 from p2p.node.dashboard.core.picture import Known, Scene
 from p2p.node.node import Node
 from p2p.node.rest import Rest
 from p2p.node.role import Role
 from p2p.node.share import ShareConfig
+from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.wire import KI, MIB
 
 PAUSE: Final = "/api/pause"
@@ -26,6 +27,13 @@ class Sight:
         self._host = host
         self._roles = roles
         self._node: Node | None = None
+        self._came = 0
+        """How often others have dialled this node."""
+
+    def note(self, event: PeerEvent) -> None:
+        """Somebody has come, or gone."""
+        if event.state is PeerState.CONNECTED and not event.dialled:
+            self._came += 1
 
     def open(self, node: Node) -> None:
         """The node has joined its run."""
@@ -96,7 +104,19 @@ class Sight:
 
     def _addresses(self) -> list[tuple[str, str]]:
         addrs = [str(addr) for addr in self._host.addrs]
-        return [("address", addr) for addr in addrs] or [("address", "listens nowhere")]
+        shown = [("address", addr) for addr in addrs] or [("address", "listens nowhere")]
+        return [*shown, ("reachable", self._reachable())]
+
+    def _reachable(self) -> str:
+        """Whether others have dialled this node, which it can do without."""
+        if not self._host.addrs:
+            return "no, and it need not be: it dials others"
+        best = max(map(reach_of, self._host.addrs))
+        where = {LOOPBACK: "this machine", PRIVATE: "this network"}.get(best, "anywhere")
+        came = (
+            f"yes: dialled {self._came:,} times" if self._came else "nobody has dialled it yet"
+        )
+        return f"{came} (its address is for {where}); it dials others, too"
 
 
 def lent(share: ShareConfig) -> str:
