@@ -4,6 +4,7 @@
 
 const MOST_POINTS = 1024; // of a line here; the node sends 512 and we thin as it does
 const MOST_ROWS = 60; // of the table of peers: more would be searched, not read
+const MOST_KINDS = 6; // of roles, policies, versions that are counted apart
 const SILENT = 5000; // milliseconds without a word after which the page says so
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
@@ -282,7 +283,29 @@ function drawPeers() {
   for (const peer of [...rowsShown.keys()]) if (!(peer in peers)) rowsShown.delete(peer);
   const left = found.length - rows.length;
   byId("more").textContent = left > 0 ? `${left.toLocaleString("en")} more: type above to find one.` : "";
+  byId("census").replaceChildren(said(census(Object.values(peers).filter((row) => row.state !== "gone"))));
   document.querySelector(".find").hidden = Object.keys(peers).length <= 12;
+}
+
+// How many there are of each, the most first: ["4 inference", "1 trainer"].
+function counted(words) {
+  const counts = new Map();
+  for (const word of words) counts.set(word, (counts.get(word) || 0) + 1);
+  const rows = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+  const rest = rows.slice(MOST_KINDS).reduce((sum, row) => sum + row[1], 0);
+  return [...rows.slice(0, MOST_KINDS).map(([word, count]) => `${number(count)} ${clean(word)}`), ...(rest ? [`${number(rest)} of other kinds`] : [])];
+}
+
+// Members by role, software and policy, in sentences.
+function census(rows) {
+  const said = [counted(rows.flatMap((row) => row.roles.length ? row.roles : ["relay"])).join(", ") + "."];
+  const holds = counted(rows.map((row) => row.policy >= 0 ? "hold policy " + number(row.policy) : "hold none")).join(", ");
+  if (rows.some((row) => row.policy >= 0)) said.push(holds[0].toUpperCase() + holds.slice(1) + ".");
+  const versions = counted(rows.filter((row) => row.version).map((row) => "run " + row.version));
+  if (versions.length) said.push(versions.join(", ") + ".");
+  const loads = rows.map((row) => row.load).filter((load) => typeof load === "number");
+  if (loads.length) said.push(`Their load is ${number(loads.reduce((a, b) => a + b, 0) / loads.length, "share")} on average.`);
+  return said.join(" ");
 }
 
 function stateOf(row, newest) {
