@@ -16,7 +16,16 @@ from typing import Any, Final
 
 from p2p.node.dashboard.app import read_part
 from sim.kernel.simulation import Simulation
-from sim.run.plots import histogram, line_plot, number, seed_plots, setting, sweep_plots
+from sim.run.meanings import MEANINGS
+from sim.run.plots import (
+    histogram,
+    line_plot,
+    number,
+    seed_plots,
+    setting,
+    sweep_plots,
+    unit_of,
+)
 from sim.run.result import Result
 
 _STYLE: Final = """
@@ -35,7 +44,7 @@ svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(
 .s0{stroke:var(--one)}.s1{stroke:var(--two)}.s2{stroke:var(--three)}.s3{stroke:var(--four)}
 .f0{fill:var(--one)}.f1{fill:var(--two)}.f2{fill:var(--three)}.f3{fill:var(--four)}
 .spread{stroke-width:4;opacity:.35}.seed{opacity:.55}.fault{fill:var(--two);opacity:.14}
-.band{opacity:.14}
+.band{opacity:.14}td.why{color:var(--quiet);max-width:60ch}
 .wide{overflow-x:auto}.foot{color:var(--quiet);font-size:.85em;margin-top:3em;overflow-wrap:anywhere}
 """
 
@@ -45,7 +54,7 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
     parts = [
         f"<h1>{html.escape(result.scenario)}</h1><p class=caption>{html.escape(caption)}</p>",
         _expectations(result),
-        _table("What was measured", result.metrics),
+        _measured(result),
         *_figures(result),
         _faults(result),
         f"<p class=foot>seed {result.seed}, level L{result.level}, {result.nodes} nodes, "
@@ -137,6 +146,7 @@ def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: s
         _rows(
             "Metrics", ("setting", "metric", "least", "10 %", "median", "90 %", "most"), rows
         ),
+        _meanings(summary["settings"]),
         _table("What was reached (times, over all runs)", summary["witnessed"]),
         _table("Which sites misbehaved on purpose (times, over all runs)", summary["fired"]),
     ]
@@ -157,10 +167,40 @@ def _expectations(result: Result) -> str:
         f"<tr><td class={'ok' if entry['ok'] else 'bad'}>"
         f"{'met' if entry['ok'] else 'FAILED'}</td>"
         f"<td>{html.escape(str(entry['name']))}</td>"
-        f"<td class=n>{number(entry['value'])}</td></tr>"
+        f"<td class=n>{number(entry['value'])}</td>"
+        f"{_meaning(str(entry['name']).split()[0])}</tr>"
         for entry in result.expectations
     )
-    return _rows("Expectations", ("verdict", "what", "is"), rows)
+    return _rows("Expectations", ("verdict", "what", "is", "which is"), rows)
+
+
+def _meanings(settings: Sequence[Mapping[str, Any]]) -> str:
+    names = dict.fromkeys(name for row in settings for name in row["metrics"])
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td>{_meaning(name)}</tr>"
+        for name in names
+        if name in MEANINGS
+    )
+    return _rows("What the metrics are", ("metric", "which is"), rows)
+
+
+def _meaning(metric: str) -> str:
+    return f"<td class=why>{html.escape(MEANINGS.get(metric, ''))}</td>"
+
+
+def _measured(result: Result) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        f"<td class=n>{number(value)} {_unit(name)}</td>{_meaning(name)}</tr>"
+        for name, value in result.metrics.items()
+    )
+    return _rows("What was measured", ("what", "value", "which is"), rows)
+
+
+def _unit(metric: str) -> str:
+    """Behind a number; shares stand as fractions, as in scenarios."""
+    unit = unit_of(metric)
+    return "" if unit == "%" else unit
 
 
 def _table(title: str, values: Mapping[str, Any]) -> str:
