@@ -16,8 +16,8 @@ MEANINGS: Final = {
     "death_seconds_median": "From a death until a node that had the dead in view knows of it.",
     "death_seconds_p99": "The same for the slowest of a hundred.",
     "deaths": "Machines that died.",
-    "deaths_known_share": "Of all pairs of a dead peer and a node that had it in view, those in"
-    " which the node knew in time.",
+    "deaths_known_share": "Of all pairs of a dead peer and a node that had it in view, the"
+    " share in which the node knew in time.",
     "ghost_share": "Of the members that nodes list, the share that is dead.",
     "join_seconds_median": "From a node's start until it was a member.",
     "returns_by_day": "Of the machines that came back, the share that did by day.",
@@ -42,13 +42,13 @@ MEANINGS: Final = {
     "reached_mean": "Of the nodes, the share that a publication reached.",
     "traffic_ratio": "What honest nodes send under attack, for each byte in peace.",
     # Weights
-    "arrived_share": "Of all pairs of a policy and a node that was there, those in which it"
-    " became whole.",
+    "arrived_share": "Of all pairs of a policy and a node that was there, the share in"
+    " which it became whole.",
     "chunks_bad": "Chunks that were not what the manifest says.",
     "completed": "Of the living nodes, the share that became whole.",
     "from_peers_share": "Of the bytes of policies that came, the share that other receivers"
     " sent.",
-    "got_share": "Of all pairs of a policy and a site, those in which it came.",
+    "got_share": "Of all pairs of a policy and a site, the share in which it came.",
     "hold_newest": "Of the nodes that should have it, the share that holds the newest policy.",
     "in_view": "Other nodes that the pusher knows of.",
     "join_seconds_100": "From joining until the last of the latecomers held the newest policy.",
@@ -60,8 +60,8 @@ MEANINGS: Final = {
     "times_bound_99": "Time until 99 % held it, in terms of the least that lines allow.",
     "whole": "Nodes that have the files whole.",
     # Roles
-    "broadcast_missed_share": "Of all pairs of a policy and a volunteer, those in which it"
-    " never came.",
+    "broadcast_missed_share": "Of all pairs of a policy and a volunteer, the share in which"
+    " it never came.",
     "cheater_accepted": "Submissions of the cheater that were accepted.",
     "cheater_submitted": "Submissions of the cheater.",
     "commitment_bytes": "What commitments cost the network for each place.",

@@ -44,7 +44,7 @@ svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(
 .s0{stroke:var(--one)}.s1{stroke:var(--two)}.s2{stroke:var(--three)}.s3{stroke:var(--four)}
 .f0{fill:var(--one)}.f1{fill:var(--two)}.f2{fill:var(--three)}.f3{fill:var(--four)}
 .spread{stroke-width:4;opacity:.35}.seed{opacity:.55}.fault{fill:var(--two);opacity:.14}
-.band{opacity:.14}td.why{color:var(--quiet);max-width:60ch}
+.band{opacity:.14}td.n{white-space:nowrap}td.why{color:var(--quiet);max-width:60ch;min-width:30ch}
 .wide{overflow-x:auto}.foot{color:var(--quiet);font-size:.85em;margin-top:3em;overflow-wrap:anywhere}
 """
 
