@@ -106,51 +106,54 @@ def _version() -> str:
 
 def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: str = "") -> str:
     """The page of a sweep: failures by seed, the spread of each metric, what was reached."""
-    rows = "".join(
-        f"<tr><td>{html.escape(setting(row['changes']) or 'as it is')}</td>"
-        f"<td>{html.escape(metric)}</td>"
-        + "".join(
-            f"<td class=n>{number(spread[key])}</td>"
-            for key in ("min", "low", "median", "high", "max")
-        )
-        + "</tr>"
-        for row in summary["settings"]
-        for metric, spread in row["metrics"].items()
-    )
-    plots = sweep_plots(summary["settings"], summary.get("expected", ()))
-    seeds = seed_plots(summary["settings"], summary.get("expected", ())) if not plots else []
+    settings, failures = summary["settings"], summary["failed"]
     failed = "".join(
         f"<tr><td class=n>{entry['seed']}</td>"
         f"<td>{html.escape(str(entry['changes'] or ''))}</td>"
         f"<td class=bad>{html.escape(entry['why'])}</td></tr>"
-        for entry in summary["failed"]
+        for entry in failures
     )
     verdict = (
-        f"{len(summary['failed'])} of {summary['runs']} runs failed"
-        if failed
-        else "every run held"
+        f"{len(failures)} of {summary['runs']} runs failed" if failed else "every run held"
     )
     parts = [
         f"<h1>{html.escape(name)}, {summary['runs']} runs</h1>"
         f"<p class=caption>{html.escape(caption)}</p>",
         f"<p class={'bad' if failed else 'ok'}>{verdict}</p>",
         _rows("", ("seed", "setting", "why"), failed),
-        *(
-            ["<h2>By setting: each run, median, and the middle four fifths of the seeds</h2>"]
-            if plots
-            else []
-        ),
-        *plots,
-        *(["<h2>By seed: each run, median, and the middle four fifths</h2>"] if seeds else []),
-        *seeds,
-        _rows(
-            "Metrics", ("setting", "metric", "least", "10 %", "median", "90 %", "most"), rows
-        ),
-        _meanings(summary["settings"]),
+        *_drawn(settings, summary.get("expected", ())),
+        _spreads(settings),
+        _meanings(settings),
         _table("What was reached (times, over all runs)", summary["witnessed"]),
         _table("Which sites misbehaved on purpose (times, over all runs)", summary["fired"]),
     ]
     return page(name, parts, made_by, data=summary)
+
+
+def _drawn(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[str]:
+    """Over what was varied, or over the seeds if no number was."""
+    if plots := sweep_plots(settings, expected):
+        title = "By setting: each run, median, and the middle four fifths of the seeds"
+        return [f"<h2>{title}</h2>", *plots]
+    if plots := seed_plots(settings, expected):
+        return ["<h2>By seed: each run, median, and the middle four fifths</h2>", *plots]
+    return []
+
+
+def _spreads(settings: Sequence[Mapping[str, Any]]) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(setting(row['changes']) or 'as it is')}</td>"
+        f"<td>{html.escape(metric)}</td>"
+        + "".join(
+            f"<td class=n>{number(spread[key])} {_unit(metric)}</td>"
+            for key in ("min", "low", "median", "high", "max")
+        )
+        + "</tr>"
+        for row in settings
+        for metric, spread in row["metrics"].items()
+    )
+    head = ("setting", "metric", "least", "10 %", "median", "90 %", "most")
+    return _rows("Metrics", head, rows)
 
 
 def _rows(title: str, head: Sequence[str], rows: str) -> str:
