@@ -5,19 +5,21 @@ Each page is kept as a picture in build/screens.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import trio
 
 from p2p.machine import open_world
+from p2p.node.dashboard.core.picture import Known
 from p2p.node.dashboard.feed import Feed
 from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import Faces
 from sim.cli import main
 from tests.browser.access import check_accessible
 from tests.browser.looking import Look, looking_at
-from tests.unit.test_dashboard import OWN, ROLES, Clockwork, scene
+from tests.unit.test_dashboard import OWN, ROLES, Clockwork, scene, trainer_health
 
 VIEWS = pytest.mark.parametrize(
     ("width", "scheme"), [(1200, "light"), (1200, "dark"), (390, "light"), (390, "dark")]
@@ -43,6 +45,10 @@ def check(look: Look, name: str) -> None:
 @VIEWS
 async def test_a_nodes_page(width: int, scheme: str) -> None:
     swarm = Clockwork()
+    health = trainer_health(20)
+    judged = {"accepted": 1234, "rejected": 2, "reasons": {"mantissas differ": 2}}
+    health["roles"]["validator"] = {"accepted": 1234, "nodes": {"peer-1": judged}}
+    swarm.now = replace(swarm.now, known={OWN: Known(health=health, says="learning: step 21")})
 
     def look(url: str) -> None:
         with looking_at(url, width=width, scheme=scheme) as page:
@@ -50,10 +56,13 @@ async def test_a_nodes_page(width: int, scheme: str) -> None:
             check(page, f"node-{width}-{scheme}")
             page.page.click("#rows a >> nth=0")
             assert OWN in page.text("#peer")
+            assert "learning: step 21" in page.text("#peer")
             assert "known since" in page.text("#peer")
             check(page, f"peer-{width}-{scheme}")
-            page.page.click("#rows a >> nth=1")
-            assert "linked to this node" in page.text("#peer")
+            page.page.click("#rows a:has-text('peer-1')")
+            said = page.text("#peer")
+            for words in ("linked to this node", "0.1.0", "1,234", "2 × mantissas differ"):
+                assert words in said
 
     async with open_world() as world, trio.open_nursery() as nursery:
         feed = Feed(world, ROLES, swarm.scene)
