@@ -156,6 +156,6 @@ class LearningCurve:
             for task, (tokens,), reward in zip(self._tasks, said[0], rewards[0], strict=True)
         ][:SHOWN]
         graded = grade([kind_of(task) for task in self._tasks], *rewards)
-        answers = list(zip(self._tasks[:SHOWN], said[0][:SHOWN], strict=True))
+        greedy = list(zip(self._tasks[:SHOWN], said[0][:SHOWN], strict=True))
         earned = [reward for _, _, reward in shown]
-        return graded, shown, await read_along(self._environment, answers, earned)
+        return graded, shown, await read_along(self._environment, greedy, earned)
