@@ -36,9 +36,9 @@ PANELS: Final = (
         values=(Value(key="tokens_per_second", label="tokens a second"),),
     ),
     Panel(
-        title="Answers of this node",
+        title="Answers drawn lately",
         kind=Kind.SAMPLES,
         rows="samples",
-        about="Some that it has drawn lately, and what they earn.",
+        about="Some of a worker's, and what they earn.",
     ),
 )  # fmt: skip
