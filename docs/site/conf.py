@@ -18,7 +18,7 @@ project = "Shoal"
 copyright = "The Shoal authors, Apache-2.0"
 root_doc = "docs/index"
 include_patterns = [
-    "docs/**", "examples/*.md", "examples/*/*.md", "README.md", "CHANGELOG.md",
+    "docs/**", "deploy/*.md", "examples/*.md", "examples/*/*.md", "README.md", "CHANGELOG.md",
     "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md",
 ]  # fmt: skip
 exclude_patterns = [".*", "build", "dist", "**/node_modules", "**/__pycache__"]

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +18,7 @@ from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.host import Host
 from p2p.identity import verify
 from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
+from p2p.membership.heartbeat import MAX_NAME
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
@@ -278,6 +280,7 @@ async def _run_node(start: Start) -> None:
             if not has_run and not config.bootstrap:
                 await trio.sleep_forever()
             async with open_node(world, host, config, document=document) as node:
+                node.membership.me.update(version=_software())
                 _report_run(options, node.run)
                 sight.open(node)
                 async with trio.open_nursery() as nursery:
@@ -288,6 +291,14 @@ async def _run_node(start: Start) -> None:
                     elif not options.json:
                         nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
                     await run_roles(node, start.roles)
+
+
+def _software() -> str:
+    """What heartbeats say that we are; nothing in a checkout that is not installed."""
+    try:
+        return version("shoal")[:MAX_NAME]
+    except PackageNotFoundError:
+        return ""
 
 
 def _configure(options: Options) -> NodeConfig:
@@ -340,7 +351,7 @@ def _report_start(
     if has_run and addrs:
         best = max(host.addrs, key=reach_of)
         lines.append(
-            f"next     others join with: python -m p2p.node --role inference --bootstrap {best}"
+            f"next     others join with: shoal node --role inference --bootstrap {best}"
         )
         lines += [f"         ({REACH[reach_of(best)]})"] if reach_of(best) in REACH else []
     elif has_run:

@@ -301,7 +301,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
             nursery.cancel_scope.cancel()
 
         nodes = DemoNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, plan.show.decode, plan.faces.command)
+        page = DemoPage(nodes.run, nodes.children, plan.faces.command)
         with told_by_signals(end):
             try:
                 async with open_page(page, plan.faces.address):
@@ -350,7 +350,7 @@ def join_command(nodes: DemoNodes) -> str:
     would take the node's private key along.
     """
     folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
-    return f"python -m p2p.node --role inference --data {folder} --bootstrap {nodes.bootstrap}"
+    return f"shoal node --role inference --data {folder} --bootstrap {nodes.bootstrap}"
 
 
 @contextlib.contextmanager

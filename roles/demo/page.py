@@ -1,7 +1,7 @@
 """The demo's page: all its nodes in one picture, live and, at the end, as a file.
 
 The demo hears its nodes' statuses anyway. What a node's own page cannot know is here: names,
-who was killed, and the answers as text, which the demo can read.
+and who was killed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -23,26 +23,17 @@ from p2p.node.dashboard.sockets import Faces
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, load_panels
 from roles.demo.processes import NodeProcess
-from roles.demo.shows import Decode
 from roles.demo.view import work_of
 from roles.run import Run
-
-_ANSWER: Final = 300
-"""Characters of a question and of an answer: the last, where what was asked stands."""
 
 
 class DemoPage:
     """What is shown of a demo's nodes."""
 
-    def __init__(
-        self, run: Run, children: Mapping[str, NodeProcess], decode: Decode | None, command: str
-    ) -> None:
+    def __init__(self, run: Run, children: Mapping[str, NodeProcess], command: str) -> None:
         self._run = run
         self._children = children
-        self._decode = decode
         self._command = command
-        self._read: tuple[Any, list[Any]] = (None, [])
-        """Answers that were decoded last, and their text."""
         self.url = ""
         self.feed: Feed | None = None
 
@@ -68,7 +59,7 @@ class DemoPage:
                  "owner": str(run.owner)},
             known={
                 str(status["peer"]): Known(
-                    health=self._readable(status), name=name, says=work_of(status["roles"])
+                    health=status, name=name, says=work_of(status["roles"])
                 )
                 for name, status in living.items()
             },
@@ -81,20 +72,6 @@ class DemoPage:
         ours = {one.status["peer"] for one in self._children.values() if one.status is not None}
         heard = (one for status in living.values() for one in status["known"])
         return {one["peer"]: one for one in heard if one["peer"] not in ours}
-
-    def _readable(self, status: Mapping[str, Any]) -> Mapping[str, Any]:
-        """With the trainer's held-out answers as text, if they can be read."""
-        trainer = status["roles"].get("trainer", {})
-        if self._decode is None or not trainer.get("shown"):
-            return status
-        if self._read[0] != trainer["shown"]:
-            samples = [
-                [self._decode(asked)[-_ANSWER:], self._decode(said)[-_ANSWER:], reward]
-                for asked, said, reward in trainer["shown"]
-            ]
-            self._read = (trainer["shown"], samples)
-        readable = {**trainer, "samples": self._read[1]}
-        return {**status, "roles": {**status["roles"], "trainer": readable}}
 
     def report(self, path: Path | None) -> Path:
         """Write the page as one file, to ``path`` or among the temporary files. Raises

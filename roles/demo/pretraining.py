@@ -200,7 +200,7 @@ async def play(plan: PretrainingPlan, console: Console) -> dict[str, Any]:
             nursery.cancel_scope.cancel()
 
         nodes = PretrainingNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, None, plan.faces.command)
+        page = DemoPage(nodes.run, nodes.children, plan.faces.command)
         with told_by_signals(end):
             try:
                 async with open_page(page, plan.faces.address):

@@ -111,6 +111,15 @@ class Environment(Protocol):
 
 
 @runtime_checkable
+class ReadableEnvironment(Environment, Protocol):
+    """An environment that people can read along."""
+
+    def text(self, task: Task, tokens: Sequence[int]) -> str:
+        """``tokens``, of a prompt or a completion of ``task``, as people read them."""
+        ...
+
+
+@runtime_checkable
 class TeachingEnvironment(Environment, Protocol):
     """An environment that a model without a base can be taught from the first weights on."""
 

@@ -17,6 +17,7 @@ Simulations have no processes; there, with their engine, the call is made in pla
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
@@ -45,6 +46,7 @@ from roles.envs.contained import (
     Tally,
     evaluation_of,
     task_of,
+    texts_of,
 )
 from roles.envs.frames import (
     ITEMS_AROUND,
@@ -55,11 +57,14 @@ from roles.envs.frames import (
     setup_to_wire,
     task_to_wire,
     tasks_untrusted,
+    texts_untrusted,
 )
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import TextModel
 from roles.run import Run
 from roles.shared.worker_start import start_worker
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -77,6 +82,10 @@ Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 """Tasks, each with the completions that answer it."""
 
 
+Sample = tuple[str, str, float]
+"""Question, answer and reward, for people."""
+
+
 class ContainedEnvironment(Protocol):
     """Tasks and rewards of one environment, whatever its code does."""
 
@@ -91,6 +100,24 @@ class ContainedEnvironment(Protocol):
     async def evaluation(self) -> list[Task]:
         """The fixed held-out tasks. Raises `EnvironmentFailed`."""
         ...
+
+    async def texts(self, answers: Answers) -> list[tuple[str, str]]:
+        """Question and answer of each completion as people read them, the end of each; empty
+        where tokens have no text. Raises `EnvironmentFailed`."""
+        ...
+
+
+async def read_along(
+    environment: ContainedEnvironment, answers: Answers, rewards: Sequence[float]
+) -> list[Sample]:
+    """What people read of answers that earned this; nothing where tokens have no text, or where
+    the environment cannot say: nothing hangs on it."""
+    try:
+        texts = await environment.texts(answers)
+    except EnvironmentFailed as error:
+        logger.info("samples_unreadable: %s", error)
+        return []
+    return [(*text, reward) for text, reward in zip(texts, rewards, strict=True) if any(text)]
 
 
 class LocalEnvironment:
@@ -116,6 +143,14 @@ class LocalEnvironment:
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
         return evaluation_of(self._environment)
+
+    async def texts(self, answers: Answers) -> list[tuple[str, str]]:
+        """See `ContainedEnvironment`."""
+        return [
+            texts_of(self._environment, task, tokens)
+            for task, given in answers
+            for tokens in given
+        ]
 
 
 class WorkerEnvironment:
@@ -167,6 +202,12 @@ class WorkerEnvironment:
         )
         return await self._ask("evaluation", read, patience=self._ration.opening)
 
+    async def texts(self, answers: Answers) -> list[tuple[str, str]]:
+        """See `ContainedEnvironment`."""
+        count = sum(len(given) for _, given in answers)
+        read = partial(texts_untrusted, count=count)
+        return await self._ask("texts", read, _rows(answers), items=3 * count + ITEMS_AROUND)
+
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
         try:
@@ -177,12 +218,9 @@ class WorkerEnvironment:
         return payment.rewards
 
     async def _pay(self, answers: Answers) -> Payment:
-        rows = [
-            [task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers
-        ]
         count = sum(len(given) for _, given in answers)
         read = partial(payment_untrusted, count=count)
-        return await self._ask("rewards", read, rows, items=count + ITEMS_AROUND)
+        return await self._ask("rewards", read, _rows(answers), items=count + ITEMS_AROUND)
 
     async def _pay_singly(self, answers: Answers) -> Payment:
         """One completion after the other, after a process has ended over all: those that end
@@ -279,6 +317,10 @@ class WorkerEnvironment:
 
     def _failure(self, method: str, why: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
+
+
+def _rows(answers: Answers) -> list[list[object]]:
+    return [[task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers]
 
 
 def _nothing_untrusted(value: object) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from p2p.errors import ShoalError
-from roles.envs.base import Environment, Task
+from roles.envs.base import Environment, ReadableEnvironment, Task
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,9 @@ MAX_SAID: Final = 160
 stranger's completion."""
 MAX_TOLD: Final = 32
 """Failures that are told apart; an environment that fails in more ways has been heard."""
+MAX_READ: Final = 300
+"""Characters of a question and of an answer for people: the last, where what was asked
+stands."""
 MAX_EVALUATION: Final = 8192
 """Tasks of an evaluation. The standard error of a share of this many is at most 0.006; each is
 answered twice, by the trainer alone."""
@@ -111,6 +114,19 @@ def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> fl
         return reward
 
     return _call(environment, "reward", pay)
+
+
+def texts_of(environment: Environment, task: Task, tokens: Sequence[int]) -> tuple[str, str]:
+    """Question and answer as people read them, the end of each; empty where the tokens have no
+    text. Raises `EnvironmentFailed`."""
+
+    def write() -> tuple[str, str]:
+        if not isinstance(environment, ReadableEnvironment):
+            return "", ""
+        question, answer = (environment.text(task, one) for one in (task.prompt, tokens))
+        return question[-MAX_READ:], answer[-MAX_READ:]
+
+    return _call(environment, "text", write)
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from p2p.errors import BadMessage
 from p2p.wire import MIB, fields_untrusted, unpack_untrusted
 from roles.engines import codec
 from roles.envs.base import Task
-from roles.envs.contained import Payment
+from roles.envs.contained import MAX_READ, Payment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.pin import FilePin
@@ -76,6 +76,14 @@ def tasks_untrusted(
 ) -> list[Task]:
     """As many tasks as were asked for, of tokens below ``vocabulary``. Raises `BadMessage`."""
     return [_task_untrusted(one, vocabulary) for one in _listed_untrusted(value, least, most)]
+
+
+def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
+    """Question and answer of as many completions, each as long as people read. Raises
+    `BadMessage`."""
+    pairs = (fields_untrusted(one, str, str, what="texts") for one in
+             _listed_untrusted(value, count, count))  # fmt: skip
+    return [(question[-MAX_READ:], answer[-MAX_READ:]) for question, answer in pairs]
 
 
 def payment_to_wire(payment: Payment) -> list[object]:

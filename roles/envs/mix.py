@@ -18,7 +18,13 @@ from itertools import accumulate
 from typing import Final
 
 from p2p.errors import ConfigError
-from roles.envs.base import Environment, Task, make_environment
+from roles.envs.base import (
+    Environment,
+    ReadableEnvironment,
+    Task,
+    TeachingEnvironment,
+    make_environment,
+)
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import open_tokenizer, read_data
 from roles.envs.text import ChatTokenizer, TextModel, TokenizedEnvironment, is_text
@@ -85,6 +91,15 @@ class MixedEnvironment:
         if environment is None:
             raise EnvironmentFailed(f"a task is of the environment {task.environment!r:.80}")
         return environment.reward(task, tokens)
+
+    def text(self, task: Task, tokens: Sequence[int]) -> str:
+        """What people read of tokens: as their environment says, or by its
+        vocabulary if it teaches; empty if it does neither."""
+        environment = self._environments.get(task.environment)
+        if isinstance(environment, ReadableEnvironment):
+            return environment.text(task, tokens)
+        signs = environment.vocabulary if isinstance(environment, TeachingEnvironment) else ""
+        return "".join(signs[token] for token in tokens if token < len(signs))
 
     def evaluation(self) -> list[Task]:
         """The held-out tasks of all of them, one environment after the other."""

@@ -239,6 +239,10 @@ class TokenizedEnvironment:
             ) from error
         return trio.run(self._environment.reward, source, text, ended)
 
+    def text(self, task: Task, tokens: Sequence[int]) -> str:
+        """What people read of ``tokens``."""
+        return self._tokenizer.decode(tokens)
+
     def _tokenized(self, task: TextTask) -> Task:
         """Raises `PromptTooLong`, and ValueError for a prompt that is none of the model's."""
         model = self._model

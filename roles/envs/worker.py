@@ -2,7 +2,8 @@
 
 Foreign code runs here and nowhere in a node: it may raise, hang, eat memory or end the process,
 and what it is asked for fails, no more. The first frame opens the environment, the others ask
-for tasks and rewards, those of a whole submission at once, or for the tasks of an evaluation.
+for tasks and rewards, those of a whole submission at once, for the tasks of an evaluation, or
+for what people read of an answer.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 from p2p.errors import ConfigError, MissingDependency
 from roles.engines import codec
 from roles.envs.base import Environment, Ration
-from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task_of
+from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task_of, texts_of
 from roles.envs.frames import payment_to_wire, setup_from_wire, task_from_wire, task_to_wire
 from roles.envs.mix import open_mix
 from roles.envs.ration import begin_call, end_calls
@@ -54,6 +55,11 @@ def call(
         case "evaluation", []:
             begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
             values += map(task_to_wire, evaluation_of(environment))
+        case "texts", [answers]:
+            for task, completions in answers:
+                for tokens in completions:
+                    begin_call(ration)
+                    values.append([*texts_of(environment, task_from_wire(task), tuple(tokens))])
         case "rewards", [answers]:
             payment = Payment()
             for task, completions in answers:

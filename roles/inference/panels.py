@@ -35,4 +35,10 @@ PANELS: Final = (
         about="Over the last minute, by the policy that drew them.",
         values=(Value(key="tokens_per_second", label="tokens a second"),),
     ),
+    Panel(
+        title="Answers drawn lately",
+        kind=Kind.SAMPLES,
+        rows="samples",
+        about="Some of a worker's, and what they earn.",
+    ),
 )  # fmt: skip

@@ -54,6 +54,7 @@ class Inference:
             **self.counts.health(),
             **asdict(self.status()),
             "committed_bytes": committed,
+            "samples": [] if self._session is None else self._session.glance.samples,
         }
 
     def progress(self) -> Progress:

@@ -49,6 +49,7 @@ from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.inference.appeals import Appeals
 from roles.inference.earned import keep_earned
+from roles.inference.glance import Glance
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
@@ -124,6 +125,8 @@ class InferenceSession:
         """Counts of all lives; None until they are read."""
         self._standing = RoleStanding(node, "inference", name)
         self._failures = Failures()
+        self.glance = Glance(node.world, environment)
+        """Some of its answers, for people."""
         self.appeals = Appeals(node)
         """What the trainer is told of this node's judges."""
         self._windows: Windows | None = None
@@ -256,6 +259,7 @@ class InferenceSession:
         submission = Submission.sign(commitment, content, node.world.signer)
         await self._durable.insist(partial(self._outbox.add, submission))
         self.counts.submitted += 1
+        await self.glance.look(place)
         node.world.trace("submitted", version=int(order.version), index=place.index)
         return submission
 

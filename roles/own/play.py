@@ -127,7 +127,7 @@ async def play(
 
         nodes = LocalNodes(folder.path, run, folder.cast(), nursery)
         console.print(f"{run}: {', '.join(nodes.cast)}; Ctrl-C ends them", soft_wrap=True)
-        page = DemoPage(run, nodes.children, view.decode, f"shoal run start {folder.path}")
+        page = DemoPage(run, nodes.children, f"shoal run start {folder.path}")
         with told_by_signals(end):
             try:
                 async with open_page(page, address):

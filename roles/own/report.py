@@ -122,7 +122,11 @@ def merged(wholes: list[dict[str, Any]]) -> dict[str, Any]:
     have heard of it."""
     first, *others = wholes
     picture = first["picture"]
-    picture["own"] = picture["own"] if not others else ""
+    if others:
+        roles = " and ".join(picture["roles"]) or "relay"
+        says = picture["says"].replace("This node", f"The {roles}", 1)
+        picture["says"] = f"{len(wholes)} nodes of this run. {says}"
+        picture["own"] = ""
     layouts = {(one["role"], one["number"]): one for whole in wholes for one in whole["panels"]}
     for whole in others:
         more = whole["picture"]

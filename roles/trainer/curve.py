@@ -15,7 +15,7 @@ from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.engines.base import Engine, EngineError, TrainingGroup
 from roles.envs.base import Task
-from roles.envs.client import ContainedEnvironment
+from roles.envs.client import ContainedEnvironment, Sample, read_along
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.mix import kind_of
 from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
@@ -51,6 +51,8 @@ class Learnt:
     shown_start: list[tuple[list[int], list[int], float]] = field(default_factory=list)
     """Prompt, greedy answer and reward of a few held-out tasks, for people to read."""
     shown: list[tuple[list[int], list[int], float]] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
+    """The same as text, question, answer and reward, if the environment can write it."""
     staleness_max: int = 0
     groups_used: int = 0
     train_reward: float = 0.0
@@ -112,13 +114,13 @@ class LearningCurve:
         if known or (0 < step < self._recipe.steps and (every == 0 or step % every)):
             return
         try:
-            result, shown = await self._examine(engine)
+            result, shown, samples = await self._examine(engine)
         except (EngineError, EnvironmentFailed) as error:  # it need not stop the learning
             logger.error("evaluation_failed step=%d: %s", step, error)
             return
         learnt.curve.append((step, result.greedy, result.sampled))
         learnt.greedy, learnt.reward = result.greedy, result.sampled
-        learnt.kinds, learnt.shown = result.kinds, shown
+        learnt.kinds, learnt.shown, learnt.samples = result.kinds, shown, samples
         if learnt.greedy_start is None:
             learnt.greedy_start, learnt.reward_start = result.greedy, result.sampled
             learnt.kinds_start, learnt.shown_start = result.kinds, shown
@@ -126,8 +128,9 @@ class LearningCurve:
 
     async def _examine(
         self, engine: Engine
-    ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]]]:
-        """Rewards on the held-out tasks, and what was said to the first of them.
+    ) -> tuple[Evaluation, list[tuple[list[int], list[int], float]], list[Sample]]:
+        """Rewards on the held-out tasks, and what was said to the first of them, as tokens and
+        as text.
 
         Raises `EngineError` and `EnvironmentFailed`.
         """
@@ -152,4 +155,7 @@ class LearningCurve:
             (list(task.prompt), list(tokens), reward)
             for task, (tokens,), reward in zip(self._tasks, said[0], rewards[0], strict=True)
         ][:SHOWN]
-        return grade([kind_of(task) for task in self._tasks], *rewards), shown
+        graded = grade([kind_of(task) for task in self._tasks], *rewards)
+        greedy = list(zip(self._tasks[:SHOWN], said[0][:SHOWN], strict=True))
+        earned = [reward for _, _, reward in shown]
+        return graded, shown, await read_along(self._environment, greedy, earned)

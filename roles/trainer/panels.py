@@ -71,7 +71,7 @@ GRPO: Final = (
         kind=Kind.FIGURES,
         values=(
             Value(key="step", label="step", lead=True, about="Optimiser steps done."),
-            Value(key="steps", label="of", about="Optimiser steps of the run."),
+            Value(key="steps", label="steps of the run", about="Optimiser steps."),
             Value(key="groups_used", label="groups learnt from", counts=True),
             Value(key="pooled", label="groups waiting", about="Accepted, for a next step."),
             Value(key="groups_without_spread", label="all alike", counts=True,

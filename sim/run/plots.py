@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,7 +26,7 @@ _TICKS: Final = 4
 _COUNT: Final = ""
 """The unit of what is counted: its title says what."""
 _UNITS: Final = {"bytes": "B", "seconds": "s", "share": "%", "probability": "%"}
-"""The unit of a curve or histogram, by the first word of its title; all others are counts."""
+"""The unit of a metric, by a word of its name; all others are counts."""
 _BOTTOM: Final = 32
 """Room for the numbers below the axis."""
 _TOP: Final = 12
@@ -50,8 +51,10 @@ def _tick(value: float, unit: str) -> str:
 
 
 def unit_of(title: str) -> str:
-    """The unit of a metric, by its name."""
-    return _UNITS.get(title.split()[0], _COUNT)
+    """The unit of a metric or a curve, by the words of its name."""
+    words = re.split(r"[ _,]+", title)
+    unit = next((_UNITS[word] for word in words if word in _UNITS), _COUNT)
+    return unit + "/s" if unit and words[-2:] == ["per", "second"] else unit
 
 
 def _round_numbers(low: float, high: float) -> list[float]:
@@ -168,7 +171,9 @@ def _seed_plot(metric: str, rows: Sequence[Mapping[str, Any]]) -> str:
         drawn += _key(setting(row["changes"]), place)
     title = f"{metric} by seed"
     said = f"{title}: {len(points)} runs, medians, and where four fifths of them lie"
-    axes = _axis_x(ends_x, frame.x, "seed", "") + _axis_y(frame.ys, frame.y, unit_of(metric))
+    axes = _axis_x(ends_x, frame.x, "seed", "", whole=True) + _axis_y(
+        frame.ys, frame.y, unit_of(metric)
+    )
     return _figure(title, said, "".join(drawn) + axes)
 
 
@@ -275,12 +280,14 @@ def histogram(title: str, values: Sequence[float]) -> str:
 
 
 def _axis_x(
-    ends: tuple[float, float], x_of: Callable[[float], float], under: str, unit: str
-) -> str:
+    ends: tuple[float, float], x_of: Callable[[float], float], under: str, unit: str,
+    *, whole: bool = False,
+) -> str:  # fmt: skip
     base = _HEIGHT - _BOTTOM
     texts = [
         (x_of(value), base + 16, "middle", _tick(value, unit))
         for value in _round_numbers(*ends)
+        if not whole or value == round(value)
     ]
     texts += [(_WIDTH - _RIGHT, base - 6, "end", under)] if under else []
     return f"<path d='M{_LEFT} {base}H{_WIDTH - _RIGHT}' class=axis />{_texts(texts)}"

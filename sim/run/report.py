@@ -16,7 +16,16 @@ from typing import Any, Final
 
 from p2p.node.dashboard.app import read_part
 from sim.kernel.simulation import Simulation
-from sim.run.plots import histogram, line_plot, number, seed_plots, setting, sweep_plots
+from sim.run.meanings import MEANINGS
+from sim.run.plots import (
+    histogram,
+    line_plot,
+    number,
+    seed_plots,
+    setting,
+    sweep_plots,
+    unit_of,
+)
 from sim.run.result import Result
 
 _STYLE: Final = """
@@ -35,7 +44,7 @@ svg{max-width:100%;height:auto}svg text{font:12px system-ui,sans-serif;fill:var(
 .s0{stroke:var(--one)}.s1{stroke:var(--two)}.s2{stroke:var(--three)}.s3{stroke:var(--four)}
 .f0{fill:var(--one)}.f1{fill:var(--two)}.f2{fill:var(--three)}.f3{fill:var(--four)}
 .spread{stroke-width:4;opacity:.35}.seed{opacity:.55}.fault{fill:var(--two);opacity:.14}
-.band{opacity:.14}
+.band{opacity:.14}td.n{white-space:nowrap}td.why{color:var(--quiet);max-width:60ch;min-width:30ch}
 .wide{overflow-x:auto}.foot{color:var(--quiet);font-size:.85em;margin-top:3em;overflow-wrap:anywhere}
 """
 
@@ -45,7 +54,7 @@ def report(result: Result, caption: str, made_by: str = "") -> str:
     parts = [
         f"<h1>{html.escape(result.scenario)}</h1><p class=caption>{html.escape(caption)}</p>",
         _expectations(result),
-        _table("What was measured", result.metrics),
+        _measured(result),
         *_figures(result),
         _faults(result),
         f"<p class=foot>seed {result.seed}, level L{result.level}, {result.nodes} nodes, "
@@ -97,50 +106,54 @@ def _version() -> str:
 
 def sweep_report(name: str, caption: str, summary: Mapping[str, Any], made_by: str = "") -> str:
     """The page of a sweep: failures by seed, the spread of each metric, what was reached."""
-    rows = "".join(
-        f"<tr><td>{html.escape(setting(row['changes']) or 'as it is')}</td>"
-        f"<td>{html.escape(metric)}</td>"
-        + "".join(
-            f"<td class=n>{number(spread[key])}</td>"
-            for key in ("min", "low", "median", "high", "max")
-        )
-        + "</tr>"
-        for row in summary["settings"]
-        for metric, spread in row["metrics"].items()
-    )
-    plots = sweep_plots(summary["settings"], summary.get("expected", ()))
-    seeds = seed_plots(summary["settings"], summary.get("expected", ())) if not plots else []
+    settings, failures = summary["settings"], summary["failed"]
     failed = "".join(
         f"<tr><td class=n>{entry['seed']}</td>"
         f"<td>{html.escape(str(entry['changes'] or ''))}</td>"
         f"<td class=bad>{html.escape(entry['why'])}</td></tr>"
-        for entry in summary["failed"]
+        for entry in failures
     )
     verdict = (
-        f"{len(summary['failed'])} of {summary['runs']} runs failed"
-        if failed
-        else "every run held"
+        f"{len(failures)} of {summary['runs']} runs failed" if failed else "every run held"
     )
     parts = [
         f"<h1>{html.escape(name)}, {summary['runs']} runs</h1>"
         f"<p class=caption>{html.escape(caption)}</p>",
         f"<p class={'bad' if failed else 'ok'}>{verdict}</p>",
         _rows("", ("seed", "setting", "why"), failed),
-        *(
-            ["<h2>By setting: each run, median, and the middle four fifths of the seeds</h2>"]
-            if plots
-            else []
-        ),
-        *plots,
-        *(["<h2>By seed: each run, median, and the middle four fifths</h2>"] if seeds else []),
-        *seeds,
-        _rows(
-            "Metrics", ("setting", "metric", "least", "10 %", "median", "90 %", "most"), rows
-        ),
+        *_drawn(settings, summary.get("expected", ())),
+        _spreads(settings),
+        _meanings(settings),
         _table("What was reached (times, over all runs)", summary["witnessed"]),
         _table("Which sites misbehaved on purpose (times, over all runs)", summary["fired"]),
     ]
     return page(name, parts, made_by, data=summary)
+
+
+def _drawn(settings: Sequence[Mapping[str, Any]], expected: Sequence[str]) -> list[str]:
+    """Over what was varied, or over the seeds if no number was."""
+    if plots := sweep_plots(settings, expected):
+        title = "By setting: each run, median, and the middle four fifths of the seeds"
+        return [f"<h2>{title}</h2>", *plots]
+    if plots := seed_plots(settings, expected):
+        return ["<h2>By seed: each run, median, and the middle four fifths</h2>", *plots]
+    return []
+
+
+def _spreads(settings: Sequence[Mapping[str, Any]]) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(setting(row['changes']) or 'as it is')}</td>"
+        f"<td>{html.escape(metric)}</td>"
+        + "".join(
+            f"<td class=n>{number(spread[key])} {_unit(metric)}</td>"
+            for key in ("min", "low", "median", "high", "max")
+        )
+        + "</tr>"
+        for row in settings
+        for metric, spread in row["metrics"].items()
+    )
+    head = ("setting", "metric", "least", "10 %", "median", "90 %", "most")
+    return _rows("Metrics", head, rows)
 
 
 def _rows(title: str, head: Sequence[str], rows: str) -> str:
@@ -157,10 +170,40 @@ def _expectations(result: Result) -> str:
         f"<tr><td class={'ok' if entry['ok'] else 'bad'}>"
         f"{'met' if entry['ok'] else 'FAILED'}</td>"
         f"<td>{html.escape(str(entry['name']))}</td>"
-        f"<td class=n>{number(entry['value'])}</td></tr>"
+        f"<td class=n>{number(entry['value'])}</td>"
+        f"{_meaning(str(entry['name']).split()[0])}</tr>"
         for entry in result.expectations
     )
-    return _rows("Expectations", ("verdict", "what", "is"), rows)
+    return _rows("Expectations", ("verdict", "what", "is", "which is"), rows)
+
+
+def _meanings(settings: Sequence[Mapping[str, Any]]) -> str:
+    names = dict.fromkeys(name for row in settings for name in row["metrics"])
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td>{_meaning(name)}</tr>"
+        for name in names
+        if name in MEANINGS
+    )
+    return _rows("What the metrics are", ("metric", "which is"), rows)
+
+
+def _meaning(metric: str) -> str:
+    return f"<td class=why>{html.escape(MEANINGS.get(metric, ''))}</td>"
+
+
+def _measured(result: Result) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(name)}</td>"
+        f"<td class=n>{number(value)} {_unit(name)}</td>{_meaning(name)}</tr>"
+        for name, value in result.metrics.items()
+    )
+    return _rows("What was measured", ("what", "value", "which is"), rows)
+
+
+def _unit(metric: str) -> str:
+    """Behind a number; shares stand as fractions, as in scenarios."""
+    unit = unit_of(metric)
+    return "" if unit == "%" else unit
 
 
 def _table(title: str, values: Mapping[str, Any]) -> str:

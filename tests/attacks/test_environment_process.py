@@ -95,6 +95,7 @@ async def test_what_an_environment_does_costs_the_call_and_no_other() -> None:
                 answers = [TASK.answer, (number,), TASK.answer]
                 assert await environment.rewards([(TASK, answers)]) == [1.0, 0.0, 1.0], number
             assert await environment.tasks([bytes(32)]) == await environment.tasks([bytes(32)])
+        assert await environment.texts([(TASK, [(1, 2), (99,)])]) == [("0", "01"), ("0", "")]
         environment._ration = replace(RATION, patience=BRIEF)
         with pytest.raises(EnvironmentFailed, match=r"no answer in 0\.3 s"):
             await earns(environment, 2)

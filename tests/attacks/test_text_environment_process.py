@@ -20,8 +20,8 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.machine import open_world
 from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment
-from roles.envs.contained import EnvironmentFailed
-from roles.envs.frames import decode_reply_untrusted, payment_untrusted
+from roles.envs.contained import MAX_READ, EnvironmentFailed
+from roles.envs.frames import decode_reply_untrusted, payment_untrusted, texts_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
@@ -166,6 +166,15 @@ def test_replies_of_foreign_code_are_read_as_a_strangers(name: str) -> None:
     reply, said = REPLIES[name]
     with pytest.raises(BadMessage, match=said):
         payment_untrusted(decode_reply_untrusted(bytes.fromhex(reply)), 1)
+
+
+@pytest.mark.parametrize(
+    "reply", [None, [], [["a"]], [["a", 1]], [[b"a", "b"]], "ab", [["a", "b"], ["c", "d"]]]
+)
+def test_texts_for_people_are_as_many_as_answers_and_bounded(reply: object) -> None:
+    with pytest.raises(BadMessage):
+        texts_untrusted(reply, 1)
+    assert texts_untrusted([["q" * 9000, "a"]], 1) == [("q" * MAX_READ, "a")]
 
 
 async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) -> None:

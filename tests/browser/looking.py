@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
+SCREENS: Final = Path(__file__).parent.parent.parent / "build" / "screens"
+"""Where pictures of pages are kept."""
+TASKS: Final = ["toplevel", "disabled-by-default-devtools.timeline"]
+"""What Chromium traces of a thread's tasks."""
 SECONDS: Final = 60.0
 """For a browser to start and draw, on a busy machine."""
 
@@ -51,10 +57,37 @@ class Look:
         by_name = {one["name"]: one["value"] for one in found}
         return float(by_name["TaskDuration"]), float(by_name["JSHeapUsedSize"])
 
+    def begin_tasks(self) -> None:
+        """Note each task of the page's main thread from now on."""
+        self.page.context.browser.start_tracing(page=self.page, categories=TASKS)
+
+    def longest_task(self) -> float:
+        """CPU seconds of the longest since `begin_tasks`: a busy machine's wall clock counts
+        what others do."""
+        events = json.loads(self.page.context.browser.stop_tracing())["traceEvents"]
+        main = {
+            (one["pid"], one["tid"])
+            for one in events
+            if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
+        }
+        tasks = [
+            one["tdur"]
+            for one in events
+            if "tdur" in one
+            and one["name"].endswith("RunTask")
+            and (one["pid"], one["tid"]) in main
+        ]
+        return float(max(tasks)) / 1e6
+
+    def keep(self, name: str) -> None:
+        """A picture of all of it, for somebody to look at: build/screens."""
+        SCREENS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENS / f"{name}.png", full_page=True)
+
     def check_quiet(self) -> None:
         """It complained of nothing, asked nobody else, and does not scroll sideways."""
-        assert self.complaints == []
-        assert self.foreign == []
+        assert self.complaints == [], self.complaints
+        assert self.foreign == [], self.foreign
         assert self.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 

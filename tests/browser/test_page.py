@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 
@@ -14,9 +15,10 @@ from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import Faces
 from p2p.wire import MIB
 from tests.browser.looking import Look, looking_at
+from tests.sweeps import DEEP
 from tests.unit.test_dashboard import HOSTILE, OWN, ROLES, Clockwork, scene
 
-CHANGES = 8
+CHANGES = 300 if DEEP else 8
 """Seconds for which a swarm of 1,000 changes."""
 MARKUP = "<img src=x onerror=\"document.title='owned'\"><b>bold</b>" + HOSTILE
 
@@ -28,6 +30,7 @@ def check_is_text(look: Look) -> None:
     assert "<img src=x onerror=" in look.text("#says")
     assert "\u202e" not in look.page.content().partition("<script")[0]
     assert "peer-1" in look.text("#rows")
+    assert "3 inference, 1 trainer. 4 hold policy 20. 3 run 0.1.0." in look.text("#census")
     look.check_quiet()
 
 
@@ -74,36 +77,43 @@ async def test_a_report_is_the_page_without_a_node(tmp_path: Path) -> None:
     await trio.to_thread.run_sync(look)
 
 
-async def test_a_thousand_peers_that_change_each_second_cost_a_page_little() -> None:
-    """The issue's 100 ms for a task, in CPU time, since the machine may be busy; and memory is
-    given back."""
+async def test_a_thousand_peers_that_change_each_second_cost_little() -> None:
+    """The page's longest task, what its heap grows by, and what the node spends on a viewer. In
+    CPU time, since the machine may be busy; in a deep run it is five minutes."""
     swarm = Clockwork()
     swarm.now = scene(peers=1000)
-    seen = trio.Event()
+    seen, spent = trio.Event(), 0.0
 
     def look(url: str) -> tuple[float, float]:
         with looking_at(url) as page:
+            page.page.set_default_timeout(3000 * CHANGES + 60_000)
             page.wait("#rows tr >> nth=50")
-            first = page.spent()
+            _, before = page.spent()
+            page.begin_tasks()
             trio.from_thread.run_sync(seen.set)
-            page.wait(f"#tiles b:text('{20 + CHANGES}')")
-            last = page.spent()
+            page.wait(f"#tiles b:text-is('{20 + CHANGES}')")
+            longest = page.longest_task()
+            _, after = page.spent()
             page.check_quiet()
-            return (last[0] - first[0]) / CHANGES, last[1] - first[1]
+            return longest, after - before
 
     async with open_world() as world, trio.open_nursery() as nursery:
         feed = Feed(world, ROLES, swarm.scene)
 
         async def change() -> None:
+            nonlocal spent
             await seen.wait()
             for step in range(21, 21 + CHANGES):
                 swarm.now = scene(peers=1000, step=step)
+                began = time.thread_time()
                 feed.look()
-                await world.sleep(1.0)
+                await world.sleep(1.0)  # in which the server writes
+                spent += time.thread_time() - began
 
         nursery.start_soon(change)
         async with Faces(world, feed).at_address("127.0.0.1", 0) as url:
-            seconds, grown = await trio.to_thread.run_sync(look, url)
+            longest, grown = await trio.to_thread.run_sync(look, url)
         nursery.cancel_scope.cancel()
-    assert seconds <= 0.1
+    assert longest <= 0.1
     assert grown <= 10 * MIB
+    assert spent <= 0.03 * CHANGES

@@ -11,6 +11,7 @@ import pytest
 import p2p
 import proofs
 import sim
+from tests.browser.access import check_accessible
 from tests.browser.looking import looking_at
 
 ROOT = Path(__file__).parent.parent.parent
@@ -39,7 +40,9 @@ def test_a_page_fits_the_screen_and_asks_nobody(
     ) as look:
         look.wait("article h1")
         assert look.page.locator("pre:not([tabindex])").count() == 0
+        look.keep(f"site-{page.replace('/', '-')}-{width}-{scheme}")
         look.check_quiet()
+        check_accessible(look.page)
 
 
 def test_the_reference_has_all_that_the_packages_offer(site: Path) -> None:

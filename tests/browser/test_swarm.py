@@ -9,9 +9,11 @@ import trio
 
 from roles.demo.page import DemoPage, open_page
 from roles.demo.processes import DemoNodes, DemoPlan
+from tests.browser.access import check_accessible
 from tests.browser.looking import looking_at
 
 KILLED = "inference-2"
+POLICY = "#tiles .tile:has-text('newest policy')"
 
 
 async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: Path) -> None:
@@ -28,14 +30,16 @@ async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: 
             trio.from_thread.run(nodes.start_child, KILLED)
             look.page.wait_for_selector("#rows tr.gone", state="detached")
             assert look.page.locator("#rows tr").count() == 6
-            step = int(look.text("#tiles .tile >> nth=2").split()[0])
-            look.wait(f"#tiles b:text-is('{step + 2}')")
+            newest = int(look.text(f"{POLICY} b"))
+            look.wait(f"{POLICY}:has(b:text-is('{newest + 2}'))")
+            look.keep("demo")
             look.check_quiet()
+            check_accessible(look.page)
 
     plan = DemoPlan(folder=tmp_path)
     async with trio.open_nursery() as nursery:
         nodes = DemoNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, plan.show.decode, "a test")
+        page = DemoPage(nodes.run, nodes.children, "a test")
         try:
             async with open_page(page, ("127.0.0.1", 0)):
                 await nodes.start()

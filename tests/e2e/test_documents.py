@@ -22,6 +22,7 @@ DOCUMENTS = [
     *ROOT.glob("*.md"),
     *(ROOT / "docs").rglob("*.md"),
     *(ROOT / "examples").rglob("*.md"),
+    ROOT / "deploy" / "README.md",
 ]
 PAGES = sorted(path for folder in FOLDERS for path in folder.glob("*.md"))
 
@@ -41,6 +42,22 @@ def test_blocks_of_all_documents_are_in_their_language(
     for page in DOCUMENTS:
         for example in Document.parse(str(page), parser):
             example.evaluate()
+
+
+def test_the_site_lists_every_document_and_their_links_lead_somewhere() -> None:
+    """Two pages were in no list, and a link led out of the site: ``make docs`` failed."""
+    index = (ROOT / "docs" / "index.rst").read_text(encoding="utf-8")
+    entries = re.findall(r"^   (?:.*<)?(/?[\w/-]+)>?$", index, re.MULTILINE)
+    listed = {ROOT / one[1:] if one[0] == "/" else ROOT / "docs" / one for one in entries}
+    pages = {page.with_suffix("") for page in (ROOT / "docs").rglob("*.md")}
+    assert pages - listed == set()
+    for page in DOCUMENTS:
+        text = page.read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+            place = page.parent / target
+            assert place.exists(), f"{page}: {target}"
+            if place.suffix == ".md":
+                assert place.resolve().with_suffix("") in listed, f"{page}: {target}"
 
 
 WITH_COMMANDS = {"ledger", "models", "run", "sim"}

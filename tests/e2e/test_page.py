@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,7 @@ def test_a_node_without_a_run_shows_that_it_waits_for_one(tmp_path: Path) -> Non
                 timeout=START_SECONDS,
             )
             assert "no run yet" in told.stdout
+            assert "nobody has dialled it yet (its address is for" in told.stdout
             running.process.kill()  # -9: the socket's file stays behind
             running.process.wait()
         assert (tmp_path / "api.sock").exists()
@@ -69,6 +72,8 @@ def test_an_owner_pauses_a_node_at_its_socket_and_nobody_at_its_page(tmp_path: P
                 assert (
                     "shoal resume lets it go on" in shoal("status", "--data", str(data)).stdout
                 )
+            (own,) = json.loads(shoal("peers", "--json", "--data", str(data)).stdout).values()
+            assert own["version"] == version("shoal")
             told = shoal(way, str(data))
             assert (told.returncode, told.stderr) == (0, "")
             assert told.stdout.startswith(f"{way}d")

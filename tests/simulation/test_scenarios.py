@@ -12,6 +12,7 @@ import pytest
 from p2p.errors import ConfigError
 from sim.cli import main
 from sim.faults.plan import KINDS, Fault
+from sim.run.meanings import MEANINGS
 from sim.run.report import report, sweep_report
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario, scenario_from_table, scenario_names
@@ -24,6 +25,7 @@ def test_every_scenario_loads_and_says_what_it_asks(name: str) -> None:
     scenario = load_scenario(name)
     assert scenario.caption.endswith("?")
     assert scenario.expect
+    assert [one.metric for one in scenario.expect if one.metric not in MEANINGS] == []
     scenario.open_workload()
 
 

@@ -13,7 +13,7 @@ import pytest
 import sim
 from p2p.errors import ConfigError
 from sim.cli import main
-from sim.run.plots import sweep_plots
+from sim.run.plots import sweep_plots, unit_of
 from sim.run.report import page as drawing_page
 from sim.run.scenario import load_scenario
 from sim.run.sweep import changed, run_one, summarise
@@ -90,6 +90,10 @@ def test_only_numbers_that_were_varied_are_drawn() -> None:
     runs = [run_one(scenario, 1, {"hold": hold}) for hold in (0.1, 0.2)]
     settings = summarise(runs)["settings"]
     assert len(sweep_plots(settings, ["rounds"])) == 1
+    assert unit_of("bytes_per_second") == "B/s"
+    assert [unit_of(name) for name in ("bytes sent", "death_seconds_p99", "deaths")] == [
+        "B", "s", "",
+    ]  # fmt: skip
     assert sweep_plots(settings, []) == []
     assert sweep_plots(settings[:1], ["rounds"]) == []
 

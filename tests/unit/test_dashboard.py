@@ -9,20 +9,25 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h11
 import pytest
 import trio
 from hypothesis import given, strategies as st
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2p.errors import ConfigError
+from p2p.host import PeerEvent, PeerState
+from p2p.identity import KeyPair
 from p2p.machine import open_world
+from p2p.multiaddr import Multiaddr
 from p2p.node.dashboard.app import PARTS, STATIC
 from p2p.node.dashboard.commands import describe, following, peer_lines, read
 from p2p.node.dashboard.core.history import MAX_POINTS, MAX_SERIES, History
@@ -32,11 +37,13 @@ from p2p.node.dashboard.core.reading import MAX_ROWS, MAX_TEXT
 from p2p.node.dashboard.feed import MAX_BEHIND, MAX_VIEWERS, Feed
 from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.report import write_report
+from p2p.node.dashboard.sight import Sight
 from p2p.node.dashboard.sockets import SOCKET, Faces
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
 
 ROLES = load_panels(installed(PANELS))
+KEY = KeyPair(b"k" * 32)
 OWN = "12D3KooWOwn"
 HOSTILE = "</script><script>document.title='owned'</script>\u202egnihton\u0000\ud800"
 
@@ -281,13 +288,36 @@ def test_what_strangers_say_is_bounded_and_stays_data() -> None:
     assert "http://" not in re.sub(r"http://www\.w3\.org/\S+", "", page.partition("uPlot=")[0])
 
 
+def test_a_node_says_whether_others_have_dialled_it() -> None:
+    """Volunteers ask that first."""
+    host = SimpleNamespace(
+        peer_id=KEY.peer_id, addrs=[Multiaddr.parse("/ip4/192.168.1.7/tcp/4001")]
+    )
+    sight = Sight(host, [])  # type: ignore[arg-type]
+    ours = PeerEvent(KEY.peer_id, PeerState.CONNECTED, dialled=True)
+    theirs = PeerEvent(KEY.peer_id, PeerState.CONNECTED)
+    sight.note(ours)
+    sight.note(PeerEvent(KEY.peer_id, PeerState.DISCONNECTED))
+    assert dict(sight.scene().facts)["reachable"].startswith("nobody has dialled it yet")
+    sight.note(theirs)
+    assert dict(sight.scene().facts)["reachable"] == (
+        "yes: dialled 1 times (its address is for this network); it dials others, too"
+    )
+    host.addrs = []
+    assert dict(sight.scene().facts)["reachable"].startswith("no, and it need not be")
+
+
 def test_who_has_gone_is_shown_for_a_while() -> None:
     roll = Roll()
-    roll.call({"a": {"state": "alive"}, "b": {"state": "alive"}}, 0.0)
-    assert roll.call({"a": {"state": "alive"}}, 1.0)["b"] == {"state": "gone"}
-    assert roll.call({"a": {}, "b": {"state": "alive"}}, 2.0)["b"] == {"state": "alive"}
-    roll.call({"a": {}}, 3.0)
-    assert "b" not in roll.call({"a": {}}, 4.0 + GONE_SECONDS)
+    alive, gone = {"state": "alive", "since": 5}, {"state": "gone", "since": 5}
+    roll.see("a", 3.0)  # nobody looks at the page yet
+    roll.call({"a": {"state": "alive"}, "b": {"state": "alive"}}, 5.0)
+    assert roll.call({"a": {"state": "alive"}}, 6.0)["b"] == gone
+    rows = roll.call({"a": {}, "b": {"state": "alive"}}, 7.0)
+    assert (rows["a"], rows["b"]) == ({"since": 3}, alive)
+    roll.call({"a": {}}, 8.0)
+    assert "b" not in roll.call({"a": {}}, 9.0 + GONE_SECONDS)
+    assert roll.call({"a": {}, "b": {}}, 900.0)["b"] == {"since": 900}
 
 
 # Laws of the core
@@ -413,12 +443,61 @@ def saying_everything() -> Scene:
     return replace(scene(peers=1000), known={OWN: known})
 
 
+NOT_BASE = {
+    *("milliseconds", "microseconds", "nanoseconds", "minutes", "hours", "days", "weeks"),
+    *("bits", "kilobytes", "megabytes", "gigabytes", "kibibytes", "mebibytes", "gibibytes"),
+    *(
+        "percent",
+        "percents",
+        "s",
+        "ms",
+        "us",
+        "ns",
+        "sec",
+        "b",
+        "kb",
+        "mb",
+        "gb",
+        "m",
+        "h",
+        "d",
+    ),
+}
+"""Words of a name that promtool refuses: units that are not the base unit, or are shortened."""
+TYPES = {"counter", "gauge", "histogram", "summary", "untyped"}
+
+
+def faults_of(family: Metric) -> Iterator[str]:
+    """What promtool's lint would say (prometheus/client_golang, promlint/validations)."""
+    words = set(family.name.split("_"))
+    if not family.documentation.strip():
+        yield "no help"
+    if re.fullmatch(r"shoal(_[a-z][a-z0-9]*)+", family.name) is None:
+        yield "not lower case with underscores, or without our prefix"
+    if words & NOT_BASE:
+        yield "no base unit"
+    if words & TYPES:
+        yield "its type in its name"
+    if family.type not in {"counter", "gauge"} or not family.samples:
+        yield "no type, or no sample"
+    for one in family.samples:
+        if one.name.endswith("_total") != (family.type == "counter"):
+            yield "_total is for counters"
+        if one.name.endswith(("_count", "_sum", "_bucket", "_info", "_created")):
+            yield "a suffix of histograms"
+        if set(one.labels) & {"le", "quantile", "peer", "node"}:
+            yield "a label of histograms, or of peers"
+
+
 def test_promtool_has_nothing_to_say_of_the_numbers() -> None:
     """Names, suffixes, types and help texts as Prometheus wants them."""
     text = write_metrics(saying_everything(), ROLES, 1)
     families = list(text_string_to_metric_families(text.decode()))
     assert len(families) > 40
-    assert all(one.documentation for one in families)
+    assert {one.name: found for one in families if (found := list(faults_of(one)))} == {}
+    assert list(faults_of(GaugeMetricFamily("shoal_wait_ms_total", "", value=1))) == [
+        "no help", "no base unit", "_total is for counters",
+    ]  # fmt: skip
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("no promtool (Debian's package prometheus)")

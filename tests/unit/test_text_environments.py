@@ -18,6 +18,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.wire import pack
 from roles.envs.base import Task, TeachingEnvironment, make_environment, open_teaching
 from roles.envs.contained import (
+    MAX_READ,
     SUSPECT,
     EnvironmentFailed,
     Payment,
@@ -25,6 +26,7 @@ from roles.envs.contained import (
     evaluation_of,
     reward_of,
     task_of,
+    texts_of,
 )
 from roles.envs.data import read_data
 from roles.envs.frames import setup_from_wire, setup_to_wire, task_from_wire, task_to_wire
@@ -134,6 +136,10 @@ def test_text_becomes_tokens_and_tokens_text(folder: Path) -> None:
     assert plain.heard == ("hello", False)
     assert reward_of(environment, task, (END,)) == 0.0
     assert plain.heard == ("", True)
+    mix = MixedEnvironment({"echo": (1.0, environment)})
+    question, answer = texts_of(mix, mix.task(bytes(32)), hello * 200)
+    assert "say hello" in question
+    assert answer == ("hello" * 200)[-MAX_READ:]
 
 
 def test_an_empty_completion_is_an_answer_like_any_other(folder: Path) -> None:

@@ -143,6 +143,9 @@ class Unasked:
     async def rewards(self, _: object) -> list[float]:
         raise NotImplementedError
 
+    async def texts(self, _: object) -> list[tuple[str, str]]:
+        raise NotImplementedError
+
 
 class Shardcast:
     """Remembers on disk which versions are out, and says so."""

@@ -30,9 +30,9 @@ LOOK: Final = 1.0
 MAX_VIEWERS: Final = 16
 """At once: a household's screens. Each costs a queue and a connection."""
 MAX_BEHIND: Final = 1 * MIB
-"""Bytes that wait for a viewer who does not read, behind the first message: minutes of changes.
-One that is further behind is dropped, and comes again when it reads. The first message, a whole
-picture, is bounded by what is drawn: 4 MB if 1,000 peers say all they may."""
+"""Bytes that wait for a viewer who does not read: minutes of changes. One that is further
+behind is dropped, and comes again when it reads. Behind a first message that takes more than
+half, a whole picture of up to 4 MB if 1,000 peers say all they may, half as much may wait."""
 
 
 class Viewer:
@@ -55,7 +55,7 @@ class Viewer:
             return
         self._waiting.append(message)
         self._behind += len(message)
-        if self._behind - len(self._waiting[0]) > MAX_BEHIND:
+        if self._behind > max(MAX_BEHIND, len(self._waiting[0]) + MAX_BEHIND // 2):
             self.is_dropped = True
             self._waiting.clear()
             self._behind = 0
@@ -104,7 +104,7 @@ class Feed:
     def whole(self) -> dict[str, Any]:
         """All that a page needs to begin with; also what a static page embeds."""
         return {
-            "picture": draw(self._scene(), self._panels, self._roll, self._world.now()),
+            "picture": draw(self._scene(), self._panels, self._roll, self._at()),
             "panels": layout(self._panels),
             "curves": self._history.curves(),
             "wall": round(self._world.wall(), 1),
@@ -136,9 +136,10 @@ class Feed:
         """Once: note the curves, and tell the viewers what is new."""
         scene = self._scene()
         points = note_curves(scene, self._panels, self._history)
+        self._roll.see((*scene.known, *scene.members), self._at())
         if not self._viewers:
             return
-        picture = draw(scene, self._panels, self._roll, self._world.now())
+        picture = draw(scene, self._panels, self._roll, self._at())
         change = {"patch": difference(self._drawn, picture), "at": self._at()}
         self._drawn = picture
         message = encode_event("change", {**change, **({"points": points} if points else {})})

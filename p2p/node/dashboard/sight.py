@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from p2p.errors import ConfigError
-from p2p.host import Host
+from p2p.host import Host, PeerEvent, PeerState
 from p2p.node.dashboard.app import Orders
 from p2p.node.dashboard.core.picture import Known, Scene
 from p2p.node.node import Node
 from p2p.node.rest import Rest
 from p2p.node.role import Role
 from p2p.node.share import ShareConfig
+from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
 from p2p.wire import KI, MIB
 
 PAUSE: Final = "/api/pause"
@@ -26,6 +27,13 @@ class Sight:
         self._host = host
         self._roles = roles
         self._node: Node | None = None
+        self._came = 0
+        """How often others have dialled this node."""
+
+    def note(self, event: PeerEvent) -> None:
+        """Somebody has come, or gone."""
+        if event.state is PeerState.CONNECTED and not event.dialled:
+            self._came += 1
 
     def open(self, node: Node) -> None:
         """The node has joined its run."""
@@ -72,9 +80,8 @@ class Sight:
             run={"name": run.name, "id": run.id.hex(), "epoch": run.epoch,
                  "owner": str(run.owner)},
             own=own,
-            known={own: Known(health=health)},
-            members={str(one.peer): _said(one.profile) for one in node.membership.members()
-                     if one.run in (b"", run.id)},
+            known={own: Known(health=health, says=words_of(health))},
+            members=self._members(node),
             facts=[
                 *self._addresses(),
                 ("clock", str(health["clock"])),
@@ -85,9 +92,31 @@ class Sight:
             ],
         )  # fmt: skip
 
+    def _members(self, node: Node) -> dict[str, dict[str, object]]:
+        """What peers say of themselves, this node among them."""
+        linked = set(node.host.connected)
+        found = {
+            str(one.peer): {**_said(one.profile), "linked": one.peer in linked}
+            for one in node.membership.members()
+            if one.run in (b"", node.run.id)
+        }
+        return {str(node.peer_id): _said(node.membership.me.profile), **found}
+
     def _addresses(self) -> list[tuple[str, str]]:
         addrs = [str(addr) for addr in self._host.addrs]
-        return [("address", addr) for addr in addrs] or [("address", "listens nowhere")]
+        shown = [("address", addr) for addr in addrs] or [("address", "listens nowhere")]
+        return [*shown, ("reachable", self._reachable())]
+
+    def _reachable(self) -> str:
+        """Whether others have dialled this node, which it can do without."""
+        if not self._host.addrs:
+            return "no, and it need not be: it dials others"
+        best = max(map(reach_of, self._host.addrs))
+        where = {LOOPBACK: "this machine", PRIVATE: "this network"}.get(best, "anywhere")
+        came = (
+            f"yes: dialled {self._came:,} times" if self._came else "nobody has dialled it yet"
+        )
+        return f"{came} (its address is for {where}); it dials others, too"
 
 
 def lent(share: ShareConfig) -> str:
@@ -101,13 +130,15 @@ def lent(share: ShareConfig) -> str:
     return "; ".join([*words, *([f"works {share.hours}"] if share.hours else [])])
 
 
+def words_of(health: Mapping[str, Any]) -> str:
+    """What a node's roles say that they do now; empty if they say nothing."""
+    said = [role["now"] for role in health["roles"].values() if "now" in role]
+    return "; ".join(one for one in said if isinstance(one, str))
+
+
 def in_words(health: Mapping[str, Any]) -> str:
     """What a node does now: what its roles say of it, else that it relays."""
-    said = [
-        str(role["now"])
-        for role in health["roles"].values()
-        if isinstance(role.get("now"), str)
-    ]
+    said = [words] if (words := words_of(health)) else []
     newest = health["shardcast"]["newest"]
     holds = f"holds policy {newest}" if newest >= 0 else "holds no policy yet"
     work = "works as " + " and ".join(health["roles"]) if health["roles"] else "relays policies"

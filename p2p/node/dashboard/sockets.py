@@ -157,6 +157,7 @@ async def open_faces(
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(feed.run)
+        stack.enter_context(host.watching(sight.note))
         await stack.enter_async_context(faces.at_folder(folder))
         url = ""
         if address is not None:

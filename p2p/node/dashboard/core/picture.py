@@ -6,7 +6,8 @@ healths it has. Both are a `Scene`. The document::
     title, run: {name, id, epoch, owner}, own (our peer id, if the page is one node's)
     says            what is going on, in a sentence
     facts           [label, text] of the node itself
-    peers           by id: name, roles, policy, load, upload, version, state, says
+    peers           by id: name, roles, policy, load, upload, version, state, says, linked (to
+                    this node), links (their number), since (seconds of the page's life)
     flows           by "from to": bytes of chunks
     roles           by role, by id, by the number of a panel: what `reading.read` gives
 
@@ -15,7 +16,8 @@ Tables are keyed, so that a change is small (`core.patch`); nothing in it is nul
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -61,11 +63,18 @@ class Scene:
 
 
 class Roll:
-    """Who was there lately: who is missing now is shown as gone, for a while."""
+    """Who was there lately, and since when: who has gone is still shown for a while."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, Any]] = {}
         self._gone: dict[str, float] = {}
+        self._since: dict[str, float] = {}
+        """When each was first seen, of those who are there or are shown as gone."""
+
+    def see(self, peers: Iterable[str], now: float) -> None:
+        """These are there, whether somebody looks at the page or not."""
+        kept = itertools.chain(peers, self._gone)
+        self._since = {peer: self._since.get(peer, now) for peer in kept}
 
     def call(self, rows: dict[str, dict[str, Any]], now: float) -> dict[str, dict[str, Any]]:
         """``rows``, and those of peers that have gone."""
@@ -81,7 +90,11 @@ class Roll:
             for peer in self._gone
             if peer in self._rows
         }
-        self._rows = {**rows, **gone}
+        self.see(rows, now)
+        self._rows = {
+            peer: {**row, "since": round(self._since[peer])}
+            for peer, row in {**rows, **gone}.items()
+        }
         return self._rows
 
 
@@ -115,6 +128,7 @@ def _known_row(one: Known) -> dict[str, Any]:
         "roles": [bounded_text(str(role)) for role in health.get("roles", {})],
         "policy": plain(find(health, "shardcast.newest")),
         "state": "known",
+        "links": plain(health.get("connected")),
         "received": _sum_of(health, "from_peers", "from_origin"),
         "sent": _sum_of(health, "uploaded_as_origin", "uploaded_as_relay"),
     }
@@ -130,7 +144,8 @@ def _member_row(member: Mapping[str, Any]) -> dict[str, Any]:
     roles = [bounded_text(str(role)) for role in member.get("roles", ())]
     numbers = {key: plain(member.get(key)) for key in ("policy", "load", "upload", "version")}
     kept = {key: value for key, value in numbers.items() if value is not None}
-    return {"roles": roles, "state": "alive", **kept}
+    linked = {"linked": True} if member.get("linked") is True else {}
+    return {"roles": roles, "state": "alive", **kept, **linked}
 
 
 def _flows(known: Mapping[str, Known]) -> dict[str, int]:
@@ -175,7 +190,8 @@ def note_curves(scene: Scene, panels: Panels, history: History) -> dict[str, lis
 
 def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]]:
     """The points of each value of a curve: its newest, or, where the panel has ``rows``, those
-    of the list there: tables, or lists of x and then a number for each value."""
+    of the list there: tables, or lists of x and then a number for each value. Below x = 0 is
+    what was before the first policy."""
     if panel.kind is not Kind.CURVE:
         return
     rows = find(health, panel.rows) if panel.rows else None
@@ -192,7 +208,7 @@ def _curves_of(panel: Panel, health: Health) -> Iterator[tuple[int, list[Point]]
         points = [
             (x, y)
             for x, y in ((plain(x), plain(y)) for x, y in pairs)
-            if isinstance(x, int | float) and isinstance(y, int | float)
+            if isinstance(x, int | float) and isinstance(y, int | float) and x >= 0
         ]
         if points:
             yield place, points

@@ -12,6 +12,7 @@ function colour(name) {
 }
 
 function number(value, unit) {
+  if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value !== "number") return value === undefined || value === null ? "–" : String(value);
   if (unit === "bytes") {
     let size = value, name = "B";

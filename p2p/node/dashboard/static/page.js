@@ -4,12 +4,14 @@
 
 const MOST_POINTS = 1024; // of a line here; the node sends 512 and we thin as it does
 const MOST_ROWS = 60; // of the table of peers: more would be searched, not read
+const MOST_KINDS = 6; // of roles, policies, versions that are counted apart
 const SILENT = 5000; // milliseconds without a word after which the page says so
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
 
 const state = {picture: null, panels: [], curves: {}, at: 0, heard: 0};
 const plots = new Map();
 const map = new Map_(byId("map-drawing"));
+const embedded = byId("data"); // of a report
 let drawing = false;
 
 function byId(id) { return document.getElementById(id); }
@@ -66,7 +68,7 @@ function addPoints(points) {
 
 function takeWhole(whole) {
   Object.assign(state, {picture: whole.picture, panels: whole.panels, curves: whole.curves, at: whole.at});
-  state.wall = whole.wall;
+  state.began = whole.wall - whole.at; // wall clock of second 0
   plots.clear();
   byId("curves").replaceChildren();
   byId("counts").replaceChildren();
@@ -103,6 +105,7 @@ function draw() {
   drawPanels(byId("counts"), byPanel.filter((one) => one.panel.kind === "counts").reverse());
   drawPanels(byId("figures"), byPanel.filter((one) => one.panel.kind === "figures"));
   drawPanels(byId("panels"), byPanel.filter((one) => BELOW.includes(one.panel.kind)).sort((a, b) => BELOW.indexOf(a.panel.kind) - BELOW.indexOf(b.panel.kind)));
+  byId("map").hidden = Boolean(embedded) && Object.keys(picture.peers).length < 2; // of what one trainer has left
   byId("map-words").textContent = map.draw(picture, nameOf, openPeer);
   drawPeers();
   drawPeer();
@@ -121,7 +124,7 @@ function panelsWithData() {
 function drawTiles(byPanel) {
   const peers = Object.values(state.picture.peers).filter((row) => row.state !== "gone");
   const newest = Math.max(-1, ...peers.map((row) => row.policy ?? -1));
-  const tiles = [["peers alive", peers.length]];
+  const tiles = embedded && peers.length < 2 ? [] : [["peers alive", peers.length]];
   if (newest >= 0) tiles.push(["newest policy", newest]);
   for (const {panel, nodes} of byPanel) {
     panel.values.forEach((value, place) => {
@@ -216,7 +219,7 @@ const DRAWN = {
     card.classList.add("broad");
     const head = el("tr", {}, el("th", {scope: "col"}, "peer"), ...panel.values.map((value) => el("th", {scope: "col", class: numeric(nodes, panel, value) ? "n" : ""}, value.label)));
     const rows = nodes.flatMap(([, lines]) => lines).map(([name, ...cells]) => el("tr", {}, el("td", {class: "name"}, name in state.picture.peers ? peerLink(name) : said(/^12D3Koo\w{45}$/.test(name) ? shortened(name) : name)),
-      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(cell ?? "")))));
+      ...cells.map((cell) => typeof cell === "number" ? el("td", {class: "n"}, number(cell)) : el("td", {class: "text long"}, said(typeof cell === "string" ? cell : number(cell ?? ""))))));
     card.append(wide(panel.title, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))));
   },
   samples(panel, nodes, card) {
@@ -280,7 +283,29 @@ function drawPeers() {
   for (const peer of [...rowsShown.keys()]) if (!(peer in peers)) rowsShown.delete(peer);
   const left = found.length - rows.length;
   byId("more").textContent = left > 0 ? `${left.toLocaleString("en")} more: type above to find one.` : "";
+  byId("census").replaceChildren(said(census(Object.values(peers).filter((row) => row.state !== "gone"))));
   document.querySelector(".find").hidden = Object.keys(peers).length <= 12;
+}
+
+// How many there are of each, the most first: ["4 inference", "1 trainer"].
+function counted(words) {
+  const counts = new Map();
+  for (const word of words) counts.set(word, (counts.get(word) || 0) + 1);
+  const rows = [...counts].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1));
+  const rest = rows.slice(MOST_KINDS).reduce((sum, row) => sum + row[1], 0);
+  return [...rows.slice(0, MOST_KINDS).map(([word, count]) => `${number(count)} ${clean(word)}`), ...(rest ? [`${number(rest)} of other kinds`] : [])];
+}
+
+// Members by role, software and policy, in sentences.
+function census(rows) {
+  const said = [counted(rows.flatMap((row) => row.roles.length ? row.roles : ["relay"])).join(", ") + "."];
+  const holds = counted(rows.map((row) => row.policy >= 0 ? "hold policy " + number(row.policy) : "hold none")).join(", ");
+  if (rows.some((row) => row.policy >= 0)) said.push(holds[0].toUpperCase() + holds.slice(1) + ".");
+  const versions = counted(rows.filter((row) => row.version).map((row) => "run " + row.version));
+  if (versions.length) said.push(versions.join(", ") + ".");
+  const loads = rows.map((row) => row.load).filter((load) => typeof load === "number");
+  if (loads.length) said.push(`Their load is ${number(loads.reduce((a, b) => a + b, 0) / loads.length, "share")} on average.`);
+  return said.join(" ");
 }
 
 function stateOf(row, newest) {
@@ -294,8 +319,10 @@ function peerRow(peer, row, newest) {
   return el("tr", {class: kind}, el("td", {class: "name"}, peerLink(peer)), el("td", {class: "text"}, said(row.roles.join(", ") || "relay")),
     el("td", {class: "n"}, row.policy >= 0 ? number(row.policy) : "–"), el("td", {}, el("span", {class: "state " + kind}, words)),
     el("td", {class: "n"}, number(row.received, "bytes")), el("td", {class: "n"}, number(row.sent, "bytes")),
-    el("td", {class: "text"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
+    el("td", {class: "text long"}, said(row.says || (row.upload ? `uploads ${number(row.upload, "bytes")} a second` : ""))));
 }
+
+function moment(wall) { return new Date(wall * 1000).toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"}); }
 
 // A page for one peer, by the address's hash.
 function drawPeer() {
@@ -306,8 +333,13 @@ function drawPeer() {
   box.hidden = !row;
   if (!row) return;
   const newest = Math.max(-1, ...Object.values(state.picture.peers).map((one) => one.policy ?? -1));
-  const facts = [["peer id", peer], ["roles", row.roles.join(", ") || "none: it relays"], ["policy", row.policy >= 0 ? row.policy : "none"], ["state", stateOf(row, newest)[1]]];
+  const facts = [["peer id", peer]];
+  if (row.says) facts.push(["does now", row.says]);
+  facts.push(["roles", row.roles.join(", ") || "none: it relays"], ["policy held", row.policy >= 0 ? row.policy : "none"], ["state", stateOf(row, newest)[1]]);
+  if (row.since !== undefined && state.began) facts.push(["known since", moment(state.began + row.since)]);
   if (row.version) facts.push(["software", row.version]);
+  if (row.links !== undefined) facts.push(["connected to", row.links === 1 ? "1 peer" : number(row.links) + " peers"]);
+  else if (state.picture.own && row.state === "alive") facts.push(["linked to this node", row.linked ? "yes" : "no: heard of through others"]);
   if (row.upload) facts.push(["says it uploads", number(row.upload, "bytes") + " a second"]);
   if (row.load !== undefined) facts.push(["load", number(row.load, "share")]);
   for (const [key, size] of Object.entries(state.picture.flows).sort((a, b) => b[1] - a[1])) {
@@ -364,13 +396,12 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redrawIfAn
 byId("find").addEventListener("input", () => state.picture && drawPeers());
 function redrawIfAny() { if (state.picture) redraw(); }
 
-const embedded = byId("data");
 if (embedded) {
   const whole = JSON.parse(embedded.textContent);
   takeWhole(whole);
   const pulse = byId("pulse");
   pulse.className = "pulse";
-  pulse.textContent = "as of " + new Date(whole.wall * 1000).toLocaleString("en-GB", {dateStyle: "medium", timeStyle: "short"});
+  pulse.textContent = "as of " + moment(whole.wall);
 } else {
   listen();
   setInterval(() => { if (state.heard && Date.now() - state.heard > SILENT) drawPulse(true); }, 1000);
