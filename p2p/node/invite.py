@@ -67,7 +67,7 @@ EXPIRY_TOLERANCE: Final = 300.0
 ROLES: Final[Mapping[str, frozenset[Capability]]] = {
     "relay": frozenset({Capability.GOSSIP}),
     "inference": frozenset({Capability.GOSSIP, Capability.GENERATE}),
-    "trainer": frozenset({Capability.GOSSIP}),
+    "trainer": frozenset({Capability.GOSSIP, Capability.TRAIN}),
 }
 """What each role that can be invited may do. ``trainer``: of a run that pre-trains and admits
 members; officers are named in the run file."""

@@ -53,7 +53,12 @@ from p2p.node.admission import (
     UnusableEdition,
     check_same_run,
 )
-from p2p.node.credential import Credential
+from p2p.node.credential import (
+    Credential,
+    decode_credential_untrusted,
+    work_bits,
+    work_untrusted,
+)
 from p2p.node.guests import GuestBook
 from p2p.node.rival import (
     MAX_RIVAL_REQUEST,
@@ -209,6 +214,8 @@ class RunBook:
         """Epoch, warnings that were given of its end, and whether it was in force, at the last
         look.
         """
+        self._was_guest = False
+        """Whether an invite let this node in at the last look: that ends without an edition."""
         self._hints: dict[PeerId, float] = {}
         """When a peer that seemed to have another edition was asked last; infinite until it has
         been.
@@ -264,15 +271,16 @@ class RunBook:
         run = self._run
         return run is not None and run.needs_stamp(peer) and not self.guests.is_guest(run, peer)
 
-    def see(self, peer: PeerId, shown: bytes) -> Credential:
+    def see(self, peer: PeerId, shown: bytes) -> None:
         """Take up what a peer shows for itself. Raises `BadMessage`: `Uninvited`, with the
         remedy, of a pass that does not admit."""
         if self._run is None:
-            return Credential()
-        credential = self.guests.see(self._run, peer, shown)
+            return
+        credential = decode_credential_untrusted(shown)
+        if credential.invite:
+            self.guests.admit(self._run, peer, credential.invite)
         if shown and peer == self._world.signer.peer_id:
             self._changed.notify_all()
-        return credential
 
     def why_not(self, peer: PeerId, capability: Capability) -> str:
         """Why ``peer`` may not, with the remedy; empty if it may."""
@@ -283,11 +291,20 @@ class RunBook:
             return f"the run file of {run.name!r} has expired; ask its owner for a newer one"
         return self.guests.why_not(run, peer, capability)
 
-    def lacks_work(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must show a work stamp of the run before it may submit work, and has
-        not."""
-        bits = 0 if self._run is None else self._run.guest_rules.stamp_bits
-        return bool(bits) and self.needs_stamp(peer) and not self.guests.has_worked(peer, bits)
+    def lacks_work(self, peer: PeerId, shown: bytes) -> bool:
+        """Whether ``peer`` must show a work stamp of the run before it may submit work, and
+        what it shows now has none.
+
+        Nothing is remembered: what a peer showed under an earlier edition, or before others
+        pushed it out of a table, it shows still. An invite for another role frees of nothing.
+        """
+        run = self._run
+        bits = 0 if run is None else run.guest_rules.stamp_bits
+        if run is None or not bits or not run.needs_stamp(peer):
+            return False
+        if self.guests.may(run, peer, Capability.GENERATE):
+            return False
+        return work_bits(run.id, peer, work_untrusted(shown)) < bits
 
     def show_work(self, nonce: bytes) -> None:
         """Show a work stamp of our own from now on."""
@@ -327,8 +344,12 @@ class RunBook:
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
             self._warn(run, due, left)
-        if was_in_force is not self.in_force:
+        was_guest, self._was_guest = self._was_guest, self._is_guest(run)
+        if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
+
+    def _is_guest(self, run: SignedRun) -> bool:
+        return self.guests.is_guest(run, self._world.signer.peer_id)
 
     def _warn(self, run: SignedRun, due: int, left: float) -> None:
         remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"

@@ -23,7 +23,7 @@ class RunMembers:
 
     def __init__(self, node: Node, joining: Joining) -> None:
         self._node = node
-        self._capability = Capability.PUBLISH if joining is Joining.NAMED else Capability.GOSSIP
+        self._capability = Capability.PUBLISH if joining is Joining.NAMED else Capability.TRAIN
 
     def may_train(self, peer: PeerId) -> bool:
         """See `MayTrain`."""

@@ -88,7 +88,7 @@ class RoleStanding:
         why_not = book.why_not(own, Capability.GENERATE)
         if why_not:
             return f"epoch {run.epoch} of run {run.name!r} does not admit it: {why_not}"
-        if book.lacks_work(own):
+        if self._node.lacks_work(own):
             return f"it makes {run.work_stamp}"
         return ""
 
