@@ -84,8 +84,8 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_BAN: Final = 366 * 24 * 3600
 """Seconds that a ban may last: a year, longer than any run."""
-MAX_EXPIRY: Final = 2**40
-"""Seconds since 1970: the year 36812, and exact as a float."""
+MAX_EXPIRY: Final = 2**37
+"""Seconds since 1970: the year 6325, which every calendar has, and exact as a float."""
 MAX_MEMORY: Final = 2**50
 """Bytes: a petabyte is no machine's."""
 _BEGINNING: Final = b"\x94"
