@@ -107,8 +107,8 @@ async def _observed(host: SwarmHost, peer: PeerId) -> str:
                 seen = (await identify.receive_info(stream)).observed_addr
     except PEER_TROUBLE:
         return ""
-    kind, host = ("", "") if seen is None else seen.parts[0]
-    return host if kind in ("ip4", "ip6") else ""
+    kind, place = ("", "") if seen is None else seen.parts[0]
+    return place if kind in ("ip4", "ip6") else ""
 
 
 def local_address(host: str) -> str:
