@@ -195,23 +195,29 @@ class GuestBook:
             self._enter(peer, shown)
 
     async def keep_forever(self) -> None:
-        """Write down who has come, until cancelled."""
+        """Write down who has come, until cancelled; what the disk refuses is tried again with
+        the next."""
         while True:
+            refused: list[PeerId] = []
             while self._unkept:
                 peer = next(iter(self._unkept))
                 del self._unkept[peer]
-                await self._keep(peer)
+                if not await self._keep(peer):
+                    refused.append(peer)
+            self._unkept.update(dict.fromkeys(refused))
             await self._came.wait()
 
-    async def _keep(self, peer: PeerId) -> None:
+    async def _keep(self, peer: PeerId) -> bool:
         path, shown = f"{GUESTS}/{peer.public_key.hex()}", self._guests.get(peer)
         if shown is None:
             await self._remove(path)
-            return
+            return True
         try:
             await self._world.disk.replace(path, pack([peer.digest, shown.to_bytes()]))
         except StorageError as error:
             logger.warning("guest_not_kept %s: %s", path, error)
+            return False
+        return True
 
     async def _remove(self, path: str) -> None:
         try:

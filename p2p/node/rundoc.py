@@ -57,6 +57,7 @@ from p2p.node.credential import (
     Credential,
     decode_credential_untrusted,
     work_bits,
+    work_cost,
     work_untrusted,
 )
 from p2p.node.guests import GuestBook
@@ -109,6 +110,12 @@ is.
 """
 MAX_HINTS: Final = 64
 """Peers remembered as asked, or to be asked, for that reason: the officers of a large run."""
+
+STAMP_TIMES: Final = 10.0
+"""Times what a work stamp takes on average: a slow core, and one that is out of luck."""
+STAMP_GRACE: Final = (600.0, 3_600.0)
+"""Seconds at least and at most, after an edition that asks for more bits, in which those of the
+one before are enough: as windows of work have to be settled (`roles.trainer.core.windows`)."""
 
 MAX_PAUSE: Final = 30.0
 """Seconds between rounds of asking the bootstrap peers at most. The pause doubles from
@@ -226,6 +233,8 @@ class RunBook:
         """Who is in by invite."""
         self.own_pass = b""
         """The pass of this node, if it was invited."""
+        self._stamp_grace: tuple[int, float] = (0, -math.inf)
+        """The bits of the edition before, and until when they are enough."""
         self.own_work = b""
         """The nonce of this node's work stamp, if it has made one."""
 
@@ -291,9 +300,9 @@ class RunBook:
             return f"the run file of {run.name!r} has expired; ask its owner for a newer one"
         return self.guests.why_not(run, peer, capability)
 
-    def lacks_work(self, peer: PeerId, shown: bytes) -> bool:
+    def lacks_work(self, peer: PeerId, shown: bytes, *, at_once: bool = True) -> bool:
         """Whether ``peer`` must show a work stamp of the run before it may submit work, and
-        what it shows now has none.
+        what it shows now has none. ``at_once``: of the edition before is not enough.
 
         Nothing is remembered: what a peer showed under an earlier edition, or before others
         pushed it out of a table, it shows still. An invite for another role frees of nothing.
@@ -304,6 +313,9 @@ class RunBook:
             return False
         if self.guests.may(run, peer, Capability.GENERATE):
             return False
+        before, until = self._stamp_grace
+        if not at_once and self._world.now() < until:
+            bits = min(bits, before)
         return work_bits(run.id, peer, work_untrusted(shown)) < bits
 
     def show_work(self, nonce: bytes) -> None:
@@ -502,6 +514,7 @@ class RunBook:
             run = await self._judge(document)
             if run is None:
                 return False
+            self._note_stamps(run)
             self._run = self._pin = run
             self._is_pinned = False
             self._told = (0, 0, True)
@@ -514,6 +527,17 @@ class RunBook:
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True
+
+    def _note_stamps(self, newer: SignedRun) -> None:
+        """An edition that asks for more work gives those who are at work time to do it: what
+        they have committed to would be found missing meanwhile."""
+        if self._run is None:
+            return
+        before, asked = self._run.guest_rules.stamp_bits, newer.guest_rules.stamp_bits
+        if asked > before:
+            least, most = STAMP_GRACE
+            time = min(max(least, STAMP_TIMES * work_cost(asked)), most)
+            self._stamp_grace = before, self._world.now() + time
 
     async def _keep(self) -> None:
         """Write the newest edition down, unless it is."""

@@ -104,8 +104,8 @@ class Node:
 
     def lacks_work(self, peer: PeerId) -> bool:
         """Whether ``peer`` must make a work stamp before it may submit work, and its newest
-        heartbeat shows none."""
-        return self.book.lacks_work(peer, self.membership.shown_by(peer))
+        heartbeat shows none that will do."""
+        return self.book.lacks_work(peer, self.membership.shown_by(peer), at_once=False)
 
     def role_table(self, name: str) -> Mapping[str, object]:
         """The configuration table ``[role.<name>]``, empty if there is none."""

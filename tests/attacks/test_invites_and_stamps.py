@@ -10,9 +10,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from p2p.dht.stamp import make_stamp
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, StorageError
 from p2p.identity import KeyPair, PeerId
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.node import guests
@@ -20,7 +22,7 @@ from p2p.node.admission import Capability
 from p2p.node.bearer import shown_by
 from p2p.node.credential import Credential, find_work
 from p2p.node.node import _is_stamped
-from p2p.node.rundoc import RunBook
+from p2p.node.rundoc import STAMP_GRACE, RunBook
 from roles.diloco.core.terms import Joining
 from roles.diloco.membership import RunMembers
 from roles.run.core.file import AdmissionRules, Run, open_run, sign_run
@@ -78,8 +80,8 @@ class Door:
             self.heard[peer] = said
         return is_heard
 
-    def lacks_work(self, peer: PeerId) -> bool:
-        return self.book.lacks_work(peer, self.heard.get(peer, b""))
+    def lacks_work(self, peer: PeerId, *, at_once: bool = True) -> bool:
+        return self.book.lacks_work(peer, self.heard.get(peer, b""), at_once=at_once)
 
 
 async def door_at(folder: Path, run: Run) -> Door:
@@ -104,6 +106,26 @@ async def test_a_stamp_that_came_before_its_edition_counts(tmp_path: Path) -> No
     assert not door.lacks_work(peer)
     await door.book.offer(open_run_of(3, stamp_bits=30).document)
     assert door.lacks_work(peer)  # the bits of the newest edition, all of them
+
+
+async def test_an_edition_that_asks_for_more_gives_time_to_make_it(tmp_path: Path) -> None:
+    """Workers rested from that instant: drawn places of windows that they had committed to were
+    shown to nobody, which ends standing."""
+    run = open_run_of()
+    door, peer = await door_at(tmp_path, run), GUEST.peer_id
+    world: Any = door.book._world
+    now = 100.0
+    world.now = lambda: now
+    assert door.hears(peer, worked(run, peer))
+    assert not door.hears(OTHER.peer_id, b"")
+    await door.book.offer(open_run_of(2, stamp_bits=30).document)
+    assert door.lacks_work(peer)  # it is to make another one at once
+    assert not door.lacks_work(peer, at_once=False)
+    assert door.lacks_work(OTHER.peer_id, at_once=False)
+    now += STAMP_GRACE[1]
+    assert door.lacks_work(peer, at_once=False)
+    await door.book.offer(open_run_of(3, stamp_bits=29).document)  # one that asks for less
+    assert door.lacks_work(peer, at_once=False)
 
 
 async def test_stamps_of_names_that_nobody_has_push_out_no_workers(tmp_path: Path) -> None:
@@ -200,6 +222,35 @@ async def test_an_old_pass_in_a_forged_heartbeat_takes_no_role_and_no_use(
     assert not book.may(peer, GENERATE)
     world.at = ENDS + 10**7
     assert not book.may(peer, GOSSIP)
+
+
+async def test_a_use_that_the_disk_refused_is_kept_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the invite had a use more."""
+    book, world = await book_at(tmp_path)
+    replace_, refused = world.disk.replace, [True]
+
+    async def full(path: str, data: bytes) -> None:
+        if refused.pop():
+            refused.append(False)
+            raise StorageError("no space left")
+        refused.append(False)
+        await replace_(path, data)
+
+    monkeypatch.setattr(world.disk, "replace", full)
+    one = invite(uses=2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(book.guests.keep_forever)
+        for peer in (GUEST.peer_id, OTHER.peer_id):
+            book.see(peer, shown(one, peer))
+            await trio.testing.wait_all_tasks_blocked(0.05)
+        nursery.cancel_scope.cancel()
+    again, _ = await book_at(tmp_path)
+    await again.guests.recall(CLOSED)
+    third = KeyPair(b"3" * 32).peer_id
+    with pytest.raises(BadMessage, match="all 2 uses"):
+        again.see(third, shown(one, third))
 
 
 async def test_who_is_in_no_more_is_looked_for_once_a_minute(
