@@ -83,8 +83,8 @@ def test_a_node_that_comes_back_goes_on_where_the_other_validator_left_it() -> N
 
 @pytest.mark.parametrize("known", [0, 4, 100])
 def test_a_window_goes_on_where_another_witness_left_its_worker(known: int) -> None:
-    """It was behind a gap for ever, also where the gap is a few places, which single submissions
-    may leave open and windows may not."""
+    """It was behind a gap for ever, also where the gap is a few places, which single
+    submissions may leave open and windows may not."""
     book, window = DrawSequences(), range(104, 112)
     for index in range(known):
         assert take(book, index) is FRESH
