@@ -19,8 +19,8 @@ MAX_RATIO: Final = 20.0
 """Of `StepReport.ratio_max`: how many times likelier one token became for the trainer than it
 was for who drew it. Runs at too high a rate reach 80 and more."""
 WARY_K3: Final = 0.1
-"""Of `StepReport.k3`, from which on that counts. It is one token's figure: of 7,000 in a step one
-reaches 160 now and then while the others have hardly moved, at a k3 of 0.01."""
+"""Of `StepReport.k3`, from which on that counts. It is one token's figure: of 7,000 in a step
+one reaches 160 now and then while the others have hardly moved, at a k3 of 0.01."""
 RISING: Final = 5
 """Steps in a row in which entropy rises before that is told: it falls while a model learns."""
 RISE: Final = 1.1
