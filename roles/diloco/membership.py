@@ -28,3 +28,7 @@ class RunMembers:
     def may_train(self, peer: PeerId) -> bool:
         """See `MayTrain`."""
         return self._node.may(peer, self._capability)
+
+    def why_not(self, peer: PeerId) -> str:
+        """Why ``peer`` may not be one, with the remedy; empty if it may."""
+        return self._node.book.why_not(peer, self._capability)

@@ -74,6 +74,7 @@ class DilocoMember:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
         environments = self._environments(node, run, folder)
+        members = RunMembers(node, terms.joining)
         async with open_inner(
             node.world,
             replace(engine_config, profile=config.profile, autocast=config.autocast),
@@ -90,17 +91,22 @@ class DilocoMember:
                 config.diloco,
                 engine,
                 run.terms.trainers,
-                RunMembers(node, terms.joining),
+                members,
             )
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._heed_owner, node, self.session)
+                nursery.start_soon(self._heed, node, self.session, members)
                 await self.session.work_forever()
 
-    async def _heed_owner(self, node: Node, session: DilocoSession) -> None:
+    async def _heed(self, node: Node, session: DilocoSession, members: RunMembers) -> None:
         """Leave while this machine's owner pauses the node, or outside its hours, and say so in
-        a line and a heartbeat. Works until cancelled."""
-        me, said = node.membership.me, ""
+        a line and a heartbeat; say, too, if the run does not admit it. Works until
+        cancelled."""
+        me, said, told = node.membership.me, "", ""
         while True:
+            unwanted = members.why_not(node.peer_id)
+            if unwanted and unwanted != told:
+                logger.warning("no member takes this node in: %s", unwanted)
+            told = unwanted
             why_not = node.rest.why_not
             session.rest(bool(why_not))
             if why_not != said:

@@ -188,10 +188,11 @@ async def test_only_an_invite_to_train_makes_a_member_of_a_run_without_trainers(
     """A relay's guest had its updates summed."""
     book, _ = await book_at(tmp_path)
     book.see(GUEST.peer_id, shown(invite(role=role), GUEST.peer_id))
-    node: Any = SimpleNamespace(may=book.may)
-    may_train = RunMembers(node, Joining.ADMITTED).may_train(GUEST.peer_id)
-    assert may_train is (role == "trainer")
-    assert not RunMembers(node, Joining.ADMITTED).may_train(OTHER.peer_id)
+    node: Any = SimpleNamespace(may=book.may, book=book)
+    members = RunMembers(node, Joining.ADMITTED)
+    assert members.may_train(GUEST.peer_id) is (role == "trainer")
+    assert ("not to train" in members.why_not(GUEST.peer_id)) is (role != "trainer")
+    assert not members.may_train(OTHER.peer_id)
 
 
 async def test_an_old_pass_in_a_forged_heartbeat_takes_no_role_and_no_use(
@@ -222,6 +223,36 @@ async def test_an_old_pass_in_a_forged_heartbeat_takes_no_role_and_no_use(
     assert not book.may(peer, GENERATE)
     world.at = ENDS + 10**7
     assert not book.may(peer, GOSSIP)
+
+
+async def test_a_node_notices_the_end_of_its_own_invite(tmp_path: Path) -> None:
+    """It made no work stamp, and asked on and on, until the next edition."""
+    run = open_run_of(stamp_bits=30)
+    book = (await door_at(tmp_path, run)).book
+    world: Any = book._world
+    own, told = world.signer.peer_id, [0]
+
+    async def count() -> None:
+        while True:
+            await book.wait_change()
+            told[0] += 1
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(count)
+        await trio.testing.wait_all_tasks_blocked()
+        book.see(own, shown(invite(), own))
+        await trio.testing.wait_all_tasks_blocked()
+        for at, lacks, times in (
+            (ENDS - 1000, False, 2),
+            (ENDS, False, 2),
+            (ENDS + 301, True, 3),
+        ):
+            world.at = at
+            book._look_at_the_clock()
+            await trio.testing.wait_all_tasks_blocked()
+            assert book.lacks_work(own, b"") is lacks
+            assert told[0] == times
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_use_that_the_disk_refused_is_kept_with_the_next(
