@@ -1,10 +1,10 @@
 """The driver of `Exchange`: asks peers, answers them, and tells the node what is news.
 
 Two nodes that meet exchange in both directions: who is asked by one that has more asks back, at
-most once in `ASK_BACK`. That it has more is a claim, which anybody may make: so every second
-question at least goes to a peer that was drawn, and who brought nothing when it was asked on
-its own word is not believed for a while. What is answered, and how often, is bounded per peer;
-a peer that sends what no author has signed is penalised.
+most once in `ASK_BACK`. That it has more is a claim, which anybody may make: it is followed
+beside the questions to peers that are drawn, never instead of one, and who brought nothing when
+it was asked on its own word is not believed for a while. What is answered, and how often, is
+bounded per peer; a peer that sends what no author has signed is penalised.
 """
 
 from __future__ import annotations
@@ -88,8 +88,6 @@ class LedgerExchange:
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
         """Who has more than we, if one said so."""
-        self._has_followed = False
-        """Whether the last question went to one that had said so."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
         """Until when such a word of a peer counts for nothing."""
         self._listeners: list[Listener] = []
@@ -198,26 +196,30 @@ class LedgerExchange:
             await self._kept.keep(news)
 
     async def _ask_forever(self) -> None:
-        world, dice = self._world, self._world.rng("ledgers")
-        pause = ASK_BACK  # until there is somebody to ask: what others have of our own log
+        world, dice, due = self._world, self._world.rng("ledgers"), 0.0
         while True:
-            with trio.move_on_after(pause * dice.uniform(0.75, 1.25)):
+            with trio.move_on_after(max(due - world.now(), 0.0)):
                 await self._due.wait()
             peers = [one for one in self._peers() if one != world.signer.peer_id]
-            if not peers or not self._exchange.authors:
-                continue
-            pause = self._config.interval
             claimant, self._next = self._next, None
-            self._has_followed = claimant in peers and not self._has_followed
-            if claimant is None or not self._has_followed:
-                await self._ask(dice.choice(peers))
-            elif not await self._ask(claimant):
+            if not peers or not self._exchange.authors:
+                due = world.now() + ASK_BACK
+                continue
+            if claimant in peers and not await self._ask_one(claimant):
                 self._doubted.renew(claimant, world.now() + DOUBTED)
-            await self._check_own()
-            await world.sleep_until(world.now() + ASK_BACK)
+            if world.now() >= due:
+                await self._ask_one(dice.choice(peers))
+                due = world.now() + self._config.interval * dice.uniform(0.75, 1.25)
+
+    async def _ask_one(self, peer: PeerId) -> bool:
+        """Learn from one peer, and pause; whether there was anything."""
+        is_news = await self._ask(peer)
+        await self._check_own()
+        await self._world.sleep_until(self._world.now() + ASK_BACK)
+        return is_news
 
     async def _ask(self, peer: PeerId) -> bool:
-        """Learn from one peer; whether there was anything. One that is away is no news."""
+        """One question; whether the answer was news. One that is away is none."""
         question = self._exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):
