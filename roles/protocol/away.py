@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -28,6 +28,10 @@ from roles.run import Run, run_of
 
 logger = logging.getLogger(__name__)
 
+SETTLING: Final = 60.0
+"""Seconds after a node's start in which it takes nobody for away of whom no heartbeat came: of
+a member that lives twelve come in that time."""
+
 _NOBODY: Final[frozenset[PeerId]] = frozenset()
 
 
@@ -43,6 +47,7 @@ class HeardAway:
         """What held before that, the newest last."""
         self._until = math.inf
         self._changed = Notifier()
+        self._since = node.world.now()
         if run_of(node).terms.appeals:
             node.gossip.subscribe(away_topic(node.run.id), self._judge, _taken_when_judged)
 
@@ -57,6 +62,14 @@ class HeardAway:
         if self._away and self._node.world.now() >= self._until:
             self._hold(_NOBODY)
         return self._away
+
+    def absent(self, validators: Sequence[PeerId]) -> list[PeerId]:
+        """Of whom no word is waited for: those that are passed over, and those of which there
+        is no heartbeat. A trainer that has just started knows nobody, and waits."""
+        passed, now = self.validators, self._node.world.now()
+        here = {member.peer for member in self._node.membership.find("validator")}
+        is_new = now < self._since + SETTLING
+        return [one for one in validators if one in passed or not (is_new or one in here)]
 
     def judge_of(self, run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
         """Who judges ``node`` under ``version`` now, by an edition of the run."""

@@ -263,9 +263,7 @@ class LotDesk:
 
     def _why_open(self, record: WindowRecord) -> str:
         terms, now = self._run.terms, self._world.now()
-        here = {member.peer for member in self._node.membership.find("validator")}
-        passed = away_of(self._node).validators
-        away = [one for one in terms.validators if one not in here or one in passed]
+        away = away_of(self._node).absent(terms.validators)
         return record.why_unsettled(terms.validators, terms.lots.validators, away) or (
             "an earlier window is open" if self.book.is_blocked(record, now) else ""
         )
