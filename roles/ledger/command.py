@@ -16,6 +16,7 @@ from typing import Any, Final
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.identity import verify
@@ -40,9 +41,10 @@ from roles.ledger.core.receipt import (
     sign_receipt,
 )
 from roles.ledger.core.wording import Wording, wording_untrusted
-from roles.ledger.reading import Read, read_copies, read_ledger, read_run
+from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import EARNED_KIND
+from roles.shared.reasons import printable
 
 LAST: Final = 20
 """Entries that `show` lists unless told otherwise: what fits on a screen of 24 lines."""
@@ -124,9 +126,10 @@ def _when(wall: int) -> str:
 
 def _worded(entry: Entry) -> Wording:
     try:
-        return wording_untrusted(entry, verify)
+        worded = wording_untrusted(entry, verify)
+        return Wording(worded.about, printable(worded.text))
     except BadMessage as error:
-        return Wording(None, f"(cannot be read: {error})")
+        return Wording(None, printable(f"(cannot be read: {error})"))
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -144,8 +147,8 @@ def _show(options: argparse.Namespace) -> int:
                   title=f"{len(entries):,} entries of {author}")  # fmt: skip
     for entry, worded in shown:
         about = "" if worded.about is None else worded.about.short
-        by, when = entry.author.short, _when(entry.wall)
-        table.add_row(by, str(entry.seqno), when, entry.kind, about, worded.text)
+        cells = (entry.author.short, str(entry.seqno), _when(entry.wall), printable(entry.kind))
+        table.add_row(*map(Text, (*cells, about, worded.text)))
     Console().print(table)
     if read is not None:
         read.check()
@@ -163,7 +166,7 @@ def _audit(options: argparse.Namespace) -> int:
     read = read_ledger(options.folder.expanduser())
     found = read.found
     wrong = [str(flaw) for flaw in found.flaws]
-    wrong += [f"entry {number}: {why}" for number, why in _void(read)]
+    wrong += [f"entry {number}: {printable(why)}" for number, why in _void(read)]
     torn = None if found.torn is None else str(found.torn)
     if options.json:
         say(json.dumps({"author": None if found.author is None else str(found.author),
@@ -250,13 +253,11 @@ def _earned(read: Read, run: bytes) -> list[SignedVerdict]:
 def _verify(options: argparse.Namespace) -> int:
     run = None if options.run is None else read_run(options.run, options.run.parent)
     try:
-        with options.receipt.open("rb") as file:
-            data = file.read(MAX_RECEIPT + 1)
-        receipt = decode_receipt_untrusted(data, verify, run)
-    except OSError as error:
-        raise ConfigError(f"{options.receipt} cannot be read: {error.strerror}") from None
+        receipt = decode_receipt_untrusted(read_regular(options.receipt), verify, run)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no receipt {options.receipt}") from None
     except BadMessage as error:
-        raise ShoalError(f"{options.receipt} proves nothing: {error}") from None
+        raise ShoalError(f"{options.receipt} proves nothing: {printable(str(error))}") from None
     say(json.dumps(_receipt_table(receipt)) if options.json else _summary(receipt))
     return 0
 
@@ -277,7 +278,7 @@ def _receipt_table(receipt: WorkReceipt) -> dict[str, Any]:
 def _summary(receipt: WorkReceipt) -> str:
     table, run = _receipt_table(receipt), receipt.run
     lines = [
-        f"run        {run.name}, id {run.id.hex()[:16]}, of {run.owner}",
+        f"run        {printable(run.name)}, id {run.id.hex()[:16]}, of {run.owner}",
         f"worker     {receipt.worker}",
         f"accepted   {table['tokens']:,} tokens in {table['submissions']:,} submissions,"
         f" {table['flops']:.3g} FLOPs",
