@@ -2,7 +2,8 @@
 
 As `roles.protocol.demand`: one for a node, only the trainer that the newest edition names is
 heard, and what it said holds for as long as it goes on saying something. In a run without
-appeals nobody is passed over, and nothing is heard.
+appeals nothing is heard. A validator whose ledger tells two stories is passed over by whoever
+has the proof, without a word of the trainer's: nothing that it signs counts.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import trio
 from p2p.concurrency import Notifier
 from p2p.gossip import Gossip, Validity
 from p2p.identity import PeerId
+from p2p.ledger import Entry, LedgerFork
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.assignment import validator_of
@@ -46,7 +48,10 @@ class HeardAway:
         self._before: deque[frozenset[PeerId]] = deque([_NOBODY], maxlen=REMEMBERED)
         """What held before that, the newest last."""
         self._until = math.inf
+        self._forked = frozenset(node.ledgers.forks)
+        """Who has told two stories."""
         self._changed = Notifier()
+        node.ledgers.on_news(self._hear_news)
         self._since = node.world.now()
         if run_of(node).terms.appeals:
             node.gossip.subscribe(away_topic(node.run.id), self._judge, _taken_when_judged)
@@ -61,7 +66,7 @@ class HeardAway:
         """Those that are passed over now."""
         if self._away and self._node.world.now() >= self._until:
             self._hold(_NOBODY)
-        return self._away
+        return self._away | self._liars
 
     def absent(self, validators: Sequence[PeerId]) -> list[PeerId]:
         """Of whom no word is waited for: those that are passed over, and those of which there
@@ -100,10 +105,20 @@ class HeardAway:
         self._hold(frozenset(away.validators))
         return True
 
+    @property
+    def _liars(self) -> frozenset[PeerId]:
+        return self._forked.intersection(run_of(self._node).terms.validators)
+
     def _hold(self, away: frozenset[PeerId]) -> None:
         if away != self._away:
-            self._before.append(self._away)
+            self._before.append(self._away | self._liars)
             self._away = away
+            self._changed.notify_all()
+
+    def _hear_news(self, news: Entry | LedgerFork) -> None:
+        if isinstance(news, LedgerFork) and news.culprit not in self._forked:
+            self._before.append(self._away | self._liars)
+            self._forked |= {news.culprit}
             self._changed.notify_all()
 
     def _judge(self, author: PeerId, data: bytes) -> Validity:

@@ -25,9 +25,12 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed
+from roles.protocol.beacon import beacon_of
 from roles.protocol.core.bans import MAX_CITED, SPREAD, convicts, weight_of
+from roles.protocol.core.beacon import decode_two_pledges_untrusted
 from roles.protocol.core.lies import Weight
 from roles.protocol.core.messages import SignedVerdict, Submission
+from roles.protocol.core.statements import PLEDGES_KIND
 from roles.shared.bans import BanBook, bans_of
 from roles.shared.durable import Durable
 from roles.shared.evidence import EVIDENCE_SECONDS, EvidenceStore, fetch_evidence
@@ -107,6 +110,19 @@ class Prosecution:
         if not self._judge.has_worked(worker) and not self._newcomers.allows(1.0, now):
             return
         await self._ban(cases)
+
+    async def accuse_trainer(self) -> None:
+        """State that the run's trainer has pledged two chains, if it has, for those who have
+        heard of one; once."""
+        proof = await beacon_of(self._node).wait_forked()
+        ledger = await self._node.ledger.opened()
+        bodies = [entry.body async for entry in ledger.entries(PLEDGES_KIND)]
+        stated = (
+            decode_two_pledges_untrusted(body, self._node.world.verify) for body in bodies
+        )
+        if any(one.is_of(proof) for one in stated):
+            return
+        await self._durable.insist(lambda: ledger.append(PLEDGES_KIND, proof.to_bytes()))
 
     def _has_banned(self, worker: PeerId) -> bool:
         """Whether this validator shuts it out already: what was in the queue is no new ban."""

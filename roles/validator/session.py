@@ -164,6 +164,7 @@ class ValidatorSession:
                     served.enter_context(self.node.host.serving(protocol, serve))
                 if self.witness is not None:
                     self.witness.open(nursery)
+                    nursery.start_soon(self._prosecution.accuse_trainer)
                 while True:
                     await self._judge_next(deliveries, nursery)
 

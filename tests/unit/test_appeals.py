@@ -361,7 +361,10 @@ def test_a_trainer_that_has_just_started_takes_nobody_for_away() -> None:
     world = SimpleNamespace(now=lambda: now[0])
     membership = SimpleNamespace(find=lambda _: [SimpleNamespace(peer=one) for one in here])
     gossip = SimpleNamespace(subscribe=lambda *_: None)
-    node: Any = SimpleNamespace(world=world, membership=membership, gossip=gossip, run=RUN)
+    ledgers = SimpleNamespace(forks={}, on_news=lambda _: None)
+    node: Any = SimpleNamespace(
+        world=world, membership=membership, gossip=gossip, run=RUN, ledgers=ledgers
+    )
     heard, judges = HeardAway(node), RUN.terms.validators
     assert heard.absent(judges) == []
     now[0] += SETTLING
