@@ -33,6 +33,7 @@ from p2p.ledger.messages import (
     MAX_ANSWER,
     MAX_AUTHORS,
     MAX_QUESTION,
+    Question,
     decode_answer_untrusted,
     decode_question_untrusted,
 )
@@ -47,6 +48,7 @@ from p2p.membership.heartbeat import (
     sign_heartbeat,
 )
 from p2p.multiaddr import Multiaddr
+from p2p.wire import pack
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 
 AUTHOR, OTHER, STRANGER = (KeyPair(bytes([letter]) * 32) for letter in b"aos")
@@ -399,6 +401,39 @@ def test_rubbish_is_refused_by_name() -> None:
                 decode(data)
     with pytest.raises(BadMessage):
         decode_brief_untrusted(AUTHOR.peer_id, bytes(MAX_BRIEF + 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -> None:
+    """And what is read is asked for as it stands, whatever runs it names."""
+    shelf = Shelf(10**6)
+    for entry in log(6):
+        shelf.add(entry)
+    extents = {AUTHOR.peer_id: shelf.extent(9)}
+    whole = bytearray(Question(extents, [OTHER.peer_id]).to_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    node = following(AUTHOR)
+    for raw in (bytes(whole), data.draw(st.binary(max_size=200))):
+        try:
+            question = decode_question_untrusted(raw)
+        except BadMessage:
+            continue
+        for statement in node.answer(question).statements:
+            assert statement.author in question.extents
+
+
+@pytest.mark.parametrize(
+    "ends", [[3], [4, 3], [1, 2, 2, 3], [-1, 2], [0, 2**63], [1, "2"], [True, 2]]
+)
+def test_runs_that_are_none_are_refused(ends: list[object]) -> None:
+    row = [AUTHOR.peer_id.digest, 9, bytes(32), -1, -1, 0, 9, ends]
+    with pytest.raises(BadMessage):
+        decode_question_untrusted(pack([[row], []]))
+    row[-1] = [1, 2, 4, 4]
+    read = decode_question_untrusted(pack([[row], []])).extents[AUTHOR.peer_id]
+    assert read.runs == ((1, 2), (4, 4))
 
 
 def test_all_of_a_swarm_know_within_log_n_questions() -> None:
