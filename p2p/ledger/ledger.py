@@ -321,11 +321,11 @@ class OwnLedger:
                 await self._ledger.recover()
                 told = await newest_told(self._ledger.world)
                 if told is not None and not await self._ledger.holds(told):
-                    raise self.is_behind(told.seqno)
+                    raise self.came_from_backup(told.seqno)
                 self._is_read = True
         return self._ledger
 
-    def is_behind(self, told: int) -> StorageError:
+    def came_from_backup(self, told: int) -> StorageError:
         """What ends a node whose peers have entry ``told`` of its log, and it has not.
 
         The missing entries are not adopted from the copies, though they bear our signature:

@@ -21,18 +21,18 @@ from p2p.ledger.core.chain import (
     decode_fork_untrusted,
     decode_statement_untrusted,
 )
-from p2p.ledger.core.shelf import Extent, Run
+from p2p.ledger.core.shelf import Extent, Span
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 LEDGER_PROTOCOL: Final = ProtocolId(DOMAIN)
 MAX_AUTHORS: Final = 256
 """Authors that a node follows: the first so many that its run names, trainers before
 validators. Each costs 90 bytes of every question."""
-MAX_RUNS: Final = 1024
-"""Runs of consecutive numbers by which a question says what it has: one for an author whose log
-has no holes, and one for each of its bans that is older."""
+MAX_SPANS: Final = 1024
+"""Spans of consecutive numbers by which a question says what it has: one for an author whose
+log has no holes, and one for each of its bans that is older."""
 MAX_QUESTION: Final = 64 * KI
-"""Bytes: `MAX_AUTHORS` rows of 125 at most, as many known forks of 36, and `MAX_RUNS` of 18 at
+"""Bytes: `MAX_AUTHORS` rows of 125 at most, as many known forks of 36, and `MAX_SPANS` of 18 at
 most."""
 MAX_STATEMENTS: Final = 512
 """Statements of one answer; a verdict has some 600 bytes."""
@@ -58,7 +58,7 @@ class Question:
 
 
 def _row(author: PeerId, extent: Extent) -> list[object]:
-    ends = [end for run in extent.runs for end in run]
+    ends = [end for span in extent.spans for end in span]
     numbers = (extent.floor, extent.ended, extent.low, extent.high)
     return [author.digest, extent.top, extent.digest, *numbers, ends]
 
@@ -81,8 +81,8 @@ class Answer:
 
 def decode_question_untrusted(data: bytes) -> Question:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    most = 10 * MAX_AUTHORS + 2 * MAX_RUNS + 4
-    value = unpack_untrusted(data, max_items=most, max_list=2 * MAX_RUNS)
+    most = 10 * MAX_AUTHORS + 2 * MAX_SPANS + 4
+    value = unpack_untrusted(data, max_items=most, max_list=2 * MAX_SPANS)
     rows, forked = fields_untrusted(value, list, list, what="question about ledgers")
     if len(rows) > MAX_AUTHORS or len(forked) > MAX_AUTHORS:
         raise BadMessage(f"a question is about {MAX_AUTHORS} ledgers at most")
@@ -91,29 +91,30 @@ def decode_question_untrusted(data: bytes) -> Question:
 
 
 def _row_untrusted(row: object) -> tuple[PeerId, Extent]:
-    author, top, digest, *numbers, ends = fields_untrusted(
+    author, top, digest, floor, ended, low, high, ends = fields_untrusted(
         row, *(bytes, int, bytes), *(int, int, int, int), list, what="extent of a ledger"
     )
     if len(digest) not in (0, DIGEST_BYTES):
         raise BadMessage("the extent of a ledger has a digest of the wrong size")
-    if not all(-1 <= number < 2**63 for number in (top, *numbers)):
+    if not all(-1 <= number < 2**63 for number in (top, floor, ended, low, high)):
         raise BadMessage("the extent of a ledger has a number that is out of range")
-    runs = _runs_untrusted(ends)
-    return decode_peer_id_untrusted(author), Extent(top, digest, *numbers, runs)
+    spans = _spans_untrusted(ends)
+    extent = Extent(top, digest, floor, ended, low, high, spans)
+    return decode_peer_id_untrusted(author), extent
 
 
-def _runs_untrusted(ends: list[object]) -> tuple[Run, ...]:
+def _spans_untrusted(ends: list[object]) -> tuple[Span, ...]:
     """Ascending, so that they can be searched."""
     numbers = fields_untrusted(ends, *[int] * len(ends), what="row of entries")
-    runs = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+    spans = tuple(zip(numbers[::2], numbers[1::2], strict=False))
     before = -1
-    for first, last in runs:
+    for first, last in spans:
         if not before < first <= last < 2**63:
             raise BadMessage("the extent of a ledger names entries twice, or out of order")
         before = last
     if len(numbers) % 2:
         raise BadMessage("the extent of a ledger names entries by a first and a last")
-    return runs
+    return spans
 
 
 def decode_answer_untrusted(data: bytes) -> Answer:

@@ -238,7 +238,7 @@ class LedgerExchange:
         sign their numbers again."""
         told = self._exchange.top(self._world.signer.peer_id)
         if told >= 0 and told > (await self._own.opened()).head.seqno:
-            raise self._own.is_behind(told)
+            raise self._own.came_from_backup(told)
 
     async def _merge_untrusted(self, reply: bytes) -> bool:
         """Whether it was news. Raise `BadMessage` if any of it was signed by nobody; what came

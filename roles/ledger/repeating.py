@@ -240,8 +240,13 @@ class Bystander:
         finding = worst(await violated(self._run, self._engine, tasks, groups))
         if finding is None:
             return None
-        numbers = {"statistic": finding.statistic, "limit": finding.limit}
-        return replace(verdict, verdict=Verdict.REJECTED, reason=finding.reason, **numbers)
+        return replace(
+            verdict,
+            verdict=Verdict.REJECTED,
+            reason=finding.reason,
+            statistic=finding.statistic,
+            limit=finding.limit,
+        )
 
 
 @asynccontextmanager

@@ -281,7 +281,7 @@ def test_three_validators_with_as_many_bans_as_are_kept_reach_a_newcomer() -> No
 @given(st.integers(0, 2**32))
 def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> None:
     """In any order, with holes, with windows that overflow and bans that end, asked in a few
-    runs at a time. A hole below the newest entry was never asked for."""
+    spans at a time. A hole below the newest entry was never asked for."""
     dice, signer, head, entries = Random(seed), FakeSigner(peer_named(1)), EMPTY, []
     for number in range(dice.randint(1, 20)):
         kind = dice.choice(["verdict", "verdict", "verdict", "ban", "lie"])
@@ -406,7 +406,7 @@ def test_rubbish_is_refused_by_name() -> None:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -> None:
-    """And what is read is asked for as it stands, whatever runs it names."""
+    """And what is read is asked for as it stands, whatever spans it names."""
     shelf = Shelf(10**6)
     for entry in log(6):
         shelf.add(entry)
@@ -427,13 +427,13 @@ def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -
 @pytest.mark.parametrize(
     "ends", [[3], [4, 3], [1, 2, 2, 3], [-1, 2], [0, 2**63], [1, "2"], [True, 2]]
 )
-def test_runs_that_are_none_are_refused(ends: list[object]) -> None:
+def test_spans_that_are_none_are_refused(ends: list[object]) -> None:
     row = [AUTHOR.peer_id.digest, 9, bytes(32), -1, -1, 0, 9, ends]
     with pytest.raises(BadMessage):
         decode_question_untrusted(pack([[row], []]))
     row[-1] = [1, 2, 4, 4]
     read = decode_question_untrusted(pack([[row], []])).extents[AUTHOR.peer_id]
-    assert read.runs == ((1, 2), (4, 4))
+    assert read.spans == ((1, 2), (4, 4))
 
 
 def test_all_of_a_swarm_know_within_log_n_questions() -> None:

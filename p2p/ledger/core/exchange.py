@@ -27,7 +27,7 @@ from p2p.ledger.core.shelf import Extent, Shelf
 from p2p.ledger.messages import (
     ANSWER_BYTES,
     MAX_AUTHORS,
-    MAX_RUNS,
+    MAX_SPANS,
     MAX_STATEMENTS,
     Answer,
     Question,
@@ -129,11 +129,11 @@ class Exchange:
     def question(self) -> Question:
         """What is here of each author. Those that have no room for it come first in a later
         question."""
-        extents, left = {}, MAX_RUNS
+        extents, left = {}, MAX_SPANS
         self._questions += 1
         for author in self._in_turn(self._questions):
             extents[author] = self._shelves[author].extent(left)
-            left -= len(extents[author].runs)
+            left -= len(extents[author].spans)
         return Question(extents, list(self.forks))
 
     def answer(self, question: Question) -> Answer:

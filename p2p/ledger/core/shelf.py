@@ -46,7 +46,7 @@ MAX_HEADS: Final = 64
 """Signed heads of one author that are kept beside its entries: those of five minutes. An entry
 that comes is held against them, too."""
 
-Run = tuple[int, int]
+Span = tuple[int, int]
 """The first and the last of consecutive numbers."""
 
 
@@ -64,9 +64,9 @@ class Extent:
     """Up to here those that last for a term are not wanted either."""
     low: int = 0
     high: int = -1
-    """Of the numbers from ``low`` to ``high``, ``runs`` says which are there. Of others up to
+    """Of the numbers from ``low`` to ``high``, ``spans`` says which are there. Of others up to
     ``top`` nothing is said, and nothing asked."""
-    runs: tuple[Run, ...] = ()
+    spans: tuple[Span, ...] = ()
 
     def lacks(self, seqno: int) -> bool:
         """Whether entry ``seqno`` is not there, as far as is said."""
@@ -74,13 +74,13 @@ class Extent:
             return True
         if not self.low <= seqno <= self.high:
             return False
-        at = bisect_right(self.runs, (seqno, math.inf)) - 1
-        return at < 0 or self.runs[at][1] < seqno
+        at = bisect_right(self.spans, (seqno, math.inf)) - 1
+        return at < 0 or self.spans[at][1] < seqno
 
 
-def runs_of(numbers: Iterable[int]) -> list[Run]:
+def spans_of(numbers: Iterable[int]) -> list[Span]:
     """Ascending ``numbers``, where they are consecutive in one."""
-    found: list[Run] = []
+    found: list[Span] = []
     for number in numbers:
         if found and found[-1][1] + 1 == number:
             found[-1] = found[-1][0], number
@@ -108,7 +108,7 @@ class Shelf:
         self._lasting_floor = -1
         self._heads: BoundedDict[int, SignedHead] = BoundedDict(MAX_HEADS)
         self._described = 0
-        """How many runs of a long row the last question has named."""
+        """How many spans of a long row the last question has named."""
 
     def __len__(self) -> int:
         return len(self._window.keys() | self._lasting.keys())
@@ -136,8 +136,8 @@ class Shelf:
         return (whole[seqno] for seqno in sorted(whole))
 
     def extent(self, room: int) -> Extent:
-        """What is here, in ``room`` runs at most; who has more names others in the next one."""
-        found = runs_of(sorted(self._window.keys() | self._lasting.keys()))
+        """What is here, in ``room`` spans at most; of more the others come in the next."""
+        found = spans_of(sorted(self._window.keys() | self._lasting.keys()))
         start = 0
         if len(found) > room:
             start = self._described % len(found)
