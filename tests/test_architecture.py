@@ -60,6 +60,7 @@ EXEMPT = {
     "roles/demo/shows.py": "a command line: names a model's folder",
     "roles/ledger/command.py": "a command line: paths in, text out",
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
+    "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/run/draft.py": "a command line: a draft in, terms out",
     "roles/run/people.py": "a command line: keys and run files in, text out",

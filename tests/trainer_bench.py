@@ -167,6 +167,7 @@ class Bench:
     auditor: Any = None
     intake: Any = None
     ledgers: Any = None
+    node: Any = None
 
     def open_trainer(self) -> None:
         """A trainer's first or next life, on the same disk."""
@@ -207,7 +208,7 @@ class Bench:
             ledgers=self.ledgers,
             shunned=Shunned(),
         )
-        self.standing = SimpleNamespace(run=self.run, why_not="")
+        self.node, self.standing = node, SimpleNamespace(run=self.run, why_not="")
         durable = Durable(self.world, "trainer")
         self.auditor = Auditor(node, self.engine, self.standing, self.ledger, durable, self.lot)
         check = DeliveryCheck(node, self.run, self.environment, self.standing, self.auditor)

@@ -1,7 +1,9 @@
 """Others' logs on this node's disk, so that a restart forgets no ban and no proof.
 
 One file of records for each author (as in a segment, `p2p.ledger.core.chain`), and one for each
-proof. They are copies: a file that is damaged is cut off there, and asked for again.
+proof. They are copies: a file that is damaged is cut off there, and asked for again. A node
+that the run names keeps one of its own log as well: it shows what others may have heard of it,
+should the log itself come back from a backup (`newest_told`).
 """
 
 from __future__ import annotations
@@ -28,6 +30,10 @@ FOLDER: Final = "ledgers"
 _FORK: Final = ".fork"
 SLACK: Final = 2
 """A file that has this many times the bytes of what it is to keep is written anew."""
+
+
+READ_RATE: Final = 20e6
+"""Bytes of copies a second that are read, for the simulator's clock."""
 
 
 class KeptLedgers:
@@ -82,6 +88,22 @@ class KeptLedgers:
             await disk.append(path, data)
             await disk.fsync(path)
         self._sizes[author] = size
+
+
+async def newest_told(world: World) -> Entry | None:
+    """The newest entry of this node's own log that its peers may have."""
+    me = world.signer.peer_id
+    path = f"{FOLDER}/{me}"
+    if await world.disk.size(path) is None:
+        return None
+    data = await world.disk.read(path)
+    told = await world.run_blocking(_read, path, data, cost=len(data) / READ_RATE)
+    newest = max((one for one in told if isinstance(one, Entry)), key=_number, default=None)
+    return newest if newest is not None and newest.is_signed(world.verify) else None
+
+
+def _number(entry: Entry) -> int:
+    return entry.seqno
 
 
 def _read(name: str, data: bytes) -> list[News]:

@@ -32,6 +32,7 @@ from p2p.ledger.core.chain import (
     read_segment,
 )
 from p2p.ledger.core.synced import NOTHING, Synced, encode_slots, read_slots
+from p2p.ledger.kept import newest_told
 from p2p.world import World
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,20 @@ class Ledger:
     def head(self) -> Head:
         """Number and digest of the newest entry; what gossip carries."""
         return self._head
+
+    @property
+    def world(self) -> World:
+        """The machine on whose disk it is."""
+        return self._world
+
+    @property
+    def path(self) -> str:
+        """Where, for people."""
+        return self._world.disk.locate(self._folder)
+
+    async def holds(self, entry: Entry) -> bool:
+        """Whether ``entry`` is one of ours."""
+        return await self._holds(Head(entry.seqno, entry.digest))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -304,8 +319,22 @@ class OwnLedger:
         async with self._reading:
             if not self._is_read:
                 await self._ledger.recover()
+                told = await newest_told(self._ledger.world)
+                if told is not None and not await self._ledger.holds(told):
+                    raise self.came_from_backup(told.seqno)
                 self._is_read = True
         return self._ledger
+
+    def came_from_backup(self, told: int) -> StorageError:
+        """What ends a node whose peers have entry ``told`` of its log, and it has not.
+
+        The missing entries are not adopted from the copies, though they bear our signature:
+        that no later one was signed, and told to somebody, cannot be known.
+        """
+        return StorageError(
+            f"{self._ledger.path} ends with entry {self._ledger.head.seqno}, but this node has"
+            f" told its peers of entry {told}: it came from a backup; {REMEDY}"
+        )
 
 
 @asynccontextmanager

@@ -1,9 +1,8 @@
 """The messages of ``/shoal/ledger/1.0.0``: what a node has of others' logs, and what it lacks.
 
-A question says, for each author that its node follows, how far it has that log (number and
-digest of the newest entry) and which lasting entries, in short; and whose forks it knows. The
-answer is what the other has beyond that: statements, proofs of forks, and whether the one who
-asked has more. Both are one frame.
+A question says, for each author that its node follows, which entries of that log it has
+(`Extent`), and whose forks it knows. The answer is what the other has beyond that: statements,
+proofs of forks, and whether the one who asked has more. Both are one frame.
 """
 
 from __future__ import annotations
@@ -22,16 +21,19 @@ from p2p.ledger.core.chain import (
     decode_fork_untrusted,
     decode_statement_untrusted,
 )
-from p2p.ledger.core.shelf import PRINT_BYTES
+from p2p.ledger.core.shelf import Extent, Span
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
 LEDGER_PROTOCOL: Final = ProtocolId(DOMAIN)
 MAX_AUTHORS: Final = 256
 """Authors that a node follows: the first so many that its run names, trainers before
 validators. Each costs 90 bytes of every question."""
-MAX_QUESTION: Final = 32 * KI
-"""Bytes: `MAX_AUTHORS` rows of 90, and as many known forks of 40 would not fit, of which there
-are few."""
+MAX_SPANS: Final = 1024
+"""Spans of consecutive numbers by which a question says what it has: one for an author whose
+log has no holes, and one for each of its bans that is older."""
+MAX_QUESTION: Final = 64 * KI
+"""Bytes: `MAX_AUTHORS` rows of 125 at most, as many known forks of 36, and `MAX_SPANS` of 18 at
+most."""
 MAX_STATEMENTS: Final = 512
 """Statements of one answer; a verdict has some 600 bytes."""
 ANSWER_BYTES: Final = 256 * KI
@@ -39,17 +41,6 @@ ANSWER_BYTES: Final = 256 * KI
 questions a node that was away catches up with 25 KB/s."""
 MAX_ANSWER: Final = ANSWER_BYTES + 256 * KI
 """Bytes of an answer that is read: two of the longest forks beyond that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """How far a node has an author's log."""
-
-    top: int = -1
-    digest: bytes = b""
-    """Of entry ``top``."""
-    lasting: bytes = b""
-    """`Shelf.fingerprint`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +53,14 @@ class Question:
 
     def to_bytes(self) -> bytes:
         """The wire form."""
-        rows = [[one.digest, x.top, x.digest, x.lasting] for one, x in self.extents.items()]
+        rows = [_row(author, extent) for author, extent in self.extents.items()]
         return pack([rows, [peer.digest for peer in self.forked]])
+
+
+def _row(author: PeerId, extent: Extent) -> list[object]:
+    ends = [end for span in extent.spans for end in span]
+    numbers = (extent.floor, extent.ended, extent.low, extent.high)
+    return [author.digest, extent.top, extent.digest, *numbers, ends]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,21 +81,40 @@ class Answer:
 
 def decode_question_untrusted(data: bytes) -> Question:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    value = unpack_untrusted(data, max_items=6 * MAX_AUTHORS + 4, max_list=MAX_AUTHORS)
+    most = 10 * MAX_AUTHORS + 2 * MAX_SPANS + 4
+    value = unpack_untrusted(data, max_items=most, max_list=2 * MAX_SPANS)
     rows, forked = fields_untrusted(value, list, list, what="question about ledgers")
-    extents = {}
-    for row in rows:
-        author, top, digest, lasting = fields_untrusted(
-            row, bytes, int, bytes, bytes, what="extent of a ledger"
-        )
-        if not -1 <= top < 2**63 or len(digest) not in (0, DIGEST_BYTES):
-            raise BadMessage("the extent of a ledger has a number or digest of the wrong size")
-        if len(lasting) != PRINT_BYTES:
-            raise BadMessage(
-                f"the lasting entries of a ledger are named by {PRINT_BYTES} bytes"
-            )
-        extents[decode_peer_id_untrusted(author)] = Extent(top, digest, lasting)
+    if len(rows) > MAX_AUTHORS or len(forked) > MAX_AUTHORS:
+        raise BadMessage(f"a question is about {MAX_AUTHORS} ledgers at most")
+    extents = dict(map(_row_untrusted, rows))
     return Question(extents, [decode_peer_id_untrusted(peer) for peer in forked])
+
+
+def _row_untrusted(row: object) -> tuple[PeerId, Extent]:
+    author, top, digest, floor, ended, low, high, ends = fields_untrusted(
+        row, *(bytes, int, bytes), *(int, int, int, int), list, what="extent of a ledger"
+    )
+    if len(digest) not in (0, DIGEST_BYTES):
+        raise BadMessage("the extent of a ledger has a digest of the wrong size")
+    if not all(-1 <= number < 2**63 for number in (top, floor, ended, low, high)):
+        raise BadMessage("the extent of a ledger has a number that is out of range")
+    spans = _spans_untrusted(ends)
+    extent = Extent(top, digest, floor, ended, low, high, spans)
+    return decode_peer_id_untrusted(author), extent
+
+
+def _spans_untrusted(ends: list[object]) -> tuple[Span, ...]:
+    """Ascending, so that they can be searched."""
+    numbers = fields_untrusted(ends, *[int] * len(ends), what="row of entries")
+    spans = tuple(zip(numbers[::2], numbers[1::2], strict=False))
+    before = -1
+    for first, last in spans:
+        if not before < first <= last < 2**63:
+            raise BadMessage("the extent of a ledger names entries twice, or out of order")
+        before = last
+    if len(numbers) % 2:
+        raise BadMessage("the extent of a ledger names entries by a first and a last")
+    return spans
 
 
 def decode_answer_untrusted(data: bytes) -> Answer:

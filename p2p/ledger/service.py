@@ -1,8 +1,10 @@
 """The driver of `Exchange`: asks peers, answers them, and tells the node what is news.
 
 Two nodes that meet exchange in both directions: who is asked by one that has more asks back, at
-most once in `ASK_BACK`. What is answered, and how often, is bounded per peer; a peer that sends
-what no author has signed is penalised.
+most once in `ASK_BACK`. That it has more is a claim, which anybody may make: it is followed
+beside the questions to peers that are drawn, never instead of one, and who brought nothing when
+it was asked on its own word is not believed for a while. What is answered, and how often, is
+bounded per peer; a peer that sends what no author has signed is penalised.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ BURST: Final = 8.0
 """Questions of one peer that are answered at once: of a node that comes back after a day."""
 MAX_ASKING: Final = 1024
 """Peers whose questions are counted: as many as are connected."""
+DOUBTED: Final = 120.0
+"""Seconds for which a peer's word that it has more counts for nothing, once it brought nothing
+of it: twelve questions to others, by which all that there is has come."""
 OWN_BATCH: Final = 64
 """Entries of our own ledger that are read at a time."""
 
@@ -77,12 +82,14 @@ class LedgerExchange:
         self._own = own
         self._config = config
         self._peers = peers
-        self._exchange = Exchange(world.verify)
+        self._exchange = Exchange(world.verify, config.term)
         self._kept = KeptLedgers(world, self._exchange)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
         self._due = AutoResetEvent()
         self._next: PeerId | None = None
         """Who has more than we, if one said so."""
+        self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
+        """Until when such a word of a peer counts for nothing."""
         self._listeners: list[Listener] = []
         self._finders: list[Callable[[LedgerFork], None]] = []
         self._followed = AutoResetEvent()
@@ -139,7 +146,14 @@ class LedgerExchange:
         if fork is not None:
             self._tell(fork, is_found=True)
         elif is_ahead:
-            self._next = self._next or author
+            self._hear_claim(author)
+
+    def _hear_claim(self, peer: PeerId) -> bool:
+        """``peer`` says that it has more than we; whether that is believed."""
+        if self._world.now() < self._doubted.get(peer, 0.0):
+            return False
+        self._next = self._next or peer
+        return True
 
     def hear_fork_untrusted(self, data: bytes) -> bool:
         """Gossip brought a proof; whether it is news. Raise `BadMessage` if it proves
@@ -182,34 +196,53 @@ class LedgerExchange:
             await self._kept.keep(news)
 
     async def _ask_forever(self) -> None:
-        world, dice = self._world, self._world.rng("ledgers")
+        world, dice, due = self._world, self._world.rng("ledgers"), 0.0
         while True:
-            with trio.move_on_after(self._config.interval * dice.uniform(0.75, 1.25)):
+            with trio.move_on_after(max(due - world.now(), 0.0)):
                 await self._due.wait()
             peers = [one for one in self._peers() if one != world.signer.peer_id]
+            claimant, self._next = self._next, None
             if not peers or not self._exchange.authors:
+                due = world.now() + ASK_BACK
                 continue
-            peer = self._next if self._next in peers else dice.choice(peers)
-            self._next = None
-            await self._ask(peer)
-            await world.sleep_until(world.now() + ASK_BACK)
+            if claimant in peers and not await self._ask_one(claimant):
+                self._doubted.renew(claimant, world.now() + DOUBTED)
+            if world.now() >= due:
+                await self._ask_one(dice.choice(peers))
+                due = world.now() + self._config.interval * dice.uniform(0.75, 1.25)
 
-    async def _ask(self, peer: PeerId) -> None:
-        """Learn from one peer. One that is away is no news."""
+    async def _ask_one(self, peer: PeerId) -> bool:
+        """Learn from one peer, and pause; whether there was anything."""
+        is_news = await self._ask(peer)
+        await self._check_own()
+        await self._world.sleep_until(self._world.now() + ASK_BACK)
+        return is_news
+
+    async def _ask(self, peer: PeerId) -> bool:
+        """One question; whether the answer was news. One that is away is none."""
         question = self._exchange.question().to_bytes()
         try:
             with trio.move_on_after(ASK_SECONDS):
                 reply = await request(
                     self._host, peer, LEDGER_PROTOCOL, question, max_reply=MAX_ANSWER
                 )
-                await self._merge_untrusted(reply)
+                return await self._merge_untrusted(reply)
         except RemoteProtocolError as error:
             self._host.penalise(peer, Offence.NONSENSE.points, str(error))
         except (ShoalError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("ledger.no_answer peer=%s reason=%s", peer, error)
+        return False
 
-    async def _merge_untrusted(self, reply: bytes) -> None:
-        """Raise `BadMessage` if any of it was signed by nobody; what came before it stays."""
+    async def _check_own(self) -> None:
+        """Raise `StorageError` if peers have entries of our own log that it lacks: it would
+        sign their numbers again."""
+        told = self._exchange.top(self._world.signer.peer_id)
+        if told >= 0 and told > (await self._own.opened()).head.seqno:
+            raise self._own.came_from_backup(told)
+
+    async def _merge_untrusted(self, reply: bytes) -> bool:
+        """Whether it was news. Raise `BadMessage` if any of it was signed by nobody; what came
+        before it stays."""
         answer = decode_answer_untrusted(reply)
         news: list[News] = []
         try:
@@ -225,6 +258,7 @@ class LedgerExchange:
                     news.append(one)
         finally:
             await self._kept.keep(news)
+        return bool(news)
 
     async def serve(self, stream: Stream) -> None:
         """A `StreamHandler`: one question, one answer; none for a peer that asks too often."""
@@ -238,8 +272,7 @@ class LedgerExchange:
                 return
             answer = self._exchange.answer(decode_question_untrusted(asked))
             await send_frame(stream, answer.to_bytes())
-            if answer.is_behind:
-                self._next = stream.peer
+            if answer.is_behind and self._hear_claim(stream.peer):
                 self._due.set()
 
     def take_own(self, one: News) -> News | None:

@@ -13,9 +13,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import trio
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.identity import verify
@@ -40,9 +42,11 @@ from roles.ledger.core.receipt import (
     sign_receipt,
 )
 from roles.ledger.core.wording import Wording, wording_untrusted
-from roles.ledger.reading import Read, read_copies, read_ledger, read_run
+from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
+from roles.ledger.repeating import MODEL, Repeated, bans_in, open_bystander
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import EARNED_KIND
+from roles.shared.reasons import printable
 
 LAST: Final = 20
 """Entries that `show` lists unless told otherwise: what fits on a screen of 24 lines."""
@@ -94,6 +98,28 @@ def parser() -> argparse.ArgumentParser:
     show.add_argument("--json", action="store_true", help="for machines")
     audit = add("audit", "check every byte, and name what is wrong", _audit)
     folder(audit)
+    audit.add_argument(
+        "--evidence",
+        action="store_true",
+        help="repeat the bans in it, and in its copies, with the run's model",
+    )
+    audit.add_argument(
+        "--from",
+        dest="sources",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="DIR",
+        help="other nodes' folders with rejected work and policies",
+    )
+    audit.add_argument(
+        "--model",
+        type=Path,
+        metavar="DIR",
+        help="base of the run (default: DIR/model, if it is there)",
+    )
+    audit.add_argument("--run", type=Path, metavar="FILE",
+                       help="run file (default: what the node has pinned)")  # fmt: skip
     audit.add_argument("--json", action="store_true", help="for machines")
     export = add("export", "who has contributed what, in tokens and FLOPs", _export)
     folder(export, nargs="+", help="folders of the validators and the trainer")
@@ -124,9 +150,10 @@ def _when(wall: int) -> str:
 
 def _worded(entry: Entry) -> Wording:
     try:
-        return wording_untrusted(entry, verify)
+        worded = wording_untrusted(entry, verify)
+        return Wording(worded.about, printable(worded.text))
     except BadMessage as error:
-        return Wording(None, f"(cannot be read: {error})")
+        return Wording(None, printable(f"(cannot be read: {error})"))
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -144,8 +171,8 @@ def _show(options: argparse.Namespace) -> int:
                   title=f"{len(entries):,} entries of {author}")  # fmt: skip
     for entry, worded in shown:
         about = "" if worded.about is None else worded.about.short
-        by, when = entry.author.short, _when(entry.wall)
-        table.add_row(by, str(entry.seqno), when, entry.kind, about, worded.text)
+        cells = (entry.author.short, str(entry.seqno), _when(entry.wall), printable(entry.kind))
+        table.add_row(*map(Text, (*cells, about, worded.text)))
     Console().print(table)
     if read is not None:
         read.check()
@@ -160,27 +187,62 @@ def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    read = read_ledger(options.folder.expanduser())
+    folder = options.folder.expanduser()
+    read = read_ledger(folder)
     found = read.found
     wrong = [str(flaw) for flaw in found.flaws]
-    wrong += [f"entry {number}: {why}" for number, why in _void(read)]
+    wrong += [f"entry {number}: {printable(why)}" for number, why in _void(read)]
     torn = None if found.torn is None else str(found.torn)
+    bans = _repeat_bans(options, folder, read) if options.evidence else []
     if options.json:
         say(json.dumps({"author": None if found.author is None else str(found.author),
                         "entries": len(found.entries), "head": found.head.digest.hex(),
-                        "flaws": wrong, "torn": torn}))  # fmt: skip
-        return FAILED if wrong else 0
+                        "flaws": wrong, "torn": torn,
+                        "bans": [_ban_table(ban) for ban in bans]}))  # fmt: skip
+        return FAILED if wrong or any(ban.is_wrong for ban in bans) else 0
     for line in wrong:
         complain(line)
     if torn is not None:
         say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
     say(f"{read.path}: {len(found.entries):,} sound entries of {found.author or 'nobody'}")
+    for ban in bans:
+        say(_ban_line(ban))
     if wrong:
         raise ShoalError(
             "the ledger is not as it was written: restore it from a copy, and believe nothing"
             " that it says from the first fault on"
         )
-    return 0
+    return FAILED if any(ban.is_wrong for ban in bans) else 0
+
+
+def _repeat_bans(options: argparse.Namespace, folder: Path, read: Read) -> list[Repeated]:
+    run = read_run(options.run, folder)
+    own = folder / MODEL
+    model = options.model or (own if own.is_dir() else None)
+    folders = [folder, *(one.expanduser() for one in options.sources)]
+    entries = bans_in([*read.found.entries, *read_copies(folder)])
+    if not entries:
+        return []
+
+    async def repeat() -> list[Repeated]:
+        async with open_bystander(run, folders, model) as bystander:
+            return [await bystander.look(entry) for entry in entries]
+
+    return trio.run(repeat)
+
+
+def _ban_table(ban: Repeated) -> dict[str, Any]:
+    culprit = None if ban.culprit is None else str(ban.culprit)
+    return {"author": str(ban.author), "entry": ban.entry, "worker": culprit,
+            "outcome": ban.outcome.value, "why": ban.why}  # fmt: skip
+
+
+def _ban_line(ban: Repeated) -> str:
+    culprit = "nobody" if ban.culprit is None else ban.culprit
+    return (
+        f"ban of {culprit} by {ban.author}, entry {ban.entry}: {ban.outcome.value}"
+        f" ({printable(ban.why)})"
+    )
 
 
 def _void(read: Read) -> Iterator[tuple[int, str]]:
@@ -250,13 +312,11 @@ def _earned(read: Read, run: bytes) -> list[SignedVerdict]:
 def _verify(options: argparse.Namespace) -> int:
     run = None if options.run is None else read_run(options.run, options.run.parent)
     try:
-        with options.receipt.open("rb") as file:
-            data = file.read(MAX_RECEIPT + 1)
-        receipt = decode_receipt_untrusted(data, verify, run)
-    except OSError as error:
-        raise ConfigError(f"{options.receipt} cannot be read: {error.strerror}") from None
+        receipt = decode_receipt_untrusted(read_regular(options.receipt), verify, run)
+    except FileNotFoundError:
+        raise ConfigError(f"there is no receipt {options.receipt}") from None
     except BadMessage as error:
-        raise ShoalError(f"{options.receipt} proves nothing: {error}") from None
+        raise ShoalError(f"{options.receipt} proves nothing: {printable(str(error))}") from None
     say(json.dumps(_receipt_table(receipt)) if options.json else _summary(receipt))
     return 0
 
@@ -277,7 +337,7 @@ def _receipt_table(receipt: WorkReceipt) -> dict[str, Any]:
 def _summary(receipt: WorkReceipt) -> str:
     table, run = _receipt_table(receipt), receipt.run
     lines = [
-        f"run        {run.name}, id {run.id.hex()[:16]}, of {run.owner}",
+        f"run        {printable(run.name)}, id {run.id.hex()[:16]}, of {run.owner}",
         f"worker     {receipt.worker}",
         f"accepted   {table['tokens']:,} tokens in {table['submissions']:,} submissions,"
         f" {table['flops']:.3g} FLOPs",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,10 +16,14 @@ from p2p.ledger.core.inspection import Inspection, inspect
 from p2p.ledger.kept import FOLDER as COPIES
 from p2p.ledger.ledger import SYNCED
 from p2p.node.rundoc import PATH as RUN_PATH
+from p2p.wire import MIB
 from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted
 
 LEDGER: Final = "ledger"
 """The folder of a node's own ledger, in the node's."""
+MAX_FILE: Final = 256 * MIB
+"""Bytes of a file that is read: a segment has 4 MiB and an append, the longest receipt as much
+as this."""
 _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
 
 
@@ -39,6 +45,28 @@ class Read:
             )
 
 
+def read_regular(path: Path, most: int = MAX_FILE) -> bytes:
+    """The bytes of a file. Raises `ConfigError` if it is none, such as a pipe or a device,
+    which might never end, or longer than ``most``; and `FileNotFoundError`."""
+    flags = os.O_RDONLY | os.O_NONBLOCK  # a pipe would wait for a writer
+    try:
+        descriptor = os.open(path, flags)
+        try:
+            found = os.fstat(descriptor)
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path} is no regular file")
+            if found.st_size > most:
+                raise ConfigError(f"{path} is longer than the {most:,} bytes that are read")
+            with os.fdopen(descriptor, "rb", closefd=False) as file:
+                return file.read(most)
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def read_ledger(folder: Path) -> Read:
     """The ledger in a node's folder, or in that folder itself. Raises `ConfigError` if there is
     none."""
@@ -49,11 +77,8 @@ def read_ledger(folder: Path) -> Read:
             continue
         segments = [name for name in names if _SEGMENT.fullmatch(name)]
         if segments or SYNCED in names:
-            try:
-                data = {name: (place / name).read_bytes() for name in segments}
-                marks = (place / SYNCED).read_bytes() if SYNCED in names else None
-            except OSError as error:
-                raise ConfigError(f"{place} cannot be read: {error.strerror}") from None
+            data = {name: read_regular(place / name) for name in segments}
+            marks = read_regular(place / SYNCED) if SYNCED in names else None
             return Read(place, inspect(data, marks, verify))
     raise ConfigError(
         f"there is no ledger in {folder}: name the folder of a node, which it gets as --data"
@@ -65,9 +90,9 @@ def read_copies(folder: Path) -> list[Entry]:
     each other; of each entry only what its author has signed."""
     found = []
     for path in sorted((folder / COPIES).glob("12D3*")):
-        data, offset = path.read_bytes(), 0
         if path.suffix:
             continue
+        data, offset = read_regular(path), 0
         try:
             while offset < len(data):
                 entry, offset = read_record(data, offset)
@@ -82,9 +107,8 @@ def read_run(path: Path | None, folder: Path) -> Run:
     `ConfigError`."""
     place = folder / RUN_PATH if path is None else path
     try:
-        with place.open("rb") as file:
-            return decode_run_untrusted(file.read(MAX_RUN + 1))
+        return decode_run_untrusted(read_regular(place, MAX_RUN))
     except FileNotFoundError:
         raise ConfigError(f"there is no run file {place}: name one with --run FILE") from None
-    except (OSError, BadMessage) as error:
+    except BadMessage as error:
         raise ConfigError(f"the run file {place} cannot be used: {error}") from None

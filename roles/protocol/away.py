@@ -2,7 +2,8 @@
 
 As `roles.protocol.demand`: one for a node, only the trainer that the newest edition names is
 heard, and what it said holds for as long as it goes on saying something. In a run without
-appeals nobody is passed over, and nothing is heard.
+appeals nothing is heard. A validator whose ledger tells two stories is passed over by whoever
+has the proof, without a word of the trainer's: nothing that it signs counts.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 from weakref import WeakKeyDictionary
 
@@ -19,6 +20,7 @@ import trio
 from p2p.concurrency import Notifier
 from p2p.gossip import Gossip, Validity
 from p2p.identity import PeerId
+from p2p.ledger import Entry, LedgerFork
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.assignment import validator_of
@@ -27,6 +29,10 @@ from roles.protocol.demand import HOLDS
 from roles.run import Run, run_of
 
 logger = logging.getLogger(__name__)
+
+SETTLING: Final = 60.0
+"""Seconds after a node's start in which it takes nobody for away of whom no heartbeat came: of
+a member that lives twelve come in that time."""
 
 _NOBODY: Final[frozenset[PeerId]] = frozenset()
 
@@ -42,7 +48,11 @@ class HeardAway:
         self._before: deque[frozenset[PeerId]] = deque([_NOBODY], maxlen=REMEMBERED)
         """What held before that, the newest last."""
         self._until = math.inf
+        self._forked = frozenset(node.ledgers.forks)
+        """Who has told two stories."""
         self._changed = Notifier()
+        node.ledgers.on_news(self._hear_news)
+        self._since = node.world.now()
         if run_of(node).terms.appeals:
             node.gossip.subscribe(away_topic(node.run.id), self._judge, _taken_when_judged)
 
@@ -56,7 +66,15 @@ class HeardAway:
         """Those that are passed over now."""
         if self._away and self._node.world.now() >= self._until:
             self._hold(_NOBODY)
-        return self._away
+        return self._away | self._liars
+
+    def absent(self, validators: Sequence[PeerId]) -> list[PeerId]:
+        """Of whom no word is waited for: those that are passed over, and those of which there
+        is no heartbeat. A trainer that has just started knows nobody, and waits."""
+        passed, now = self.validators, self._node.world.now()
+        here = {member.peer for member in self._node.membership.find("validator")}
+        is_new = now < self._since + SETTLING
+        return [one for one in validators if one in passed or not (is_new or one in here)]
 
     def judge_of(self, run: Run, node: PeerId, version: PolicyVersion) -> PeerId:
         """Who judges ``node`` under ``version`` now, by an edition of the run."""
@@ -87,10 +105,20 @@ class HeardAway:
         self._hold(frozenset(away.validators))
         return True
 
+    @property
+    def _liars(self) -> frozenset[PeerId]:
+        return self._forked.intersection(run_of(self._node).terms.validators)
+
     def _hold(self, away: frozenset[PeerId]) -> None:
         if away != self._away:
-            self._before.append(self._away)
+            self._before.append(self._away | self._liars)
             self._away = away
+            self._changed.notify_all()
+
+    def _hear_news(self, news: Entry | LedgerFork) -> None:
+        if isinstance(news, LedgerFork) and news.culprit not in self._forked:
+            self._before.append(self._away | self._liars)
+            self._forked |= {news.culprit}
             self._changed.notify_all()
 
     def _judge(self, author: PeerId, data: bytes) -> Validity:

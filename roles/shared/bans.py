@@ -39,7 +39,8 @@ class BanBook:
         self._bans = Bans(node.world.verify)
         self._changed = Notifier()
         self._times: BoundedDict[PeerId, int] = BoundedDict(MAX_BANNED)
-        self._unexamined: dict[PeerId, tuple[PeerId, Ban]] = {}
+        self._unexamined: BoundedDict[tuple[PeerId, PeerId], Ban] = BoundedDict(MAX_BANNED)
+        """What others have signed, by author and culprit."""
         node.ledgers.on_news(self._hear)
         for officer in node.run.officers:
             for entry in node.ledgers.statements(officer, BAN_KIND):
@@ -106,14 +107,16 @@ class BanBook:
         repeated."""
         await self._changed.wait()
 
-    def take_unexamined(self) -> tuple[PeerId, Ban] | None:
-        """The next of them, and who signed it: one of each worker."""
-        while self._unexamined:
-            culprit = next(iter(self._unexamined))
-            author, ban = self._unexamined.pop(culprit)
-            if self.standing(culprit) is None and self._counts(author):
-                return author, ban
-        return None
+    def take_unexamined(self) -> list[tuple[PeerId, Ban]]:
+        """Those that have come since, each with who signed it."""
+        found = [(author, ban) for (author, _), ban in self._unexamined.items()]
+        self._unexamined.clear()
+        return found
+
+    def is_open(self, author: PeerId, ban: Ban) -> bool:
+        """Whether it matters to repeat ``ban``: it would shut somebody out that is not yet."""
+        is_over = ban.until <= self._node.world.wall()
+        return not is_over and self._counts(author) and self.standing(ban.culprit) is None
 
     def _counts(self, author: PeerId) -> bool:
         return not self._node.ledgers.is_forked(author)
@@ -128,7 +131,9 @@ class BanBook:
                 return
             if ban is not None:
                 self._note(news.author, ban)
-        self._tell_shunned()
+                self._tell_shunned()
+        elif isinstance(news, LedgerFork):
+            self._tell_shunned()
 
     def _note(self, author: PeerId, ban: Ban) -> None:
         self._times.renew(ban.culprit, self._times.get(ban.culprit, 0) + 1)
@@ -141,7 +146,7 @@ class BanBook:
             ban.gravest.limit,
         )
         if author != self._node.peer_id and ban.until > self._node.world.wall():
-            self._unexamined[ban.culprit] = author, ban
+            self._unexamined.renew((author, ban.culprit), ban)
             self._changed.notify_all()
 
     def _tell_shunned(self) -> None:

@@ -30,7 +30,7 @@ from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import FrameReader, fields_untrusted, pack, unpack_untrusted
+from p2p.wire import FrameReader
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.away import away_of
@@ -145,8 +145,8 @@ class LotDesk:
             await discard(disk, STANDING, error)
         for name in await disk.list(WINDOWS):
             try:
-                self.book.add(self._read(await disk.read(f"{WINDOWS}/{name}")))
-            except BadMessage as error:
+                self.book.add(self._read(await recall(disk, f"{WINDOWS}/{name}")))
+            except (DamagedFile, BadMessage) as error:
                 await discard(disk, f"{WINDOWS}/{name}", error)
 
     async def watch_forever(self) -> None:
@@ -263,9 +263,7 @@ class LotDesk:
 
     def _why_open(self, record: WindowRecord) -> str:
         terms, now = self._run.terms, self._world.now()
-        here = {member.peer for member in self._node.membership.find("validator")}
-        passed = away_of(self._node).validators
-        away = [one for one in terms.validators if one not in here or one in passed]
+        away = away_of(self._node).absent(terms.validators)
         return record.why_unsettled(terms.validators, terms.lots.validators, away) or (
             "an earlier window is open" if self.book.is_blocked(record, now) else ""
         )
@@ -404,14 +402,12 @@ class LotDesk:
     async def _keep(self, record: WindowRecord) -> None:
         if not record.was_proven:
             return  # nothing is learnt from it, and names are free: it leaves no file
-        value = [record.witnessed.to_bytes(), record.was_proven, record.state.value]
-        await self._world.disk.replace(self._path(record.witnessed), pack(value))
+        value = [record.witnessed.to_bytes().hex(), record.was_proven, record.state.value]
+        await keep(self._world.disk, self._path(record.witnessed), value)
 
-    def _read(self, data: bytes) -> WindowRecord:
-        raw, was_proven, state = fields_untrusted(
-            unpack_untrusted(data), bytes, bool, str, what="window on disk"
-        )
-        witnessed = decode_witnessed_untrusted(raw, self._world.verify)
+    def _read(self, value: Any) -> WindowRecord:
+        raw, was_proven, state = value
+        witnessed = decode_witnessed_untrusted(bytes.fromhex(raw), self._world.verify)
         record = WindowRecord(witnessed, was_proven, self._world.now())
         record.state = WindowState(state)
         return record

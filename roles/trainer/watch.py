@@ -2,9 +2,10 @@
 
 Theory of operation
 -------------------
-Three things are found out about a validator, by three parts:
+Four things are found out about a validator, by four parts:
 
     it signs what is false               `roles.trainer.audit`         convicted, for good
+    its ledger tells two stories         `p2p.ledger`                  passed over, for good
     it rejects honest work               `roles.trainer.appeals`       convicted, for good
     it leaves work lying, or turns it    `core.punctual`               passed over for a while
       away for what nobody can repeat
@@ -148,6 +149,8 @@ class ValidatorWatch:
             del self._looks[gone]
         found = self._punctual.look(validators, now)
         liars = {who: why for who, why in self._auditor.liars.items() if who in validators}
+        forked = [who for who in validators if self._node.ledgers.is_forked(who)]
+        liars = {**dict.fromkeys(forked, "its ledger tells two stories"), **liars}
         away = tuple(dict.fromkeys((*liars, *found)))[:MAX_AWAY]
         is_news = frozenset(away) != self._heard.validators
         if is_news or (away and now - self._told_at >= EVERY):

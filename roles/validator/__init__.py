@@ -15,7 +15,8 @@ submission's way, in this order:
 * `replay` compares tasks, shapes and the model's evidence with the run's limits, and signs;
 * `history` holds the draws of its worker's last submissions against them together;
 * `session` makes the verdict durable, in the ledger;
-* `prosecution` bans who was caught, and repeats other validators' bans;
+* `prosecution` bans who was caught, and repeats other validators' bans, in the order of
+  `core.docket`;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 
 The folder `core` is free of I/O. `stats` counts for people, `status` is the snapshot that they

@@ -88,7 +88,7 @@ class ValidatorSession:
         self._recording = trio.Semaphore(RECORDING)
         self._deliveries: Deliveries | None = None
         self.is_judging = False
-        self._prosecution = Prosecution(node, judge, self._durable)
+        self._prosecution = Prosecution(node, judge, self._durable, self._wake)
         self._reception = Reception(
             node, judge, self._queue, ledger, standing, stats, self._wake
         )
@@ -154,7 +154,7 @@ class ValidatorSession:
             self._deliveries = deliveries
             await deliveries.resume()
             await self._prosecution.recall()
-            nursery.start_soon(self._wake_to_examine)
+            nursery.start_soon(self._prosecution.fetch_forever)
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
@@ -164,6 +164,7 @@ class ValidatorSession:
                     served.enter_context(self.node.host.serving(protocol, serve))
                 if self.witness is not None:
                     self.witness.open(nursery)
+                    nursery.start_soon(self._prosecution.accuse_trainer)
                 while True:
                     await self._judge_next(deliveries, nursery)
 
@@ -243,8 +244,8 @@ class ValidatorSession:
         return has_worked
 
     async def _wait_turn(self, deliveries: Deliveries) -> float:
-        """Return when there is something to judge, and as of when; meanwhile repeat what others
-        ban by."""
+        """Return when there is something to judge, and as of when; before it, and meanwhile,
+        repeat a ban of another's whose content is here."""
         await self._prosecution.examine()
         # One reading of the clock: between two of them a debt may be forgiven, and the queue
         # would be asked for the work of a debtor where there is none.
@@ -257,12 +258,6 @@ class ValidatorSession:
         self._judge.verdicts.drop(job)
         job.finish(verdict)
         self._recording.release()
-
-    async def _wake_to_examine(self) -> None:
-        """The scorer sleeps while no work comes: a ban of another's is a reason to wake."""
-        while True:
-            await self._prosecution.wait_wanted()
-            self._wake()
 
     async def _wait_work(self) -> None:
         """Return when something may have come that may be judged."""

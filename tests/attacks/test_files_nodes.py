@@ -95,6 +95,15 @@ ELSEWHERE: Final = {
     "ledgers/*": "../unit/test_ledger_exchange.py::"
     "test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy",
     "validator/evidence/*": "../unit/test_bans.py::test_evidence_that_has_rotted_is_none",
+    "trainer/beacon": "test_files_trust.py::"
+    "test_a_beacon_that_has_changed_is_followed_by_a_later_chain",
+    "trainer/windows/*": "test_files_trust.py::"
+    "test_a_window_that_has_changed_on_the_disk_is_removed_and_the_rest_stay",
+    "trainer/standing": "test_files_trust.py::test_standing_that_has_changed_begins_anew",
+    "work.stamp": "test_files_trust.py::test_a_stamp_that_has_changed_is_made_again",
+    "pass": "test_files_trust.py::test_a_pass_that_has_changed_admits_nobody_and_ends_no_node",
+    "guests/*": "test_files_trust.py::test_a_guest_whose_file_has_changed_is_counted_anew",
+    "paused": "test_files_trust.py::test_a_pause_is_a_file_whatever_is_in_it",
     "ledger/": "test_files_start.py::test_a_ledger_that_is_gone_as_a_whole_is_not_missed",
 }
 """Tests of the rows that no simulated node can play: a real process has a lock and logs."""

@@ -91,7 +91,6 @@ class Stage:
 
     async def lie(self, node: Node) -> None:
         """Its heartbeats tell one story, and its answers either, by who asks."""
-        node.ledgers.follow(())
         stories = list(two_stories(node.world.signer))
 
         async def serve(stream: Stream) -> None:
@@ -105,6 +104,7 @@ class Stage:
                 await send_frame(stream, answer.to_bytes())
 
         await self.swarm.sleep_until(self.lies_from)
+        node.ledgers.follow(())  # or its node ends when it hears what it has signed
         node.host.set_handler(LEDGER_PROTOCOL, serve)
         tops = [list(one.statements(node.peer_id))[-1] for one in stories]
         head = sign_head(Head(tops[0].seqno, tops[0].digest), node.world.signer)

@@ -14,10 +14,12 @@ import pytest
 import trio
 
 from p2p.errors import BadMessage
-from p2p.identity import KeyPair
+from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
+from roles.protocol.away import SETTLING, HeardAway
 from roles.protocol.core.assignment import validator_among
+from roles.protocol.core.away import Away
 from roles.protocol.core.lies import STRIKES, WINDOW, Weight
 from roles.protocol.core.messages import LIED, Receipt, SignedVerdict
 from roles.protocol.core.refusals import (
@@ -40,6 +42,7 @@ from roles.trainer.appeals import APPEALS, AppealDesk
 from roles.trainer.core.punctual import AWAY_SECONDS, LONGEST, LOOKS_BACK, Punctuality
 from roles.trainer.watch import PROPOSAL, ValidatorWatch
 from tests.trainer_bench import JUDGE, WORKER, Bench, open_bench
+from tests.unit.test_bans import RUN
 
 OTHER, THIRD = KeyPair(b"o" * 32), KeyPair(b"t" * 32)
 DISTANCE = Reason.DRAW_DISTANCE.value
@@ -350,3 +353,23 @@ async def test_complaints_count_of_who_has_worked_against_its_own_judge(
         assert await ruled(mine) is Ruled.UNSURE
         court.desk._has_room, court.desk._has_worked = lambda: True, lambda _: False
         assert await ruled(mine) is Ruled.UNSURE
+
+
+def test_a_trainer_that_has_just_started_takes_nobody_for_away() -> None:
+    """It had heard no heartbeat yet, so one verdict settled what takes those of two."""
+    now, here = [1000.0], list[PeerId]()
+    world = SimpleNamespace(now=lambda: now[0])
+    membership = SimpleNamespace(find=lambda _: [SimpleNamespace(peer=one) for one in here])
+    gossip = SimpleNamespace(subscribe=lambda *_: None)
+    ledgers = SimpleNamespace(forks={}, on_news=lambda _: None)
+    node: Any = SimpleNamespace(
+        world=world, membership=membership, gossip=gossip, run=RUN, ledgers=ledgers
+    )
+    heard, judges = HeardAway(node), RUN.terms.validators
+    assert heard.absent(judges) == []
+    now[0] += SETTLING
+    assert heard.absent(judges) == list(judges)
+    here += judges[1:]
+    assert heard.absent(judges) == list(judges[:1])
+    heard.hear(RUN.terms.trainers[0], Away(1, judges[1:2]))
+    assert heard.absent(judges) == list(judges[:2])

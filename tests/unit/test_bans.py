@@ -14,11 +14,12 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, Signer, verify
-from p2p.ledger.core.chain import EMPTY, Entry, make_entry
+from p2p.ledger.core.chain import EMPTY, Entry, Head, check_link, make_entry
 from p2p.policy import PolicyVersion
 from proofs.checks import Reason, Verdict
 from roles.engines.base import Completion, Group
 from roles.protocol.core.bans import (
+    AHEAD,
     BAN_KIND,
     MAX_BANNED,
     Ban,
@@ -37,6 +38,7 @@ from roles.protocol.core.messages import (
 )
 from roles.run.core.file import Run, sign_run
 from roles.shared import evidence
+from roles.shared.bans import bans_of
 from roles.shared.evidence import fetch_evidence
 from tests.trainer_bench import JUDGE, WORKER as DRAWER, open_bench
 from tests.unit.test_run_file import OWNER, TERMS, TRAINER
@@ -83,12 +85,12 @@ def ban(
 
 def holds(
     entries: Sequence[Entry], now: float = NOW, *, run: Run = RUN, own: Signer | None = None,
-    forked: Signer | None = None,
+    forked: Signer | None = None, heard: float = NOW,
 ) -> int:  # fmt: skip
     """Until when the worker is banned; 0 if it is not."""
     bans = Bans(verify)
     for entry in entries:
-        bans.note_untrusted(entry, run, NOW)
+        bans.note_untrusted(entry, run, heard)
     held = bans.standing(
         WORKER.peer_id, run, now,
         lambda author: forked is None or author != forked.peer_id,
@@ -122,9 +124,29 @@ def test_a_ban_ends_when_the_run_says_and_is_not_prolonged_without_a_new_lie() -
     assert holds(pair, NOW + TERM) == 0
     later = [ban(judge, wall=NOW + 10**6, until=NOW + 10**9) for judge in JUDGES[:2]]
     assert holds([*pair, *later]) == NOW + TERM
-    assert holds(later) == NOW + TERM  # not by a clock that is ahead
+    assert holds(later) == 0  # not by a clock that is far ahead
+    assert holds(later, NOW + 10**6) == NOW + 10**6 + TERM
     no_bans = sign_run(replace(RUN.terms, ban_seconds=0), OWNER)
     assert holds(pair, run=no_bans) == 0
+
+
+def test_a_ban_ends_at_the_same_second_after_each_restart() -> None:
+    """Where validators' clocks are ahead, a ban was counted from when it was heard: each start
+    of a node made it longer."""
+    ahead = NOW + AHEAD / 2
+    pair = [ban(judge, wall=ahead, until=ahead + TERM) for judge in JUDGES[:2]]
+    for start in range(5):
+        heard = NOW + 100 * start
+        assert holds(pair, heard, heard=heard) == ahead + TERM
+    assert holds(pair, ahead + TERM, heard=ahead + TERM) == 0
+
+
+def test_a_ban_of_a_clock_far_ahead_does_not_end_the_one_before_it() -> None:
+    later = ban(
+        evidence=[rejection(index=5)], wall=NOW + 2 * AHEAD, until=NOW + 2 * AHEAD + TERM
+    )
+    entries = [ban(), later]
+    assert holds(entries, own=JUDGES[0]) == NOW + TERM
 
 
 @pytest.mark.parametrize(
@@ -212,6 +234,28 @@ async def test_a_trainer_takes_nothing_of_a_banned_worker_nor_keeps_what_waits(
         receipt, why = await bench.hand_over(await bench.honest(4))
         assert receipt is Receipt.UNWANTED
         assert "two stories" in why
+
+
+async def test_whom_a_node_shuns_is_told_by_bans_and_forks_alone(tmp_path: Path) -> None:
+    """Each entry of any kind had all bans weighed anew: 4,096 of them for a verdict."""
+    async with open_bench(tmp_path, is_drawn=False, ban_seconds=TERM) as bench:
+        book, told = bans_of(bench.node), []
+        bench.node.shunned.replace = told.append
+        wall = bench.world.wall()
+        cited = [rejection(by=JUDGE, worker=DRAWER, run=bench.run)]
+        first = ban(JUDGE, cited, wall=wall, until=wall + TERM)
+        bench.ledgers.take_own(first)
+        assert [list(shunned) for shunned in told] == [[DRAWER.peer_id]]
+        head = Head(first.seqno, first.digest)
+        for number in range(5):
+            entry = make_entry(head, JUDGE, "verdict", b"%d" % number, wall)
+            bench.ledgers.take_own(entry)
+            head = check_link(head, entry)
+        bench.ledgers.take_own(make_entry(head, JUDGE, BAN_KIND, first.body, wall))  # not news
+        assert len(told) == 1
+        bench.ledgers.take_own(ban(JUDGE, cited, wall=wall + 1, until=wall + TERM))
+        assert told[1:] == [{}]
+        assert book.standing(DRAWER.peer_id) is None
 
 
 async def test_evidence_that_has_rotted_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

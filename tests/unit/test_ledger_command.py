@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from proofs.checks import Verdict
 from roles.engines.config import ModelShape
 from roles.ledger.command import main
 from roles.ledger.core.receipt import sign_receipt
+from roles.ledger.reading import MAX_FILE
 from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.protocol.core.statements import (
     EARNED_KIND,
@@ -61,12 +63,17 @@ def verdict(
     return unsigned.signed(validator)
 
 
-def node(folder: Path, key: Signer | None, statements: Sequence[tuple[str, bytes]]) -> Path:
-    """The folder of a node that stated this, in segments of one entry."""
+def node(
+    folder: Path,
+    key: Signer | None,
+    statements: Sequence[tuple[str, bytes]],
+    segment_bytes: int = 1,
+) -> Path:
+    """The folder of a node that stated this, in segments of one entry unless told otherwise."""
     folder.mkdir(parents=True)
     (folder / PATH).write_bytes(RUN.document)
     signer = key or load_or_create_key(folder / KEY)
-    small = LedgerConfig(segment_bytes=1)
+    small = LedgerConfig(segment_bytes=segment_bytes)
 
     async def state() -> None:
         async with open_ledger(RealWorld(signer, folder), config=small) as ledger:
@@ -137,11 +144,76 @@ def test_audit_says_which_entry_is_wrong(
     path.write_bytes(data[:60] + bytes([data[60] ^ 4]) + data[61:])
     assert main(["audit", "--json", str(folder)]) == 1
     flaws = json.loads(capsys.readouterr().out)["flaws"]
-    assert "00000000.seg, byte 0, entry 0: a record does not have its checksum" in flaws
+    assert flaws[0].startswith(
+        "00000000.seg, byte 0, entry 0: a record does not have its checksum (bytes 0 to "
+    )
     assert main(["export", str(folder)]) == 2
     assert "shoal ledger audit" in capsys.readouterr().err
     assert main(["show", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
+
+
+def test_each_of_several_damaged_records_is_named_and_those_between_are_read(
+    tmp_path: Path,
+) -> None:
+    """Reading ended at the first, so that one flipped bit hid whatever else had changed."""
+    entries = [("verdict", bytes([number]) * 50) for number in range(6)]
+    place = node(tmp_path / "node", VALIDATOR, entries, segment_bytes=10**6) / "ledger"
+    data, marks = (place / "00000000.seg").read_bytes(), (place / "synced").read_bytes()
+    size = len(data) // 6
+    for spots in ((1, 3), (0, 2), (0, 5), (4, 5)):
+        for within in (0, 1, 3, 7, 20, size - 1):
+            changed = bytearray(data)
+            for spot in spots:
+                changed[spot * size + within] ^= 0x41
+            found = inspect({"00000000.seg": bytes(changed)}, marks, verify)
+            named = {flaw.offset // size for flaw in found.flaws}
+            assert spots[0] in named
+            assert set(spots) <= named or spots == (4, 5)  # one stretch of damage
+            whole = [number for number in range(6) if number not in spots]
+            assert [entry.seqno for entry in found.entries] == whole
+    scarred = bytearray(marks)
+    for at in (10, 1000, 4096 + 10):
+        scarred[at] ^= 1
+    found = inspect({"00000000.seg": data}, bytes(scarred), verify)
+    assert [flaw.offset for flaw in found.flaws] == [0, 4096, 1000]
+
+
+def test_what_a_stranger_wrote_moves_no_cursor_and_is_no_markup(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = replace(verdict(), verdict=Verdict.REJECTED, reason="\x1b[2J[red]gone", work=None)
+    said = [(VERDICT_KIND, evil.signed(VALIDATOR).to_bytes()), ("\x1b]0;[b]", b"x")]
+    folder = node(tmp_path / "v", VALIDATOR, said)
+    assert main(["show", str(folder)]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told
+    assert "[red]" in told
+    assert "?]0;[b]" in told
+    assert main(["audit", str(folder)]) == 0
+
+
+@pytest.mark.parametrize("kind", ["pipe", "folder", "device", "long"])
+@pytest.mark.parametrize("name", ["ledger/00000000.seg", "ledger/synced", "run.shoal"])
+def test_what_is_no_file_of_a_size_to_read_is_refused_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, name: str
+) -> None:
+    """A pipe was waited for, for good; a device has no end."""
+    folder = node(tmp_path / "v", VALIDATOR, [("verdict", b"a")])
+    (folder / name).unlink()
+    if kind == "pipe":
+        os.mkfifo(folder / name)
+    elif kind == "folder":
+        (folder / name).mkdir()
+    elif kind == "device":
+        (folder / name).symlink_to("/dev/zero")
+    else:
+        with (folder / name).open("wb") as file:
+            file.truncate(MAX_FILE + 1)
+    assert main(["export", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert ("longer than" if kind == "long" else "is no regular file") in said
+    assert str(folder / name) in said
 
 
 def test_contributions_are_counted_once_and_only_from_those_whose_word_counts(

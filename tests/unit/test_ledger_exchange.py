@@ -7,6 +7,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
@@ -25,13 +26,14 @@ from p2p.ledger.core.chain import (
     sign_head,
 )
 from p2p.ledger.core.exchange import LEAST, MOST, TOTAL, Exchange
-from p2p.ledger.core.shelf import MAX_LASTING, Shelf
+from p2p.ledger.core.shelf import MAX_LASTING, Extent, Shelf
 from p2p.ledger.kept import FOLDER, SLACK, KeptLedgers
 from p2p.ledger.messages import (
     ANSWER_BYTES,
     MAX_ANSWER,
     MAX_AUTHORS,
     MAX_QUESTION,
+    Question,
     decode_answer_untrusted,
     decode_question_untrusted,
 )
@@ -46,6 +48,7 @@ from p2p.membership.heartbeat import (
     sign_heartbeat,
 )
 from p2p.multiaddr import Multiaddr
+from p2p.wire import pack
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 
 AUTHOR, OTHER, STRANGER = (KeyPair(bytes([letter]) * 32) for letter in b"aos")
@@ -246,6 +249,85 @@ def test_bans_outlast_the_window_and_reach_who_comes_later() -> None:
     assert kept(first) == kept(second)
 
 
+def test_three_validators_with_as_many_bans_as_are_kept_reach_a_newcomer() -> None:
+    """And what they sign meanwhile reaches it with the next answer. The same hundred bans were
+    sent again and again, and nothing behind them, for good."""
+    judges = [FakeSigner(peer_named(number)) for number in range(3)]
+    old, new = Exchange(fake_verify), Exchange(fake_verify)
+    heads = dict.fromkeys((judge.peer_id for judge in judges), EMPTY)
+
+    def state(judge: FakeSigner, kind: str) -> None:
+        entry = make_entry(heads[judge.peer_id], judge, kind, bytes(700), 1000.0)
+        heads[judge.peer_id] = check_link(heads[judge.peer_id], entry)
+        old.take_untrusted(entry)
+
+    for node in (old, new):
+        node.follow(judge.peer_id for judge in judges)
+    for judge in judges:
+        for _ in range(MAX_LASTING):
+            state(judge, "ban")
+        for _ in range(20):
+            state(judge, "verdict")
+    for questions in range(1, 7):
+        for judge in judges:
+            state(judge, "verdict")
+        asks(new, old)
+        if questions > 1:
+            assert all(new.top(who) == head.seqno for who, head in heads.items())
+    assert kept(new) == kept(old)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> None:
+    """In any order, with holes, with windows that overflow and bans that end, asked in a few
+    spans at a time. A hole below the newest entry was never asked for."""
+    dice, signer, head, entries = Random(seed), FakeSigner(peer_named(1)), EMPTY, []
+    for number in range(dice.randint(1, 20)):
+        kind = dice.choice(["verdict", "verdict", "verdict", "ban", "lie"])
+        body = bytes(dice.randint(0, 600))
+        entries.append(make_entry(head, signer, kind, body, 100.0 * number))
+        head = check_link(head, entries[-1])
+    term, room = dice.choice([300.0, 900.0, 10.0**9]), dice.randint(1, 12)
+    one, other, whole = (
+        Shelf(budget, term) for budget in [dice.choice([900, 3000, 10**5])] * 3
+    )
+    for side in (one, other):
+        for entry in dice.sample(entries, dice.randint(0, len(entries))):
+            side.add(entry)
+            whole.add(entry)
+    for _ in range(2 * len(entries)):
+        for asking, asked in ((one, other), (other, one)):
+            for entry in list(asked.missing(asking.extent(room)))[:5]:
+                asking.add(entry)
+    extents = [side.extent(room) for side in (one, other, whole)]
+    floor, ended = (max(getattr(x, name) for x in extents) for name in ("floor", "ended"))
+
+    def lasts(entry: Entry) -> bool:
+        is_over = entry.kind == "ban" and entry.seqno <= ended
+        return entry.seqno > floor or (entry.kind != "verdict" and not is_over)
+
+    kept_of = [[entry for entry in side if lasts(entry)] for side in (one, other, whole)]
+    assert kept_of[0] == kept_of[1] == kept_of[2]
+    if floor < 0:
+        assert [*one] == [*whole]
+
+
+def test_a_question_names_what_it_has_and_what_it_does_not_want() -> None:
+    shelf = Shelf(3 * 256 + 10)
+    entries = log(9)
+    for number in (0, 1, 4, 5, 8):
+        shelf.add(entries[number])
+    assert shelf.extent(9) == Extent(8, entries[8].digest, 1, -1, 0, 8, ((4, 5), (8, 8)))
+    parts = [shelf.extent(1) for _ in range(3)]
+    assert [(part.low, part.high) for part in parts] == [(0, 5), (6, 8), (0, 5)]
+    assert [at for at in range(10) if parts[0].lacks(at)] == [0, 1, 2, 3, 9]
+    whole = Shelf(10**6)
+    for entry in entries:
+        whole.add(entry)
+    assert [entry.seqno for entry in whole.missing(shelf.extent(9))] == [7, 6, 3, 2]
+
+
 def _after(entry: Entry, count: int, body: bytes = b"") -> list[Entry]:
     head, more = Head(entry.seqno, entry.digest), []
     for _ in range(count):
@@ -319,6 +401,39 @@ def test_rubbish_is_refused_by_name() -> None:
                 decode(data)
     with pytest.raises(BadMessage):
         decode_brief_untrusted(AUTHOR.peer_id, bytes(MAX_BRIEF + 1))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data())
+def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -> None:
+    """And what is read is asked for as it stands, whatever spans it names."""
+    shelf = Shelf(10**6)
+    for entry in log(6):
+        shelf.add(entry)
+    extents = {AUTHOR.peer_id: shelf.extent(9)}
+    whole = bytearray(Question(extents, [OTHER.peer_id]).to_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    node = following(AUTHOR)
+    for raw in (bytes(whole), data.draw(st.binary(max_size=200))):
+        try:
+            question = decode_question_untrusted(raw)
+        except BadMessage:
+            continue
+        for statement in node.answer(question).statements:
+            assert statement.author in question.extents
+
+
+@pytest.mark.parametrize(
+    "ends", [[3], [4, 3], [1, 2, 2, 3], [-1, 2], [0, 2**63], [1, "2"], [True, 2]]
+)
+def test_spans_that_are_none_are_refused(ends: list[object]) -> None:
+    row = [AUTHOR.peer_id.digest, 9, bytes(32), -1, -1, 0, 9, ends]
+    with pytest.raises(BadMessage):
+        decode_question_untrusted(pack([[row], []]))
+    row[-1] = [1, 2, 4, 4]
+    read = decode_question_untrusted(pack([[row], []])).extents[AUTHOR.peer_id]
+    assert read.spans == ((1, 2), (4, 4))
 
 
 def test_all_of_a_swarm_know_within_log_n_questions() -> None:

@@ -19,6 +19,7 @@ from roles.protocol.core.beacon import (
     HeardLinks,
     Pledge,
     Reveal,
+    TwoPledges,
     decode_reveal_untrusted,
 )
 from roles.protocol.core.lots import (
@@ -115,7 +116,7 @@ def test_two_pledges_for_one_chain_are_proof_and_end_all_lots() -> None:
     rival = Pledge(RUN, TRAINER.peer_id, PLEDGE.chain, other.end).signed(TRAINER)
     assert heard.is_live(0.0)
     assert not heard.hear(Reveal(rival, 4, other.link(4)), 0.0)
-    assert heard.forked == (PLEDGE, rival)
+    assert heard.forked == TwoPledges(PLEDGE, rival)
     assert not heard.is_live(0.0)
 
 

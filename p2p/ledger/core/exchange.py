@@ -16,19 +16,20 @@ proof is all that is kept of it: nothing that it states counts, nor has counted
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry, LedgerFork, SignedHead, Statement
-from p2p.ledger.core.shelf import Shelf
+from p2p.ledger.core.shelf import Extent, Shelf
 from p2p.ledger.messages import (
     ANSWER_BYTES,
     MAX_AUTHORS,
+    MAX_SPANS,
     MAX_STATEMENTS,
     Answer,
-    Extent,
     Question,
 )
 from p2p.wire import KI, MIB
@@ -48,10 +49,13 @@ News = Entry | LedgerFork
 class Exchange:
     """What one node knows of the logs of those that its run names."""
 
-    def __init__(self, verify: Verify) -> None:
+    def __init__(self, verify: Verify, term: float = math.inf) -> None:
+        """``term``: how many seconds entries of kinds that end are kept."""
         self._verify = verify
+        self._term = term
         self._shelves: dict[PeerId, Shelf] = {}
-        self._turn = 0
+        self._questions = 0
+        self._answers = 0
         self.forks: dict[PeerId, LedgerFork] = {}
         """Who has told two stories, and the proof."""
 
@@ -64,9 +68,12 @@ class Exchange:
             wanted[author] = None
         budget = max(LEAST, min(MOST, TOTAL // max(1, len(wanted))))
         self.forks = {peer: self.forks[peer] for peer in wanted if peer in self.forks}
-        shelves = {peer: self._shelves.get(peer) or Shelf(budget) for peer in wanted}
-        self._shelves = shelves
-        for shelf in shelves.values():
+        before = self._shelves
+        self._shelves = {
+            peer: before[peer] if peer in before else Shelf(budget, self._term)
+            for peer in wanted
+        }
+        for shelf in self._shelves.values():
             shelf.budget = budget
 
     @property
@@ -120,12 +127,13 @@ class Exchange:
         return fork
 
     def question(self) -> Question:
-        """What is here of each author."""
-        extents = {
-            author: Extent(shelf.top, shelf.digest(shelf.top), shelf.fingerprint(shelf.top))
-            for author, shelf in self._shelves.items()
-            if author not in self.forks
-        }
+        """What is here of each author. Those that have no room for it come first in a later
+        question."""
+        extents, left = {}, MAX_SPANS
+        self._questions += 1
+        for author in self._in_turn(self._questions):
+            extents[author] = self._shelves[author].extent(left)
+            left -= len(extents[author].spans)
         return Question(extents, list(self.forks))
 
     def answer(self, question: Question) -> Answer:
@@ -136,23 +144,24 @@ class Exchange:
         is_behind = any(who in self._shelves and who not in self.forks for who in known)
         said: list[Statement] = []
         left = ANSWER_BYTES - sum(len(fork.encode()) for fork in forks[:1])
-        asked = [one for one in self._in_turn() if one in question.extents]
+        self._answers += 1
+        asked = [one for one in self._in_turn(self._answers) if one in question.extents]
         for place, author in enumerate(asked):
             extent, shelf = question.extents[author], self._shelves[author]
             is_behind = is_behind or self._lacks(shelf, extent)
-            room = left // (len(asked) - place)
+            parts = len(asked) - place
+            room, most = left // parts, len(said) + (MAX_STATEMENTS - len(said)) // parts
             for statement in self._beyond(shelf, extent):
-                size = len(statement.encode())
-                if room <= 0 or len(said) >= MAX_STATEMENTS:
+                if room <= 0 or len(said) >= most:
                     break
+                size = len(statement.encode())
                 said.append(statement)
                 room, left = room - size, left - size
         return Answer(said, forks[:1], is_behind)
 
-    def _in_turn(self) -> list[PeerId]:
+    def _in_turn(self, turn: int) -> list[PeerId]:
         authors = [one for one in self._shelves if one not in self.forks]
-        self._turn += 1
-        first = self._turn % max(1, len(authors))
+        first = turn % max(1, len(authors))
         return authors[first:] + authors[:first]
 
     def _lacks(self, shelf: Shelf, extent: Extent) -> bool:
@@ -162,14 +171,11 @@ class Exchange:
         )
 
     def _beyond(self, shelf: Shelf, extent: Extent) -> Iterator[Statement]:
-        """What the one who asks lacks of one author: another story first, then what lasts, then
-        entry after entry."""
+        """What the one who asks lacks of one author: another story first."""
         other = shelf.get(extent.top) if extent.top >= 0 else None
         if other is not None and shelf.digest(extent.top) != extent.digest:
             yield other
-        if extent.lasting != shelf.fingerprint(extent.top):
-            yield from shelf.lasting(extent.top)
-        yield from shelf.since(extent.top)
+        yield from shelf.missing(extent)
 
     def hears_head(self, head: SignedHead) -> tuple[LedgerFork | None, bool]:
         """The proof, if a heartbeat's head is another story than what is here; and whether it

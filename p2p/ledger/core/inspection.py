@@ -6,7 +6,7 @@ Every byte of a ledger's folder is bound by something: a record by its checksum,
 digest that the next one names and by its author's signature, the last entry by the head in the
 file ``synced``, each slot of that file by its own checksum, and the space between the slots is
 zero. So no byte can be changed without one of these failing, and `inspect` says which, and of
-which entry. It goes on behind a damaged segment, since the next one may be whole.
+which entry. It goes on behind a damaged record, since the next one may be whole.
 
 What lies behind the bytes that ``synced`` vouches for was never acknowledged: half a record
 there was torn by a crash, and is no fault. `Ledger.recover` decides the same when a node
@@ -16,12 +16,13 @@ starts, and stops at the first fault.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import EMPTY, Entry, Head, read_record
-from p2p.ledger.core.synced import SLOT_BYTES, Synced, read_slots
+from p2p.ledger.core.synced import NOTHING, SLOT_BYTES, Synced, read_slots, torn_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +86,16 @@ def _read_marks(found: Inspection, marks: bytes | None, *, has_segments: bool) -
         if has_segments:
             found.flaws.append(Flaw("synced", 0, -1, "it is missing"))
         return None
-    synced, is_sound = read_slots(marks)
-    if not is_sound:
+    synced, _ = read_slots(marks)
+    for at in torn_slots(marks):
         what = "a mark is damaged, or a crash tore it"
-        found.flaws.append(Flaw("synced", 0, -1, what))
-    elif synced is not None:
-        slot = len(synced.encode())
-        gap, behind = marks[slot:SLOT_BYTES], marks[SLOT_BYTES + slot :]
-        if any(gap) or any(behind):
-            spot = next(place for place, byte in enumerate(gap + behind) if byte)
-            at = slot + spot if spot < len(gap) else SLOT_BYTES + slot + spot - len(gap)
-            found.flaws.append(Flaw("synced", at, -1, "something stands between the marks"))
+        found.flaws.append(Flaw("synced", at, -1, what))
+    slot = len(NOTHING.encode())
+    for start, end in ((slot, SLOT_BYTES), (SLOT_BYTES + slot, len(marks))):
+        wrong = [at for at in range(start, min(end, len(marks))) if marks[at]]
+        if wrong:
+            what = f"something stands outside the marks, up to byte {wrong[-1]}"
+            found.flaws.append(Flaw("synced", wrong[0], -1, what))
     return synced
 
 
@@ -117,12 +117,14 @@ def _read(
         try:
             entry, end = read_record(data, offset)
         except BadMessage as error:
-            flaw = Flaw(name, offset, number, str(error))
-            if offset >= owed:
-                found.torn = flaw
+            end = _next_record(data, offset)
+            if offset >= owed and end == len(data):
+                found.torn = Flaw(name, offset, number, str(error))
             else:
-                found.flaws.append(flaw)
-            return None
+                what = f"{error} (bytes {offset} to {end - 1})"
+                found.flaws.append(Flaw(name, offset, number, what))
+            head, offset = None, end
+            continue
         found.author = found.author or entry.author
         head = head or Head(entry.seqno - 1, entry.previous)
         faults = list(_faults(entry, found.author, head, verify))
@@ -134,6 +136,16 @@ def _read(
         what = f"it ends there, and should have {owed} bytes"
         found.flaws.append(Flaw(name, len(data), -1 if head is None else head.seqno + 1, what))
     return head
+
+
+def _next_record(data: bytes, offset: int) -> int:
+    """Where the next whole record behind ``offset`` begins; the end of ``data`` if none does.
+    The length of a record begins with a zero byte."""
+    while (offset := data.find(b"\0", offset + 1)) >= 0:
+        with suppress(BadMessage):
+            read_record(data, offset)
+            return offset
+    return len(data)
 
 
 def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterator[str]:
@@ -149,11 +161,11 @@ def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterato
 
 def _check_end(found: Inspection, synced: Synced | None) -> None:
     """Hold the entries against the head that was acknowledged."""
-    if synced is None or synced.head == EMPTY or found.flaws:
+    if synced is None or synced.head == EMPTY:
         return
     number = synced.head.seqno
-    place = number - found.entries[0].seqno if found.entries else -1
-    if not 0 <= place < len(found.entries):
+    named = [entry for entry in found.entries if entry.seqno == number]
+    if not named and not found.flaws:
         found.flaws.append(Flaw("synced", 0, number, "the entry that it names is missing"))
-    elif found.entries[place].digest != synced.head.digest:
+    elif named and named[0].digest != synced.head.digest:
         found.flaws.append(Flaw("synced", 0, number, "the entry that it names was another"))

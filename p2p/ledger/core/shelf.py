@@ -5,15 +5,22 @@ Theory of operation
 Entries are signed one by one, so they need not come in order, nor all of them: a *shelf* is a
 set, and two shelves of one author are merged by putting in what either lacks. It has a window,
 the newest entries that fit `budget` bytes, and beside it the entries of `LASTING` kinds,
-which must reach who comes later. Whatever comes is first held against what is there: a
-statement that binds its author to another digest of some entry is a `LedgerFork`, and ends the
-shelf.
+which must reach who comes later. What falls out of either depends on what was put in and not on
+the order in which it came, so that nodes which have heard the same keep the same. An `Extent`
+says what is here, holes included, in so few bytes that another node can hand over just what is
+missing (`Shelf.missing`).
+
+Whatever comes is first held against what is there: a statement that binds its author to another
+digest of some entry is a `LedgerFork`, and ends the shelf.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, zip_longest
 from typing import Final
 
 from p2p.bounded import BoundedDict
@@ -26,8 +33,10 @@ from p2p.ledger.core.chain import (
 )
 from p2p.wire import KI
 
-LASTING: Final = ("ban", "lie")
-"""Kinds of entries that are kept beyond the window: what they say holds for days."""
+ENDING: Final = ("ban",)
+"""Kinds of entries that are kept beyond the window for a term: what they say holds for days."""
+LASTING: Final = (*ENDING, "lie", "refusal", "pledges")
+"""And those whose word has no end: they convict officers."""
 MAX_LASTING: Final = 256
 """Of one author: as many workers as it can have banned at a time. The newest are kept."""
 MAX_LASTING_BODY: Final = 4 * KI
@@ -36,23 +45,70 @@ MAX_LASTING_BODY: Final = 4 * KI
 MAX_HEADS: Final = 64
 """Signed heads of one author that are kept beside its entries: those of five minutes. An entry
 that comes is held against them, too."""
-PRINT_BYTES: Final = 8
-"""Of a digest over the lasting entries that a shelf has: two that differ are told apart, and a
-collision, which costs 2**32 tries, only delays what its maker could also have kept back."""
+
+Span = tuple[int, int]
+"""The first and the last of consecutive numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a node has of an author's log, and what it does not want any more."""
+
+    top: int = -1
+    """The highest number of an entry; -1 without any."""
+    digest: bytes = b""
+    """Of entry ``top``."""
+    floor: int = -1
+    """Up to here only entries of lasting kinds are wanted."""
+    ended: int = -1
+    """Up to here those that last for a term are not wanted either."""
+    low: int = 0
+    high: int = -1
+    """Of the numbers from ``low`` to ``high``, ``spans`` says which are there. Of others up to
+    ``top`` nothing is said, and nothing asked."""
+    spans: tuple[Span, ...] = ()
+
+    def lacks(self, seqno: int) -> bool:
+        """Whether entry ``seqno`` is not there, as far as is said."""
+        if seqno > self.top:
+            return True
+        if not self.low <= seqno <= self.high:
+            return False
+        at = bisect_right(self.spans, (seqno, math.inf)) - 1
+        return at < 0 or self.spans[at][1] < seqno
+
+
+def spans_of(numbers: Iterable[int]) -> list[Span]:
+    """Ascending ``numbers``, where they are consecutive in one."""
+    found: list[Span] = []
+    for number in numbers:
+        if found and found[-1][1] + 1 == number:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
 
 
 class Shelf:
-    """Of one author. ``budget`` is in bytes."""
+    """Of one author. ``budget`` is in bytes, ``term`` how many seconds of its author's clock an
+    entry of an `ENDING` kind is kept."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, term: float = math.inf) -> None:
+        self._budget = budget
+        self._term = term
         self.top = -1
         """The highest number of an entry that is here; -1 if there is none."""
+        self._floor = -1
+        """The highest number that was too much for the window: nothing below comes back."""
+        self._ended = -1
+        """The highest number of an entry whose term is over."""
         self._window: dict[int, Entry] = {}
-        self._sizes: dict[int, int] = {}
         self._bytes = 0
         self._lasting: dict[int, Entry] = {}
+        self._lasting_floor = -1
         self._heads: BoundedDict[int, SignedHead] = BoundedDict(MAX_HEADS)
+        self._described = 0
+        """How many spans of a long row the last question has named."""
 
     def __len__(self) -> int:
         return len(self._window.keys() | self._lasting.keys())
@@ -62,22 +118,59 @@ class Shelf:
         """Bytes of the window, about."""
         return self._bytes
 
+    @property
+    def budget(self) -> int:
+        """Bytes that the window may have."""
+        return self._budget
+
+    @budget.setter
+    def budget(self, budget: int) -> None:
+        if budget > self._budget:
+            self._floor = -1
+        self._budget = budget
+        self._trim()
+
     def __iter__(self) -> Iterator[Entry]:
         """All entries, in the order of their numbers."""
         whole = self._window | self._lasting
         return (whole[seqno] for seqno in sorted(whole))
 
-    def fingerprint(self, top: int) -> bytes:
-        """What lasting entries are here up to number ``top``, in short."""
-        numbers = sorted(seqno for seqno in self._lasting if seqno <= top)
-        digests = (self._lasting[seqno].digest for seqno in numbers)
-        return hashlib.sha256(b"".join(digests)).digest()[:PRINT_BYTES]
+    def extent(self, room: int) -> Extent:
+        """What is here, in ``room`` spans at most; of more the others come in the next."""
+        found = spans_of(sorted(self._window.keys() | self._lasting.keys()))
+        start = 0
+        if len(found) > room:
+            start = self._described % len(found)
+            self._described = start + room
+        named = tuple(found[start : start + room])
+        low = 0 if not start else found[start - 1][1] + 1
+        high = self.top if start + room >= len(found) else named[-1][1] if named else -1
+        digest = self.digest(self.top)
+        return Extent(self.top, digest, self._floor, self._ended, low, high, named)
 
-    def lasting(self, top: int) -> Iterator[Entry]:
-        """Entries of the kinds that are kept longer which one that has the log up to ``top``
-        may lack, newest first: those that are not in the window behind it."""
-        numbers = sorted(self._lasting, reverse=True)
-        return (self._lasting[at] for at in numbers if at <= top or at not in self._window)
+    def missing(self, extent: Extent) -> Iterator[Entry]:
+        """What is here and not there: what is new and what lasts in turn, then what fills
+        holes, newest first."""
+        given: dict[int, None] = {}
+        new = (self._window[at] for at in sorted(self._window) if at > extent.top)
+        lasting = (
+            self._lasting[at]
+            for at in sorted(self._lasting, reverse=True)
+            if extent.lacks(at) and self._is_wanted(at, extent)
+        )
+        holes = (
+            self._window[at]
+            for at in sorted(self._window, reverse=True)
+            if extent.floor < at <= extent.top and extent.lacks(at)
+        )
+        for entry in chain(_alternate(new, lasting), holes):
+            if entry.seqno not in given:
+                given[entry.seqno] = None
+                yield entry
+
+    def _is_wanted(self, seqno: int, extent: Extent) -> bool:
+        is_over = self._lasting[seqno].kind in ENDING and seqno <= extent.ended
+        return seqno > extent.floor or not is_over
 
     def get(self, seqno: int) -> Statement | None:
         """What says how entry ``seqno`` is: the entry, or a head, or the one behind it."""
@@ -88,10 +181,6 @@ class Shelf:
         """Of entry ``seqno``, as far as anything here says; else empty."""
         said = self.get(seqno)
         return b"" if said is None else bound_by(said).get(seqno, b"")
-
-    def since(self, seqno: int) -> Iterator[Entry]:
-        """The entries of the window behind ``seqno``, oldest first."""
-        return (self._window[at] for at in sorted(self._window) if at > seqno)
 
     def has(self, statement: Statement) -> bool:
         """Whether it is here already: then its signature need not be looked at."""
@@ -114,18 +203,46 @@ class Shelf:
             if not self.digest(statement.seqno):
                 self._heads[statement.seqno] = statement
             return False
-        seqno, size = statement.seqno, len(statement.body) + KI // 4
-        is_lasting = statement.kind in LASTING and len(statement.body) <= MAX_LASTING_BODY
-        if is_lasting:
-            self._lasting[seqno] = statement
-            if len(self._lasting) > MAX_LASTING:
-                del self._lasting[min(self._lasting)]
-        self._window[seqno], self._sizes[seqno] = statement, size
-        self._bytes += size
-        self.top = max(self.top, seqno)
+        seqno = statement.seqno
+        if seqno > self._floor and seqno not in self._window:
+            self._window[seqno] = statement
+            self._bytes += _size(statement)
+            self.top = max(self.top, seqno)
+        if statement.kind in LASTING and len(statement.body) <= MAX_LASTING_BODY:
+            self._keep(statement)
         self._heads.pop(seqno, None)
-        while self._bytes > self.budget and len(self._window) > 1:
-            oldest = min(self._window)
-            del self._window[oldest]
-            self._bytes -= self._sizes.pop(oldest)
+        self._trim()
         return seqno in self._window or seqno in self._lasting
+
+    def _keep(self, entry: Entry) -> None:
+        is_over = entry.kind in ENDING and entry.seqno <= self._ended
+        if not is_over and entry.seqno > self._lasting_floor:
+            self._lasting[entry.seqno] = entry
+
+    def _trim(self) -> None:
+        """Let go of what is too much, and of what is over."""
+        while self._bytes > self._budget and len(self._window) > 1:
+            self._floor = min(self._window)
+            self._bytes -= _size(self._window.pop(self._floor))
+        while len(self._lasting) > MAX_LASTING:
+            self._lasting_floor = min(self._lasting)
+            del self._lasting[self._lasting_floor]
+        newest = self._window.get(self.top)
+        if newest is None or self._term == math.inf:
+            return
+        ending = [at for at, entry in self._lasting.items() if entry.kind in ENDING]
+        over = [at for at in ending if self._lasting[at].wall < newest.wall - self._term]
+        self._ended = max([self._ended, *over])
+        for at in ending:
+            if at <= self._ended:
+                del self._lasting[at]
+
+
+def _size(entry: Entry) -> int:
+    return len(entry.body) + KI // 4
+
+
+def _alternate(first: Iterator[Entry], second: Iterator[Entry]) -> Iterator[Entry]:
+    """Of either in turn, until both are at their end."""
+    for pair in zip_longest(first, second):
+        yield from (entry for entry in pair if entry is not None)

@@ -73,6 +73,11 @@ def read_slots(data: bytes) -> tuple[Synced | None, bool]:
     return max(found, key=lambda slot: slot.turn, default=None), len(found) == 2
 
 
+def torn_slots(data: bytes) -> list[int]:
+    """Where those begin that are not sound."""
+    return [offset for offset in (0, SLOT_BYTES) if _read_slot(data, offset) is None]
+
+
 def _read_slot(data: bytes, offset: int) -> Synced | None:
     fields = data[offset : offset + _FIELDS.size]
     end = offset + _FIELDS.size + CHECKSUM_BYTES

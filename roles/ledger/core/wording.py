@@ -8,12 +8,14 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
 from roles.protocol.core.bans import BAN_KIND, Ban, decode_ban_untrusted
+from roles.protocol.core.beacon import decode_two_pledges_untrusted
 from roles.protocol.core.lies import Finding, decode_lie_untrusted
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import (
     EARNED_KIND,
     LEARNT_KIND,
     LIE_KIND,
+    PLEDGES_KIND,
     RECEIPT_KIND,
     VERDICT_KIND,
     decode_learnt_untrusted,
@@ -42,6 +44,9 @@ def wording_untrusted(entry: Entry, verify: Verify) -> Wording:
         case kind if kind == LIE_KIND:
             lie = decode_lie_untrusted(body, verify)
             return Wording(lie.verdict.validator, f"lied: {lie.finding}; kept in {lie.path}")
+        case kind if kind == PLEDGES_KIND:
+            pledge = decode_two_pledges_untrusted(body, verify).first
+            return Wording(pledge.trainer, f"pledged two ends of chain {pledge.chain}")
         case kind if kind == BAN_KIND:
             return _ban(decode_ban_untrusted(body, verify))
         case kind if kind == LEARNT_KIND:

@@ -17,8 +17,10 @@ author of a ban keeps to it alone: it need not work for whom it caught. What an 
 that has told two stories counts for nothing, and nobody bans the run's officers, or its owner:
 for those there are editions.
 
-A ban ends by the term of the run, from when it was signed. The same evidence does not ban
-twice, so that a ban cannot be prolonged without a new lie.
+A ban ends by the term of the run, from when it was signed by its author's clock, for all at the
+same second, however often they start again; one whose author's clock is ahead begins no sooner
+(`AHEAD`). The same evidence does not ban twice, so that a ban cannot be prolonged without a new
+lie.
 """
 
 from __future__ import annotations
@@ -46,6 +48,10 @@ signed longest ago is forgotten first."""
 SPREAD: Final = 1
 """Versions by which the policies of strikes may differ: a worker fills fewer than a hundred
 places under two of them, among which three false strikes come once in six million."""
+
+AHEAD: Final = 600.0
+"""Seconds by which the clock of a ban's author may be ahead of ours. A ban of a second that is
+further off begins so long before it: it lasts for a term in any case."""
 
 _BY_REPLAY: Final = (
     Reason.EXPONENTS,
@@ -139,11 +145,23 @@ def quorum(validators: int) -> int:
     return max(validators // 3 + 1, min(validators, 2))
 
 
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A ban, and when it holds as far as its author's word goes."""
+
+    begins: float
+    until: int
+    ban: Ban
+
+    def holds(self, now: float) -> bool:
+        return self.begins <= now < self.until
+
+
 @dataclass(slots=True)
 class _Case:
     """What is known of one worker: its bans by their authors, and what has been cited."""
 
-    bans: dict[PeerId, tuple[int, Ban]] = field(default_factory=dict)
+    bans: dict[PeerId, _Term] = field(default_factory=dict)
     cited: dict[tuple[PeerId, bytes], None] = field(default_factory=dict)
 
 
@@ -192,10 +210,12 @@ class Bans:
         if any(key in case.cited for key in keys):
             return None
         case.cited.update(dict.fromkeys(keys[:MAX_CITED]))
-        until = min(ban.until, int(min(entry.wall, now)) + run.terms.ban_seconds)
-        before, _ = case.bans.get(entry.author, (0, ban))
-        if until > before:
-            case.bans[entry.author] = until, ban
+        until = min(ban.until, entry.wall + run.terms.ban_seconds)
+        term, before = _Term(entry.wall - AHEAD, until, ban), case.bans.get(entry.author)
+        if before is None or (
+            term.until > before.until and not before.begins <= now < term.begins
+        ):
+            case.bans[entry.author] = term
         return ban
 
     def authors(self, culprit: PeerId) -> tuple[PeerId, ...]:
@@ -212,9 +232,9 @@ class Bans:
         if case is None or culprit in run.officers or not run.terms.ban_seconds:
             return {}
         return {
-            author: until
-            for author, (until, _) in case.bans.items()
-            if until > now and author in run.officers and counts(author)
+            author: term.until
+            for author, term in case.bans.items()
+            if term.holds(now) and author in run.officers and counts(author)
         }
 
     def standing(
@@ -239,4 +259,4 @@ class Bans:
         if until <= now:
             return None
         first = min(signers)
-        return HeldBan(until, tuple(signers), self._cases[culprit].bans[first][1])
+        return HeldBan(until, tuple(signers), self._cases[culprit].bans[first].ban)

@@ -12,7 +12,8 @@ as it missed links: `LINKS` times at most, 30 ms.
 A chain is known by the second at which it began. The pledge binds run, trainer and that second;
 two pledges of one trainer for one second, with different ends, are an equivocation: the lot
 falls differently for those who heard one and those who heard the other, so none of that
-trainer's links counts any more (`HeardLinks.forked`).
+trainer's links counts any more (`HeardLinks.forked`). The pair is a proof (`TwoPledges`), which
+a validator that has both states in its ledger, for those who heard one.
 
 When links stop coming, `HeardLinks.is_live` says so, and everything is checked as if there were
 no lots. No I/O: the caller knows the time.
@@ -81,6 +82,10 @@ class Pledge:
         """What is signed."""
         return pack([self.run, self.trainer.digest, self.chain, self.end])
 
+    def parts(self) -> tuple[bytes, bytes]:
+        """Body and signature, as they travel."""
+        return self.body(), self.signature
+
     def signed(self, signer: Signer) -> Pledge:
         """The same, in the trainer's name."""
         return replace(self, signature=signer.sign(DOMAIN, self.body()))
@@ -96,7 +101,7 @@ class Reveal:
 
     def to_bytes(self) -> bytes:
         """The wire form."""
-        return pack([self.pledge.body(), self.pledge.signature, self.number, self.link])
+        return pack([*self.pledge.parts(), self.number, self.link])
 
 
 def decode_pledge_untrusted(body: bytes, signature: bytes, verify: Verify) -> Pledge:
@@ -120,6 +125,45 @@ def decode_reveal_untrusted(data: bytes, verify: Verify) -> Reveal:
     if not 0 < number <= LINKS or len(link) != LINK_BYTES:
         raise BadMessage(f"a chain has links 1 to {LINKS}, of {LINK_BYTES} bytes")
     return Reveal(decode_pledge_untrusted(body, signature, verify), number, link)
+
+
+@dataclass(frozen=True, slots=True)
+class TwoPledges:
+    """Two ends that one trainer pledged for one chain: proof, for whoever holds it."""
+
+    first: Pledge
+    second: Pledge
+
+    def __post_init__(self) -> None:
+        one, other = self.first, self.second
+        same = (one.run, one.trainer, one.chain) == (other.run, other.trainer, other.chain)
+        if not same or one.end == other.end:
+            raise ValueError("two pledges are of one trainer and chain, and of different ends")
+
+    def is_of(self, other: TwoPledges) -> bool:
+        """Whether the other proves the same of the same trainer."""
+        one, two = self.first, other.first
+        return (one.run, one.trainer) == (two.run, two.trainer)
+
+    def to_bytes(self) -> bytes:
+        """The ledger form."""
+        return pack([part for one in (self.first, self.second) for part in one.parts()])
+
+
+def decode_two_pledges_untrusted(data: bytes, verify: Verify) -> TwoPledges:
+    """Raise `BadMessage` unless it proves that a trainer pledged twice."""
+    kinds = (bytes, bytes, bytes, bytes)
+    first, mark, second, other = fields_untrusted(
+        unpack_untrusted(data), *kinds, what="pair of pledges"
+    )
+    pledges = (
+        decode_pledge_untrusted(first, mark, verify),
+        decode_pledge_untrusted(second, other, verify),
+    )
+    try:
+        return TwoPledges(*pledges)
+    except ValueError as error:
+        raise BadMessage(str(error)) from None
 
 
 class Chain:
@@ -160,7 +204,7 @@ class HeardLinks:
         self._chain = -1
         """The newest of them."""
         self._heard_at = 0.0
-        self.forked: tuple[Pledge, Pledge] | None = None
+        self.forked: TwoPledges | None = None
         """Two pledges for one chain, if the trainer has signed such: proof, for bystanders."""
 
     def hear(self, reveal: Reveal, now: float) -> bool:
@@ -170,7 +214,7 @@ class HeardLinks:
             raise BadMessage("a link of another run or trainer")
         known = self._chains.get(pledge.chain)
         if known is not None and known.pledge.end != pledge.end:
-            self.forked = self.forked or (known.pledge, pledge)
+            self.forked = self.forked or TwoPledges(known.pledge, pledge)
             return False
         if pledge.chain < self._chain or (known is not None and reveal.number <= known.number):
             return False
@@ -179,6 +223,14 @@ class HeardLinks:
             raise BadMessage("a link does not hash to the one before it")
         self._chains[pledge.chain] = _Known(pledge, reveal.number, reveal.link)
         self._chain, self._heard_at = pledge.chain, now
+        return True
+
+    def convict(self, proof: TwoPledges) -> bool:
+        """Take up what another has found; whether it is news about this trainer."""
+        about = proof.first.run, proof.first.trainer
+        if self.forked is not None or about != (self._run, self._trainer):
+            return False
+        self.forked = proof
         return True
 
     @property

@@ -525,7 +525,9 @@ class Run:
         shared: dict[str, dict[str, object]] = {
             "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}
         }
-        return {**shared, "ledger": {"is_on": True}} if self.terms.ban_seconds else shared
+        if self.terms.ban_seconds:
+            shared["ledger"] = {"is_on": True, "term": float(self.terms.ban_seconds)}
+        return shared
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Whether ``peer`` may: trainers publish, validators validate, the rest by
