@@ -60,8 +60,11 @@ class BeaconTeller:
             self._take_up(bytes.fromhex(secret), began)
 
     async def _begin(self) -> None:
-        """A chain of its own second, later than all that were heard of."""
-        began = max(int(self._node.world.wall()), self._heard.links.newest[0] + 1)
+        """A chain of its own second, later than all that were heard of. It waits for that second:
+        a life before this one may have pledged the one that is passing, and lost its file."""
+        world = self._node.world
+        await world.sleep(1.0 - world.wall() % 1.0)
+        began = max(int(world.wall()), self._heard.links.newest[0] + 1)
         self._number = 0
         self._take_up(self._node.world.entropy(SECRET_BYTES), began)
         await self._durable.insist(self._keep)
