@@ -26,7 +26,7 @@ import torch
 
 from bench.report import Report
 from proofs.sampling import DrawRule
-from roles.engines.base import Group, GroupTask, Sampling, TrainingGroup
+from roles.engines.base import GroupTask, Sampling, TrainingGroup
 from roles.engines.config import Dtype, EngineConfig, ModelShape
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.device import find_device
