@@ -142,8 +142,10 @@ def take_turns(
         scorer.score(model, tasks, groups, sampling, ends, rule)
     found = {"draw and prove": drawing, "replay": replaying}
     if other is not None:
+        torch.backends.cuda.enable_cudnn_sdp(True)  # transformers' own choice
         with measured(model.device) as generating:
             other(tasks, sampling)
+        torch.backends.cuda.enable_cudnn_sdp(False)
         found["transformers"] = generating
     return found
 
@@ -218,7 +220,7 @@ def open_transformers(shape: ModelShape, device: torch.device) -> Generate | Non
         return None
     from transformers import AutoConfig, AutoModelForCausalLM  # type: ignore[import-not-found]
 
-    table = json.loads(write_config(ModelConfig(shape, 4096)))
+    table = json.loads(write_config(ModelConfig(shape=shape, context=4096)))
     config = AutoConfig.for_model(table.pop("model_type"), **table)
     with torch.device(device):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -277,7 +277,7 @@ def test_states_that_come_in_pieces_are_measured_as_a_whole() -> None:
         fed = DeviceTopValues(62)
         for piece in torch.split(torch.from_numpy(states), pieces):
             fed.add(piece)
-        fed.close()
+        fed.close_all([fed])
         assert fed.tokens == 150
         assert toploc.commit([fed], 62) == [proof]
         (stats,) = toploc.verify([proof], [fed], 62)
