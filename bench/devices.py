@@ -17,6 +17,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from time import perf_counter
@@ -44,20 +45,20 @@ LEARNT: Final = 16
 SPREAD: Final = 0.02
 """Of the weights: what initialisers take."""
 
-_QWEN2: Final = {"qkv_bias": True, "qk_norm": False, "head_width": 128, "rope_base": 1e6}
+_qwen2 = partial(ModelShape, qkv_bias=True, qk_norm=False, head_width=128, rope_base=1e6)
 SHAPES: Final = {
     "tiny": ModelShape(vocabulary=300, qk_norm=False, tied=True),
     "smollm2": ModelShape(
         vocabulary=49_152, width=576, layers=30, query_heads=9, key_heads=3, head_width=64,
         feed_forward=1536, rope_base=1e5, tied=True, qk_norm=False,
     ),
-    "1.5b": ModelShape(
+    "1.5b": _qwen2(
         vocabulary=151_936, width=1536, layers=28, query_heads=12, key_heads=2,
-        feed_forward=8960, tied=True, **_QWEN2,
+        feed_forward=8960, tied=True,
     ),
-    "7b": ModelShape(
+    "7b": _qwen2(
         vocabulary=152_064, width=3584, layers=28, query_heads=28, key_heads=4,
-        feed_forward=18_944, **_QWEN2,
+        feed_forward=18_944,
     ),
 }  # fmt: skip
 """SmolLM2-135M, and Qwen2.5 of 1.5 and 7 billion parameters."""
@@ -93,7 +94,6 @@ def run(args: list[str]) -> int:
     print(f"{card}, torch {torch.__version__}")
     for name in options.shapes:
         generate(report, name, device, options)
-        report.write(options.json)
     for name in options.learn:
         learn(report, name, device, options)
         report.write(options.json)
@@ -123,6 +123,8 @@ def generate(
             rates = [tokens / one[subject].seconds for one in rounds]
             report.add(case, subject, "tokens", "1/s", rates)
             report.add(case, subject, "memory", "GiB", [one[subject].gib for one in rounds])
+            print(f"{case}: {subject} {max(rates):.0f} tokens a second", flush=True)
+        report.write(options.json)
         if other is not None:
             report.compare(case, "tokens", "draw and prove", "transformers")
         report.compare(case, "tokens", "replay", "draw and prove")

@@ -338,6 +338,17 @@ def measured(groups: list[tuple[float, float, float]]) -> list[Evidence]:
     ]
 
 
+def test_a_chunk_in_which_noise_was_amplified_is_no_lie() -> None:
+    """One of 20,000 honest groups that a GPU wrote and read, refused by the limits before."""
+    seen = replace(
+        HONEST, tokens=378, exponent_mismatches=5, mantissa_mean=1.39, mantissa_median=3.72,
+        mantissa_worst=6.4, chunks=14.8, off=(8, 3, 2, 1, 0), gap_mean=0.00156, gap_max=0.246,
+    )  # fmt: skip
+    assert judge(seen, Limits.bf16()).reason is Reason.WITHIN_LIMITS
+    other_weights = replace(seen, mantissa_mean=2.5)
+    assert judge(other_weights, Limits.bf16()).reason is Reason.MANTISSA_MEAN
+
+
 def test_honest_groups_of_one_sure_answer_are_accepted_and_other_weights_pool() -> None:
     limits = Limits.bf16()
     honest = measured([*HONEST_SUMS, *HONEST_OPEN])
