@@ -16,6 +16,7 @@ NOT_BENCHES = (
     "__main__",
     "allreduce_member",
     "engine_work",
+    "falsified",
     "foreign_generate",
     "report",
     "rl_like",

@@ -1,14 +1,17 @@
 """Ways to work for ``bench engines``, and a store of what was written and seen of each.
 
 A piece is a batch of one way. Both its groups and their evidence are files, written as soon as
-they are there, so that a bench that was stopped goes on, and what one engine wrote can be read
-by another.
+they are there, so that a bench that was stopped goes on, what one engine wrote can be read by
+another, and several processes can share the work.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -18,9 +21,10 @@ from typing import Any, Final
 
 import msgpack
 
+from bench.falsified import FALSIFIED, Recorded
 from proofs.checks import Evidence
 from roles.calibrate.measure import likeliest
-from roles.calibrate.weights import Change, rewrite, to_fp8, to_int4, to_int8
+from roles.calibrate.weights import Change, low_rank, rewrite, to_fp8, to_int4, to_int8
 from roles.engines import codec
 from roles.engines.base import Group, GroupTask, Sampling
 from roles.engines.config import EngineConfig
@@ -31,13 +35,21 @@ from roles.models.tokenizer import Tokenizer
 SIZE: Final = 16
 """Answers of a group."""
 BATCH: Final = 4
-"""Groups drawn together: 64 rows."""
+"""Groups drawn together: 64 rows. A GPU wants more."""
 TOPICS: Final = (
     "the sea", "how bread is baked", "a lost dog", "the moon", "a train ride", "rain",
     "an old clock", "prime numbers", "tea", "birds in winter", "a school", "soup",
 )  # fmt: skip
-WEIGHTS_MADE: Final[dict[str, Change]] = {"int8": to_int8, "fp8": to_fp8, "int4": to_int4}
+ADAPTER: Final = "adapter 1e-3"
+WEIGHTS_MADE: Final[dict[str, Change]] = {
+    "int8": to_int8,
+    "fp8": to_fp8,
+    "int4": to_int4,
+    ADAPTER: low_rank(1e-3),
+}
 """Of the policy that is claimed, by name; other names are folders."""
+FOREIGN: Final = "int4 weights"
+"""The way whose tokens are those of another model."""
 
 
 class Questions(Enum):
@@ -64,16 +76,45 @@ class Way:
     """Draws of which the likeliest answer is taken, the first by the seed that is due."""
     shift: int = 0
     """Answers so many tasks further on."""
+    salt: str = ""
+    """Of the seeds: empty for those that are due."""
+    falsifies: str = ""
+    """What is done to honest work (`FALSIFIED`), instead of drawing any."""
     is_honest: bool = True
+    batch: int = BATCH
+    """Groups of a piece."""
 
     @property
     def pieces(self) -> range:
         """Numbers of its batches."""
-        return range(-(-self.groups // BATCH))
+        return range(-(-self.groups // self.batch))
 
     def numbers(self, piece: int) -> range:
         """Groups of one of them."""
-        return range(piece * BATCH, min(self.groups, (piece + 1) * BATCH))
+        return range(piece * self.batch, min(self.groups, (piece + 1) * self.batch))
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one of several processes does: every so many-th piece."""
+
+    mine: int = 0
+    of: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Share:
+        """``3/12`` is the fourth of twelve."""
+        mine, of = map(int, text.split("/"))
+        if not 0 <= mine < of:
+            raise ValueError(f"{text} is no share: 0/12 to 11/12 are those of twelve")
+        return cls(mine, of)
+
+    def take(self, ways: Sequence[Way]) -> Iterator[tuple[Way, int]]:
+        """The first pieces of all ways come before the second ones, so that whoever is stopped
+        has something of each."""
+        jobs = [(way, piece) for way in ways for piece in way.pieces]
+        jobs.sort(key=lambda job: job[1])
+        return iter(jobs[self.mine :: self.of])
 
 
 def make_tasks(
@@ -162,65 +203,106 @@ def _write(path: Path, value: object) -> None:
     unfinished.replace(path)
 
 
+@dataclass(frozen=True, slots=True)
+class Side:
+    """An engine that writes or reads."""
+
+    kind: str
+    device: str
+
+
 class Workshop:
     """Both engines, each with the policy that it was given last."""
 
     def __init__(
         self,
         config: EngineConfig,
-        reader: str,
+        sides: tuple[Side, Side],
         sampling: Sampling,
         model: Path,
         policies: Path | None,
         store: Store,
     ) -> None:
+        """``sides`` are the writer and the reader."""
         self._config = config
-        self._names = (config.kind, reader)
+        self._writer, self._reader = sides
         self._sampling = sampling
         self._model = model
         self._policies = policies
         self._store = store
-        self._engines = dict[str, LocalEngine]()
-        self._loaded = dict[str, Path]()
+        self._engines = dict[Side, LocalEngine]()
+        self._loaded = dict[Side, Path]()
 
-    def advance(self, ways: Sequence[Way], questions: Questions, end: float) -> bool:
-        """Write and read what is not there yet; False if the time was over before."""
-        for way in ways:
-            for piece in way.pieces:
-                if self._store.is_seen(way, piece):
-                    continue
-                if perf_counter() > end:
-                    return False
-                self._piece(way, questions, piece)
-        return True
+    def advance(
+        self, ways: Sequence[Way], questions: Questions, end: float, share: Share = Share()
+    ) -> bool:
+        """Write and read what is not there yet; False if the time was over before, or if what
+        is to be falsified is not there, since another share has it."""
+        due = deque(share.take(ways))
+        waited = 0
+        while due and waited < len(due):
+            way, piece = due.popleft()
+            if self._store.is_seen(way, piece):
+                continue
+            if perf_counter() > end:
+                return False
+            if self._piece(way, ways, questions, piece):
+                waited = 0
+            else:
+                due.append((way, piece))
+                waited += 1
+        return not due
 
-    def rate(self, kind: str, tasks: Sequence[GroupTask]) -> float:
+    def rate(self, side: Side, tasks: Sequence[GroupTask]) -> float:
         """Tokens per CPU second of one engine."""
-        engine = self._engine(kind, self._model)
+        engine = self._engine(side, self._model)
         before = process_time()
         groups = draw_all(engine, tasks, self._sampling)
         seconds = process_time() - before
         return sum(len(one.tokens) for group in groups for one in group.completions) / seconds
 
-    def _piece(self, way: Way, questions: Questions, piece: int) -> None:
-        writer, reader = self._names
+    def _piece(self, way: Way, ways: Sequence[Way], questions: Questions, piece: int) -> bool:
+        """False if it must wait for what another piece writes."""
         numbers = way.numbers(piece)
         tasks = make_tasks(self._model, questions, numbers)
-        groups = self._store.groups(way, piece)
+        if way.falsifies:
+            groups = self._falsified(way, ways, piece)
+        else:
+            groups = self._store.groups(way, piece)
         if groups is None:
-            engine = self._engine(writer, self._policy(way.writes, way.claims))
+            if way.falsifies:
+                return False
+            engine = self._engine(self._writer, self._policy(way.writes, way.claims))
             before = process_time()
             groups = self._write(engine, way, questions, numbers)
             self._store.keep_groups(way, piece, groups, process_time() - before)
-        engine = self._engine(reader, self._policy(way.claims, ""))
-        scored = engine.score(tasks, groups, self._sampling)
+        engine = self._engine(self._reader, self._policy(way.claims, ""))
+        both = list(zip(tasks, groups, strict=False))  # of the honest piece there may be more
+        scored = engine.score(
+            [one for one, _ in both], [one for _, one in both], self._sampling
+        )
         self._store.keep_evidence(way, piece, [one.evidence for one in scored])
+        return True
+
+    def _falsified(self, way: Way, ways: Sequence[Way], piece: int) -> list[Group] | None:
+        """What is made of honest work, once it is there."""
+        honest = self._store.groups(ways[0], piece)
+        foreign = [self._store.groups(other, piece) for other in ways if other.name == FOREIGN]
+        if honest is None or None in foreign:
+            return None
+        written = foreign[0] if foreign and foreign[0] is not None else honest
+        ends, values = self._config.end_tokens, self._sampling.proof_values
+        vocabulary = self._config.shape.vocabulary
+        recorded = Recorded(
+            honest, written, ends, vocabulary, values, Random(f"{way.name} {piece}")
+        )
+        return FALSIFIED[way.falsifies](recorded)
 
     def _write(
         self, engine: LocalEngine, way: Way, questions: Questions, numbers: range
     ) -> list[Group]:
         sampling = replace(self._sampling, temperature=way.temperature)
-        salts = ["", *(f"try {number}" for number in range(1, way.tries))]
+        salts = [way.salt, *(f"try {number}" for number in range(1, way.tries))]
         tries = [
             draw_all(
                 engine, make_tasks(self._model, questions, numbers, salt, way.shift), sampling
@@ -231,11 +313,12 @@ class Workshop:
 
     def _policy(self, name: str, claimed: str) -> Path:
         if name in WEIGHTS_MADE:
-            path = self._store.weights / f"{claimed or 'base'}-{name}"
-            if not path.exists():
-                unfinished = path.with_suffix(".tmp")
-                rewrite(self._policy(claimed, ""), unfinished, WEIGHTS_MADE[name])
-                unfinished.rename(path)
+            path = self._store.weights / f"{claimed or 'base'}-{name.replace(' ', '-')}"
+            with _alone(path.with_suffix(".lock")):
+                if not path.exists():
+                    unfinished = path.with_suffix(".tmp")
+                    rewrite(self._policy(claimed, ""), unfinished, WEIGHTS_MADE[name])
+                    unfinished.rename(path)
             return path
         if not name:
             return self._model
@@ -243,11 +326,21 @@ class Workshop:
             raise ValueError(f"{name} is a policy, and --policies were not given")
         return self._policies / name
 
-    def _engine(self, kind: str, policy: Path) -> LocalEngine:
+    def _engine(self, side: Side, policy: Path) -> LocalEngine:
         # vLLM sets up the process before torch is there
-        for name in sorted({*self._names}, reverse=True) if not self._engines else ():
-            self._engines[name] = make_engine(replace(self._config, kind=name))
-        if self._loaded.get(kind) != policy:
-            self._engines[kind].load(str(policy))
-            self._loaded[kind] = policy
-        return self._engines[kind]
+        both = sorted({self._writer, self._reader}, key=lambda one: one.kind, reverse=True)
+        for one in both if not self._engines else ():
+            config = replace(self._config, kind=one.kind, device=one.device)
+            self._engines[one] = make_engine(config)
+        if self._loaded.get(side) != policy:
+            self._engines[side].load(str(policy))
+            self._loaded[side] = policy
+        return self._engines[side]
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait until no other process makes the same weights."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -35,6 +35,7 @@ from bench.report import Report
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import Dtype, EngineConfig
 from roles.engines.torch import sampler
+from roles.engines.torch.device import CPU
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
@@ -138,6 +139,7 @@ class OneProcess:
         *,
         checkpoint: Path = Path("/nonexistent/checkpoint"),
         questions: int = 128,
+        device: torch.device = CPU,
     ) -> None:
         """At ``checkpoint``, or at the base."""
         shape = read_config(model).shape
@@ -145,9 +147,9 @@ class OneProcess:
         config = EngineConfig(
             shape=shape, dtype=Dtype.BFLOAT16, end_tokens=ENDS, recipe=self.recipe
         )
-        self.learner = TorchLearner(config)
+        self.learner = TorchLearner(config, device)
         step = self.learner.open(checkpoint, model)
-        self._sampler = TransformerModel(shape, Dtype.BFLOAT16)
+        self._sampler = TransformerModel(shape, Dtype.BFLOAT16, device)
         self._task = Addition(Tokenizer.open(model))
         self._rng = Random(f"draws {course.seed} {step}" if step else f"draws {course.seed}")
         self._permute = Random(course.seed) if course.subject == PERMUTED else None

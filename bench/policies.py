@@ -1,6 +1,7 @@
 """Successive policies of a real training run, for benches that need one a step older.
 
 ``python -m bench policies --store DIR [--model DIR] [--keep 11 12 23 24] [--seconds 150]``
+``[--device cpu]``
 
 SmolLM2-135M-Instruct learns to add by the recipe of ``make demo-llm``; the policies of the
 steps to keep are written to DIR/step-N, folders in bfloat16 as they are published.
@@ -19,6 +20,7 @@ import torch
 
 from bench.llm_controls import MODEL, RIGHT, Course, OneProcess
 from roles.demo.shows import LANGUAGE_RECIPE
+from roles.engines.torch.device import find_device
 
 UNFINISHED: Final = 3
 """Exit status of a bench that goes on when it is run again."""
@@ -38,13 +40,19 @@ def run(args: list[str]) -> int:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--keep", type=int, nargs="+", default=KEPT)
     parser.add_argument("--seconds", type=float, default=150.0)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args(args)
     torch.set_num_threads(1)
     store: Path = options.store
     store.mkdir(parents=True, exist_ok=True)
     checkpoint, end = store / "checkpoint", perf_counter() + options.seconds
     learning = OneProcess(
-        options.model, Course(RIGHT, 0), LANGUAGE_RECIPE, checkpoint=checkpoint, questions=1
+        options.model,
+        Course(RIGHT, 0),
+        LANGUAGE_RECIPE,
+        checkpoint=checkpoint,
+        questions=1,
+        device=find_device(options.device),
     )
     while (done := learning.learner.step_number) < max(options.keep):
         if perf_counter() > end:

@@ -208,8 +208,9 @@ class TopValues:
         self.tokens += other.tokens
         self._chunks += other.chunks
 
-    def close(self) -> None:
-        """Nothing follows; call it when the rows are fed elsewhere."""
+    def close_all(self, others: Sequence[TopValues]) -> None:
+        """Nothing follows in any of ``others``, which are of this class. What waits in them is
+        ranked together where that is cheaper."""
 
     def _wait(self, rows: Rows) -> None:
         if len(rows):

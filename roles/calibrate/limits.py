@@ -26,6 +26,7 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from proofs.checks import (
+    CHUNK_EXCESS,
     LADDER,
     MEAN_POWER,
     OVERDISPERSION,
@@ -130,7 +131,8 @@ def fit(honest: Sequence[Evidence], rule: DrawRule, groups: int) -> Limits:
     pooled = max(floor.pooled_mantissa_mean, MEAN_MARGIN * mantissa)
     above = of_group(
         lambda one: max(
-            one.mantissa_worst - pooled, (one.mantissa_mean - pooled) * one.chunks**MEAN_POWER
+            one.mantissa_worst / CHUNK_EXCESS - pooled,
+            (one.mantissa_mean - pooled) * one.chunks**MEAN_POWER,
         )
     )
     chance = POOL_CHANCE / (groups * tokens / len(honest))

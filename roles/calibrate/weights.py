@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, TypeAlias
+from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,3 +116,18 @@ def one_step_away(rate: float, seed: int = 0) -> Change:
         return np.ascontiguousarray(values + np.float32(rate) * signs, dtype=np.float32)
 
     return move
+
+
+def low_rank(share: float, rank: int = 8) -> Change:
+    """What an adapter of this rank adds to each matrix: a change with this share of its norm,
+    the same for the same matrix."""
+
+    def adapt(values: NDArray[np.float32]) -> NDArray[np.float32]:
+        rows = values.reshape(len(values), -1)
+        rng = np.random.default_rng(crc32(np.ascontiguousarray(rows[0]).tobytes()))
+        left = rng.standard_normal((len(rows), rank), dtype=np.float32)
+        change = left @ rng.standard_normal((rank, rows.shape[1]), dtype=np.float32)
+        change *= np.float32(share * np.linalg.norm(rows) / np.linalg.norm(change))
+        return np.ascontiguousarray((rows + change).reshape(values.shape))
+
+    return adapt

@@ -132,7 +132,7 @@ def conclude(replays: Sequence[GroupReplay], values: int) -> list[Scored]:
     tenth of one by one where answers are short; ``values`` is `Sampling.proof_values`."""
     proofs = [proof for one in replays for proof in one.proofs]
     activations = [each for one in replays for each in one.activations]
-    for each in activations:
-        each.close()
+    if activations:
+        activations[0].close_all(activations)
     checked = iter(toploc.verify(proofs, activations, values))
     return [one.scored(toploc.worst(list(islice(checked, len(one.proofs))))) for one in replays]

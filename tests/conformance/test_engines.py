@@ -37,7 +37,7 @@ from roles.engines.config import (
 )
 from roles.engines.fake import FakeEngine
 from roles.engines.safetensors import RawTensor
-from roles.engines.torch.device import find_device
+from roles.engines.torch.device import at_once, find_device
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.model import TransformerModel
 from roles.engines.worker import draw_all
@@ -351,12 +351,15 @@ def test_there_is_room_until_all_rows_are_taken(subject: Subject) -> None:
     subject.load(0)
     engine = subject.engine
     assert engine.has_room
-    engine.submit(make_tasks(ROWS // SAMPLING.group_size), SAMPLING)
+    is_torch = subject.config.kind == "torch" and not isinstance(engine, FakeProcess)
+    rows = ROWS * (at_once(find_device(DEVICE)) if is_torch else 1)
+    groups = rows // SAMPLING.group_size
+    engine.submit(make_tasks(groups), SAMPLING)
     assert not engine.has_room
     drawn, seen = 0, False
-    while drawn < ROWS // SAMPLING.group_size:
+    while drawn < groups:
         drawn += len(engine.advance(0.0))
-        seen |= engine.has_room and drawn < ROWS // SAMPLING.group_size
+        seen |= engine.has_room and drawn < groups
     assert engine.has_room
     assert seen or isinstance(engine, FakeProcess)
 

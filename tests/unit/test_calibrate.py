@@ -30,7 +30,7 @@ from roles.calibrate.limits import (
     resampled,
     to_toml,
 )
-from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
+from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.engines.safetensors import RawTensor, decode_untrusted, encode
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe, WarmUp
@@ -178,6 +178,12 @@ def test_other_weights_differ_as_much_as_they_should(tmp_path: Path) -> None:
     assert all(len(np.unique(row)) <= 255 for row in rounded)
     rounded = load_file(rewrite(source, tmp_path / "int4.safetensors", to_int4))["w"]
     assert all(len(np.unique(row)) <= 15 for row in rounded)
+    adapted = load_file(rewrite(source, tmp_path / "adapted.safetensors", low_rank(1e-3, 4)))
+    change = adapted["w"].astype(np.float64) - values
+    assert np.linalg.norm(change) == pytest.approx(1e-3 * np.linalg.norm(values), rel=1e-3)
+    sizes = np.linalg.svd(change, compute_uv=False)
+    assert sizes[3] > 100 * sizes[4]
+    assert (low_rank(1e-3, 4)(values) == adapted["w"]).all()
 
 
 def test_floats_of_eight_bits_are_those_of_torch() -> None:

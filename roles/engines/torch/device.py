@@ -22,6 +22,16 @@ _WORTH_IT: Final = 10_000_000
 """Parameters from which ``auto`` chooses bfloat16. SmolLM2's 135 M train 2.7 times faster with
 it; of the demo's 105,088 the casts cost more than the products save."""
 
+_MORE: Final = 4
+"""How many times what a CPU takes at once fills a GPU: with 1,024 rows of a model of 135 M
+parameters an H100 is two thirds busy, with 256 a fifth; the rest of a step the host issues."""
+
+
+def at_once(device: torch.device) -> int:
+    """By how much the rows, positions and logits that are handled together may be more than
+    on a CPU, for which `roles.engines.config` has them."""
+    return 1 if device.type in ("cpu", "mps") else _MORE
+
 
 def find_device(name: str) -> torch.device:
     """The device that a machine's owner named: ``auto`` is CUDA where torch sees a GPU, then

@@ -137,12 +137,14 @@ class DeviceTopValues(toploc.TopValues):
             # a copy: the rows may be a window of something large
             self._begun, self._begun_rows = [joined[whole:].clone()], len(joined) - whole
 
-    def close(self) -> None:
-        """Nothing follows: the last chunk may be shorter."""
-        if self._begun_rows:
-            (last,) = rank_chunks([torch.cat(self._begun)], self.values)
-            self.extend(last)
-            self._begun, self._begun_rows = [], 0
+    def close_all(self, others: Sequence[toploc.TopValues]) -> None:
+        """The last chunks may be shorter. One by one they took a third of the replay of answers
+        of 24 tokens: what is asked of a GPU costs the same for one chunk as for hundreds."""
+        begun = [one for one in others if isinstance(one, DeviceTopValues) and one._begun_rows]
+        chunks = rank_chunks([torch.cat(one._begun) for one in begun], self.values)
+        for one, last in zip(begun, chunks, strict=True):
+            one.extend(last)
+            one._begun, one._begun_rows = [], 0
 
 
 def rank_chunks(chunks: Sequence[Tensor], values: int) -> list[toploc.TopValues]:

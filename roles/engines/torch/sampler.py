@@ -34,7 +34,7 @@ from proofs import toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import CACHE_BYTES, ROWS, cache_bytes
-from roles.engines.torch.device import CPU, send, send_numbers
+from roles.engines.torch.device import CPU, at_once, send, send_numbers
 from roles.engines.torch.instruments import Instruments, instruments_for
 from roles.engines.torch.model import CACHE_BLOCK, Cache, RowParts, TransformerModel, slice_rows
 
@@ -174,7 +174,7 @@ class Sampler:
         self._prover = _Prover(self._instruments) if proves else None
         self._is_end = np.zeros(model.shape.vocabulary, dtype=np.bool_)
         self._is_end[[end for end in end_tokens if end < model.shape.vocabulary]] = True
-        self._slice = slice_rows(model.shape.vocabulary)
+        self._slice = at_once(self._device) * slice_rows(model.shape.vocabulary)
         self._row_values = 2 * model.shape.key_heads * model.shape.head_width
         self._sampling: Sampling | None = None
         self._numbers = itertools.count()
@@ -297,7 +297,7 @@ class Sampler:
 
     def _most_rows(self, columns: int) -> int:
         row = columns * cache_bytes(self._model.shape, self._model.dtype.itemsize)
-        return min(ROWS, max(1, CACHE_BYTES // row))
+        return min(at_once(self._device) * ROWS, max(1, CACHE_BYTES // row))
 
     def _let_in(self) -> Tensor:
         """Read the prompts of as many waiting rows as there are places; return the state behind

@@ -28,7 +28,7 @@ from proofs.sampling import DrawRule
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import BATCH_TOKENS
 from roles.engines.replay import GroupReplay, conclude
-from roles.engines.torch.device import send_numbers
+from roles.engines.torch.device import at_once, send_numbers
 from roles.engines.torch.instruments import Instruments, instruments_for
 from roles.engines.torch.model import Cache, TransformerModel, slice_rows
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, Tokens, pack
@@ -96,7 +96,7 @@ def _feed(
     for completion, count in states.parts:
         replay.activations[completion].add(tools.view(states.rows[start : start + count]))
         start += count
-    size = slice_rows(model.shape.vocabulary)
+    size = at_once(model.device) * slice_rows(model.shape.vocabulary)
     for start in range(0, len(states.rows), size):
         replay.add_logits(tools.view(model.logits(states.rows[start : start + size])))
 
@@ -116,7 +116,9 @@ def read_groups(
         length = len(prompt) + sum(len(one) - 1 for one in completions)
         (short if length <= ROW_TOKENS else long).append(number)
     packed = pack(
-        [texts[number] for number in short], batch_tokens=BATCH_TOKENS, device=model.device
+        [texts[number] for number in short],
+        batch_tokens=at_once(model.device) * BATCH_TOKENS,
+        device=model.device,
     )
     for batch in packed:
         yield _read_packed(model, batch, short)
