@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import numpy as np
 import pytest
 
 from p2p.errors import BadMessage
+from p2p.sandbox.probe import find_containment
 from roles.calibrate import command
 from roles.calibrate.command import main as calibrate
 from roles.engines.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
+from roles.models import trial
 from roles.models.__main__ import main
+from roles.models.errors import BadModel
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 Change = Callable[[Path], None]
@@ -84,6 +88,51 @@ def test_a_hostile_folder_costs_one_sentence(
     assert re.match(r"error: .*" + said, error)
     assert error.count("\n") == 1
     assert error[:-1].isprintable()
+
+
+SPY = """
+from pathlib import Path
+from roles.models.errors import BadModel
+
+class Tokenizer:
+    @staticmethod
+    def open(folder):
+        raise BadModel(" ".join(Path(path).read_text() for path in {paths!r}))
+"""
+
+
+def test_a_tokenizer_is_tried_where_it_reaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read as any program of the person who asked: one bug of the library in Rust would
+    have been theirs. Here the library does what such a bug would let it do."""
+    if not find_containment("/nowhere").holds:
+        pytest.skip("nothing contains a process here")
+    folder, cache, secret = tmp_path / "model", tmp_path / "cache", tmp_path / "secret"
+    folder.mkdir()
+    cache.write_text("of a cache")
+    (folder / "tokenizer.json").symlink_to(cache)
+    secret.write_text("stolen")
+    spies = tmp_path / "spies" / "spies_of_models"
+    spies.mkdir(parents=True)
+    (spies / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(spies.parent), *sys.path]))
+    for paths, said in (
+        ([folder / "tokenizer.json"], "of a cache"),
+        ([folder / "tokenizer.json", secret], "ends the process that reads it"),
+    ):
+        source = SPY.format(paths=[str(path) for path in paths])
+        (spies / "__main__.py").write_text(
+            "import sys, types\n"
+            "module = types.ModuleType('roles.models.tokenizer')\n"
+            f"exec({source!r}, module.__dict__)\n"
+            "sys.modules['roles.models.tokenizer'] = module\n"
+            "from roles.models.trial import main\n"
+            "sys.exit(main())\n"
+        )
+        monkeypatch.setattr(trial, "MODULE", "spies_of_models")
+        with pytest.raises(BadModel, match=said):
+            trial.try_tokenizer(folder, ())
 
 
 def test_names_of_tensors_are_quoted_in_part() -> None:
