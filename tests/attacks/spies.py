@@ -286,6 +286,19 @@ def send_from_pair(path: str) -> object:
 
 
 @door
+def connect_from_pair(path: str) -> object:
+    """One of a pair of streams is joined to another address, its own peer gone or not."""
+    for is_alone in (False, True):
+        first, second = socket.socketpair()
+        if is_alone:
+            second.close()
+        with contextlib.suppress(OSError):
+            first.connect(path)
+            return True
+    return False
+
+
+@door
 def reserve_reads() -> object:
     """One of the machine's places for asynchronous reads (io_setup on x86_64)."""
     return _call("syscall", 206, 1, ctypes.byref(ctypes.c_ulong())) == 0

@@ -393,6 +393,9 @@ async def test_a_pair_of_sockets_is_joined_to_itself(house: House) -> None:
             for family in (socket.AF_INET, socket.AF_TIPC, socket.AF_NETLINK):
                 assert await ask("pair", family, socket.SOCK_STREAM) == "PermissionError"
             assert await ask("pair", socket.AF_UNIX, socket.SOCK_STREAM) == "open", "asyncio's"
+            listener = house.sockets / "socket"
+            listener.chmod(0o777)
+            assert await ask("connect_from_pair", str(listener)) == "shut"
 
 
 def test_a_worker_has_none_of_its_users_privileges() -> None:
