@@ -264,7 +264,7 @@ class WorkerEnvironment:
         try:
             with trio.fail_after(patience):
                 data = await self._worker.call(codec.encode_request(method, *arguments))
-            reply = await decode_off_loop(
+            reply: T | codec.Failure = await decode_off_loop(
                 self._world, _read_untrusted, data, read, items, rate=READ_RATE
             )
             if isinstance(reply, codec.Failure):
