@@ -8,6 +8,9 @@ ready before it is spoken to: by then its limits are in force. What it prints is
 call is under way, and no faster than it is forgotten: the first lines go to the log, and one
 that prints without end is ended.
 
+Between calls a stranger's worker is stopped (`Confinement.rests`): a thread that it left behind
+computes no further, and neither does what a call has taught it to do in our time.
+
 With its process ends all that it started. Where ``bwrap`` contains it, its process is the first
 of a machine of its own, which the kernel ends with it, and with the node: ``bwrap`` dies with
 its parent. The kernel means the *thread* that started it, so processes are started in the
@@ -185,6 +188,7 @@ class ProcessWorker:
         self._is_nested = is_nested
         self._most = MAX_WORKER_FRAME if confined is None else confined.reply
         self._chatter = 0 if confined is None else confined.chatter or 0
+        self._rests = is_nested and confined is not None and confined.rests
         self._stdin = _stream_of(process.stdin.fileno())
         self._stdout = _stream_of(process.stdout.fileno())
         self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
@@ -194,6 +198,8 @@ class ProcessWorker:
         self._said = Words(name)
         self._inner: list[int] = []
         """The first process of its machine."""
+        self._resting: list[int] = []
+        """Descriptors of the processes that are stopped between calls: numbers come again."""
         self._turn = trio.Lock()
 
     @property
@@ -213,6 +219,8 @@ class ProcessWorker:
             said = await self._heard(self._read_ready)
             if said == READY:
                 self._inner = _children_of(self._process.pid) if self._is_nested else []
+                self._resting = self._find_resting() if self._rests else []
+                self._signal(signal.SIGSTOP)
                 return
         await self._hear_out()
         why = f"in {READY_WITHIN:g} s" if scope.cancelled_caught else f"({self._said.last})"
@@ -230,11 +238,14 @@ class ProcessWorker:
         """
         async with self._turn:
             is_whole = False
+            self._signal(signal.SIGCONT)
             try:
                 answer = await self._heard(partial(self._exchange, request))
                 is_whole = isinstance(answer, bytes)
             finally:
-                if not is_whole:  # half a call is in the pipe: it cannot take another
+                if is_whole:
+                    self._signal(signal.SIGSTOP)
+                else:  # half a call is in the pipe: it cannot take another
                     self._kill()
         if isinstance(answer, bytes):
             return answer
@@ -306,6 +317,8 @@ class ProcessWorker:
             await self._wait()
         self._kill_group()
         await self._wait()
+        while self._resting:
+            os.close(self._resting.pop())
         for orphan in self._inner:
             await trio.to_thread.run_sync(_bury, orphan)
         await self._hear_out()
@@ -318,6 +331,19 @@ class ProcessWorker:
         if self._stderr is not None:
             with trio.move_on_after(KILL_AFTER):
                 await self._listen(self._stderr)
+
+    def _find_resting(self) -> list[int]:
+        """Of a worker that has just begun: it alone."""
+        found = []
+        for pid in (pid for first in self._inner for pid in _children_of(first)):
+            with contextlib.suppress(OSError):  # Linux before 5.3, or it has ended
+                found.append(os.pidfd_open(pid))
+        return found
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._resting:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(process, number)
 
     def _kill(self) -> None:
         """End the child and all that it started: a library's processes, or a stranger's, that

@@ -15,8 +15,10 @@ import math
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -35,6 +37,8 @@ CLOSENESS: Final = 0.5
 ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
 STANDARD_OUTPUT: Final = Path("-")
 """Stands for standard output where a file may be named, as in most commands."""
+MOST_CAUSES: Final = 4
+"""Exceptions of a crash that are shown whole. Mostly it is one, and all else is cancelled."""
 MAX_NAMED: Final = 40
 """Known words that a sentence lists: all scenarios, commands and keys; not the 10,000 nodes of
 a swarm."""
@@ -187,12 +191,17 @@ def interruptible(command: Callable[[], int]) -> int:
     Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the
     lines that handle the first one: from the first on, further ones are ignored. What is
     cleaned up then is bounded by those who clean up.
+
+    Of a bug it shows what was raised: Python prints no group within ten others, and a node's
+    tasks are within more.
     """
     try:
         try:
             return command()
         except (KeyboardInterrupt, BaseExceptionGroup) as error:
             if not is_interrupt(error):
+                for leaf in islice(leaves(error), MOST_CAUSES):
+                    error.add_note("".join(traceback.format_exception(leaf)))
                 raise
             ignore_interrupts()
     except KeyboardInterrupt:  # the second, before it could be ignored

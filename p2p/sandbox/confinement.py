@@ -58,6 +58,13 @@ class Confinement:
     tasks: int | None = TASKS
     """Threads and processes together."""
 
+    cores: int | None = 1
+    """Cores that its threads share (Linux)."""
+
+    rests: bool = True
+    """Whether it is stopped between calls, so that it uses the machine only when it is asked
+    (where ``bwrap`` contains it, which ends what is stopped too)."""
+
     file_size: int | None = SCRATCH
     """Bytes of one file."""
 
@@ -79,7 +86,7 @@ class Confinement:
 
     def __post_init__(self) -> None:
         amounts = (
-            self.memory, self.tasks, self.file_size, self.open_files, self.scratch,
+            self.memory, self.tasks, self.cores, self.file_size, self.open_files, self.scratch,
             self.reply, self.chatter,
         )  # fmt: skip
         if any(amount is not None and amount < 1 for amount in amounts):

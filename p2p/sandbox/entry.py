@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 from dataclasses import asdict, dataclass
+from random import Random
 from typing import Final
 
 from p2p.sandbox.seccomp import Instruction, assemble, filter_program
@@ -34,6 +35,9 @@ class EntryLimits:
 
     amounts: dict[str, int]
     """Resource limits by Python's names, without ``RLIMIT_``."""
+
+    cores: int = 0
+    """Cores to stay on, which are drawn; 0 for all."""
 
     user: int = 0
     """User id to switch to; 0 keeps the current one."""
@@ -63,6 +67,8 @@ def main(argv: list[str]) -> None:
     module, rest = argv[2], argv[3:]
     for name, amount in limits.amounts.items():
         _limit(name, amount)
+    if limits.cores:
+        _stay_on(limits.cores)
     if limits.user:
         os.setgroups([])
         os.setresgid(limits.user, limits.user, limits.user)
@@ -91,6 +97,12 @@ def _limit(name: str, amount: int) -> None:
     if hard != resource.RLIM_INFINITY:
         amount = min(amount, hard)
     resource.setrlimit(kind, (amount, amount))
+
+
+def _stay_on(cores: int) -> None:
+    """Threads share them. Drawn, lest all workers of a machine share the same."""
+    mine = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, Random().sample(mine, min(cores, len(mine))))
 
 
 def _install(instructions: list[Instruction]) -> None:

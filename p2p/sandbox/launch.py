@@ -35,6 +35,11 @@ LOADER: Final = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 USERS: Final = (1 << 30, 1 << 29)
 """The first of the users that root's workers run as, and how many there are: above those of
 people and containers. Each worker is another one, so that it is counted alone."""
+NO_CORE: Final = 1
+"""Bytes of a core dump. With 0 a crash still starts the machine's handler (``core_pattern``),
+as root and on what the worker left there; 1 is the kernel's word for none at all."""
+SIGNALS: Final = 256
+"""Signals and timers that may be pending. They are counted with those of the node's user."""
 ENTRY: Final = "p2p.sandbox.entry"
 
 
@@ -106,18 +111,23 @@ def launch(
 def _limits(confined: Confinement, *, is_switching: bool, counts: bool) -> EntryLimits:
     """``counts``: whether the worker's tasks are counted alone. Else those of all programs of
     the node's user are, who mostly has more than a worker may."""
+    is_filtered_here = is_filtered()
     amounts = {
-        "CORE": 0,
+        "CORE": NO_CORE if is_filtered_here else 0,
         "AS": confined.memory,
         "NPROC": confined.tasks if counts else None,
         "FSIZE": confined.file_size,
         "NOFILE": confined.open_files,
     }
+    if is_filtered_here:  # names that macOS has not
+        amounts |= {"RTPRIO": 0, "NICE": 0}
+        amounts |= {} if confined.memory is None else {"SIGPENDING": SIGNALS, "MEMLOCK": 0}
     first, count = USERS
     return EntryLimits(
         amounts={name: amount for name, amount in amounts.items() if amount is not None},
+        cores=(confined.cores or 0) if is_filtered_here else 0,
         user=first + secrets.randbelow(count) if is_switching else 0,
-        machine=machine_name() if is_filtered() else "",
+        machine=machine_name() if is_filtered_here else "",
         network=confined.network,
         forks=confined.forks,
         uncounted=confined.memory is None,

@@ -49,6 +49,7 @@ def seatbelt_profile(
         rules += [f"(allow file-read* {_below(confined.readable)})"]
     if confined.writable:
         rules += [f"(allow file-read* file-write* {_below(confined.writable)})"]
+        rules += ["(deny file-write-create (vnode-type SYMLINK))"]  # the node would follow it
     if secrets:
         rules += [f"(deny file-read* file-write* {_below(secrets)})"]
     return "\n".join(rules) + "\n"

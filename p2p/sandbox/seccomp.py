@@ -24,6 +24,9 @@ from p2p.sandbox.syscalls import (
     CLONE3,
     FORKS,
     IOCTL,
+    PRLIMIT,
+    SHARED,
+    SOCKETPAIR,
     SOCKETS,
     UNCOUNTED,
     numbers_of,
@@ -54,6 +57,9 @@ argument: both machines here are little-endian."""
 ARCHITECTURE: Final = 4
 FIRST: Final = 16
 SECOND: Final = 24
+THIRD: Final = 32
+UPPER: Final = 4
+"""From the lower half of an argument to the upper one."""
 
 AUDIT: Final = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 """The kernel's names for calling conventions (``linux/audit.h``)."""
@@ -62,6 +68,11 @@ X32: Final = 0x40000000
 CLONE_THREAD: Final = 0x00010000
 CLONE_NAMESPACES: Final = 0x7E020000
 """NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET."""
+UNIX: Final = 1
+"""AF_UNIX."""
+DATAGRAM: Final = 2
+"""A bit of SOCK_DGRAM and SOCK_RAW, whose sockets send to any address, and not of SOCK_STREAM
+and SOCK_SEQPACKET."""
 TERMINAL_INPUT: Final = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX: typing into a terminal that another program reads."""
 
@@ -93,7 +104,8 @@ def filter_program(
 ) -> list[Instruction]:
     """The program for ``machine``, one of `ARCHITECTURES`.
 
-    ``uncounted``: whether memory may be had that no address space shows.
+    ``uncounted``: whether memory may be had that no address space shows, and what other
+    programs have a share in.
     """
     if machine not in ARCHITECTURES:
         raise ValueError(f"no table of system calls for {machine!r}")
@@ -108,7 +120,7 @@ def filter_program(
     denied = dict(ALWAYS)
     denied |= {} if network else SOCKETS
     denied |= {} if forks else FORKS
-    denied |= {} if uncounted else UNCOUNTED
+    denied |= {} if uncounted else UNCOUNTED | SHARED
     for number in numbers_of(denied, machine):
         program += _when(number, [deny(EPERM)])
     for number in numbers_of(CLONE3, machine):
@@ -117,6 +129,12 @@ def filter_program(
         program += _when(number, _judge_clone(forks=forks))
     for number in numbers_of(IOCTL, machine):
         program += _when(number, _judge_ioctl())
+    if not network:
+        for number in numbers_of(SOCKETPAIR, machine):
+            program += _when(number, _judge_socketpair())
+    if not uncounted:
+        for number in numbers_of(PRLIMIT, machine):
+            program += _when(number, _judge_prlimit())
     return [*program, _return(ALLOW)]
 
 
@@ -139,6 +157,32 @@ def _judge_ioctl() -> list[Instruction]:
         for one in (Instruction(EQUAL, 0, 1, request), deny(EPERM))
     ]
     return [_load(SECOND), *typing, _return(ALLOW)]
+
+
+def _judge_socketpair() -> list[Instruction]:
+    """Pairs that stay joined. Of other families the kernel would load the module."""
+    return [
+        _load(FIRST),
+        Instruction(EQUAL, 1, 0, UNIX),
+        deny(EPERM),
+        _load(SECOND),
+        Instruction(ANY_BIT, 0, 1, DATAGRAM),
+        deny(EPERM),
+        _return(ALLOW),
+    ]
+
+
+def _judge_prlimit() -> list[Instruction]:
+    """Without new limits: the pointer to them is null."""
+    return [
+        _load(THIRD),
+        Instruction(EQUAL, 1, 0, 0),
+        deny(EPERM),
+        _load(THIRD + UPPER),
+        Instruction(EQUAL, 1, 0, 0),
+        deny(EPERM),
+        _return(ALLOW),
+    ]
 
 
 def assemble(program: Sequence[Instruction]) -> bytes:

@@ -97,7 +97,14 @@ MACHINE: Final[_Numbers] = {
 }
 """Calls for root only, who does not exist in the sandbox."""
 
-ALWAYS: Final[_Numbers] = OTHER_PROCESSES | NAMESPACES | KERNEL | MACHINE
+LINKS: Final[_Numbers] = {
+    "symlink": (88, None),
+    "symlinkat": (266, 36),
+}
+"""A link in a folder that a worker may write. The node, which nothing confines, goes there too,
+and would follow it: to its key, or out of its folder."""
+
+ALWAYS: Final[_Numbers] = OTHER_PROCESSES | NAMESPACES | KERNEL | MACHINE | LINKS
 """Denied to every confined worker."""
 
 UNCOUNTED: Final[_Numbers] = {
@@ -110,12 +117,26 @@ UNCOUNTED: Final[_Numbers] = {
 }
 """Memory that is in no process's address space, and so beyond a limit on that."""
 
+SHARED: Final[_Numbers] = {
+    "io_setup": (206, 0),
+    "sync": (162, 81),
+    "syncfs": (306, 267),
+    "sched_setaffinity": (203, 122),
+    "setrlimit": (160, 164),
+}
+"""What other programs have a share in: the machine's 65,536 places for asynchronous reads, its
+disks' write-back, its cores. And limits: lowered, that on core dumps has another meaning
+(`p2p.sandbox.launch.NO_CORE`)."""
+
 FORKS: Final[_Numbers] = {"fork": (57, None), "vfork": (58, None)}
 """New processes; ``clone`` makes threads too, and is judged by its flags."""
 
 SOCKETS: Final[_Numbers] = {"socket": (41, 198)}
-"""Every socket but a pair that is joined to itself (``socketpair``), which event loops need."""
+"""Every socket but a pair that is joined to itself (``SOCKETPAIR``), which event loops need."""
 
+SOCKETPAIR: Final[_Numbers] = {"socketpair": (53, 199)}
+PRLIMIT: Final[_Numbers] = {"prlimit64": (302, 261)}
+"""It reads limits, and sets them if it is given new ones."""
 CLONE: Final[_Numbers] = {"clone": (56, 220)}
 CLONE3: Final[_Numbers] = {"clone3": (435, 435)}
 """Its flags are in memory, where no filter can look: told that it does not exist, the C library

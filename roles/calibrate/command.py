@@ -7,18 +7,22 @@ import datetime
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Final
 
+import trio
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
+from p2p.machine import open_world
 from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
@@ -49,9 +53,8 @@ from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import Dtype, EngineConfig, MachineLimits
 from roles.engines.worker import LocalEngine, make_engine
 from roles.envs.base import Ration
-from roles.envs.client import setup_of
-from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
-from roles.envs.ration import interrupted
+from roles.envs.client import WorkerEnvironment, setup_of
+from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.bundle import end_tokens, pin_folder, read_config
 from roles.models.trial import try_tokenizer
@@ -71,6 +74,8 @@ HELD_OUT: Final = "honest, held out"
 TASK_SECONDS: Final = 600.0
 """For all prompts. A million sequences in groups of 16 want 65,536, of 0.1 ms each; the slowest
 families of reasoning-gym take 10 ms. A stranger's chat template may take for ever."""
+ASKED: Final = 64
+"""Tasks that an environment makes in one call, which may take 30 s."""
 STEP_RATE: Final = 2e-5
 """How far weights move in a step of a run that names no rate: that of a model with a base."""
 
@@ -233,10 +238,32 @@ def _prompts(setup: EnvironmentSetup, count: int) -> list[tuple[int, ...]]:
     """Those of so many tasks. Raises `TimeoutError` if a stranger's template takes for ever."""
     if setup.model is not None:
         try_tokenizer(Path(setup.model.folder), setup.model.end_tokens)
-    mix = open_mix(setup)
-    # Ctrl-C would do as well, but a command in a script has nobody at its keyboard.
-    with interrupted(Ration(patience=TASK_SECONDS)):
-        return [mix.task(number.to_bytes(32, "big")).prompt for number in range(count)]
+    trouble: list[BaseException] = []
+    prompts: list[tuple[int, ...]] = []
+    try:
+        trio.run(_ask_prompts, setup, count, prompts)
+    except* ShoalError as errors:
+        trouble.extend(leaves(errors))
+    if trouble:
+        raise trouble[0]
+    if len(prompts) < count:
+        raise TimeoutError(f"{count:,} tasks are not made within {TASK_SECONDS:g} s")
+    return prompts
+
+
+async def _ask_prompts(
+    setup: EnvironmentSetup, count: int, prompts: list[tuple[int, ...]]
+) -> None:
+    """In the process of an environment, as nodes have it: a stranger's template may want all of
+    a machine's memory."""
+    async with open_world() as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, setup, Ration(), stack, required=False)
+        await environment.open()
+        with trio.move_on_after(TASK_SECONDS):
+            while len(prompts) < count:
+                numbers = range(len(prompts), min(count, len(prompts) + ASKED))
+                seeds = [number.to_bytes(32, "big") for number in numbers]
+                prompts += [task.prompt for task in await environment.tasks(seeds)]
 
 
 def _from_run(options: argparse.Namespace) -> Subject:

@@ -87,9 +87,10 @@ models, with 100,000 tokens a second, would have decoded all that it was given a
 
 @asynccontextmanager
 async def open_engine(
-    world: World, config: EngineConfig, *, name: str = "engine"
+    world: World, config: EngineConfig, *, name: str = "engine", learns: bool = True
 ) -> AsyncIterator[Engine]:
-    """Run an engine for the length of the block; its process ends with the block.
+    """Run an engine for the length of the block; its process ends with the block. Only one
+    that ``learns`` writes into the folder of its role: checkpoints and policies.
 
     Raises `ConfigError` or `MissingDependency` if it cannot be built, `WorkerDied` from any
     method if its process ends (the next call has another, which holds nothing), `EngineLost` if
@@ -101,7 +102,7 @@ async def open_engine(
     content, durable = ContentFolder(world.disk, f"{FOLDER}/{name}"), Durable(world, name)
     await durable.insist(content.clear)
     try:
-        confined = confinement_of(world, config, name)
+        confined = confinement_of(world, config, name, learns=learns)
         async with open_lasting_worker(
             world, WORKER_ARGV, name=name, confined=confined
         ) as worker:
@@ -113,22 +114,27 @@ async def open_engine(
             await _clear(content)
 
 
-def confinement_of(world: World, config: EngineConfig, name: str) -> Confinement:
+def confinement_of(
+    world: World, config: EngineConfig, name: str, *, learns: bool = True
+) -> Confinement:
     """An engine is our own code, and needs drivers wherever they lie: it sees the machine, and
-    writes what is its own, its content and the folder of its role.
+    writes what is its own: its content, and if it learns the folder of its role.
 
     vLLM, and a learner with several ranks, are several processes that talk to each other by
     sockets.
     """
     may_be_vllm = config.kind == "vllm" or (config.kind == AUTO and bool(installed()))
     is_several = may_be_vllm or config.learner.ranks > 1
+    folders = (f"{FOLDER}/{name}", *([name] if learns else []))
     return Confinement(
-        writable=(world.disk.locate(f"{FOLDER}/{name}"), world.disk.locate(name)),
+        writable=tuple(map(world.disk.locate, folders)),
         sees_machine=True,
         network=is_several,
         forks=is_several,
         variables=VARIABLES,
         tasks=None,
+        cores=None,
+        rests=False,
         file_size=None,
         open_files=None,
         scratch=SCRATCH,

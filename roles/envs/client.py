@@ -34,9 +34,10 @@ from p2p.errors import (
     WorkerDied,
 )
 from p2p.sandbox import Confinement, Containment
-from p2p.world import Worker, World
+from p2p.wire import MIB
+from p2p.world import Worker, World, decode_off_loop
 from roles.engines import codec
-from roles.engines.config import MachineLimits
+from roles.engines.config import MAX_CONTEXT, MachineLimits
 from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
 from roles.envs.contained import (
     MAX_EVALUATION,
@@ -71,6 +72,8 @@ T = TypeVar("T")
 WORKER_ARGV: Final = ("roles.envs.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
 
+READ_RATE: Final = 5 * MIB
+"""Bytes of a reply that are read in a second: tokens, most of which have a byte or two."""
 MOST_DEATHS: Final = 4
 """Answers of one submission that may end a process each. What its author can cost a validator
 stays within some 5 CPU seconds for each; an environment that ends at most answers is broken."""
@@ -165,12 +168,15 @@ class WorkerEnvironment:
         stack: AsyncExitStack,
         *,
         vocabulary: int = TOKENS,
+        context: int = MAX_CONTEXT,
         required: bool = True,
     ) -> None:
-        """Of a model with ``vocabulary`` tokens: no engine could look up others. ``required``:
-        whether it must not run where this machine contains no process."""
+        """Of a model with ``vocabulary`` tokens, of which ``context`` are a prompt and its
+        answer: no engine could look up others. ``required``: whether it must not run where this
+        machine contains no process."""
         self._confined = confinement_of(setup, ration, required=required)
         self._vocabulary = vocabulary
+        self._context = context
         self._world = world
         self._setup = setup
         self._ration = ration
@@ -191,16 +197,23 @@ class WorkerEnvironment:
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
-        count = len(seeds)
-        read = partial(tasks_untrusted, least=count, most=count, vocabulary=self._vocabulary)
-        return await self._ask("tasks", read, list(seeds))
+        return await self._ask_tasks("tasks", len(seeds), len(seeds), list(seeds))
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
-        read = partial(
-            tasks_untrusted, least=1, most=MAX_EVALUATION, vocabulary=self._vocabulary
+        return await self._ask_tasks(
+            "evaluation", 1, MAX_EVALUATION, patience=self._ration.opening
         )
-        return await self._ask("evaluation", read, patience=self._ration.opening)
+
+    async def _ask_tasks(
+        self, method: str, least: int, most: int, *arguments: object, patience: float = 0.0
+    ) -> list[Task]:
+        read = partial(
+            tasks_untrusted, least=least, most=most, vocabulary=self._vocabulary,
+            context=self._context,
+        )  # fmt: skip
+        items = min(MAX_ITEMS, (most + 1) * (self._context + ITEMS_AROUND))
+        return await self._ask(method, read, *arguments, patience=patience, items=items)
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
         """See `ContainedEnvironment`."""
@@ -289,14 +302,15 @@ class WorkerEnvironment:
         try:
             with trio.fail_after(patience):
                 data = await self._worker.call(codec.encode_request(method, *arguments))
-            reply = decode_reply_untrusted(data, items)
+            reply: T | codec.Failure = await decode_off_loop(
+                self._world, _read_untrusted, data, read, items, rate=READ_RATE
+            )
             if isinstance(reply, codec.Failure):
                 is_answered = method != "open"
                 failures = {} if is_answered else _FAILURES
                 raise failures.get(reply.kind, EnvironmentFailed)(reply.message)
-            value = read(reply)
             is_answered = True
-            return value
+            return reply
         except BadMessage as error:
             raise self._failure(method, f"its process answers nonsense: {error}") from None
         except trio.TooSlowError:
@@ -321,6 +335,12 @@ class WorkerEnvironment:
 
 def _rows(answers: Answers) -> list[list[object]]:
     return [[task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers]
+
+
+def _read_untrusted(data: bytes, read: Callable[[object], T], items: int) -> T | codec.Failure:
+    """What ``read`` makes of a reply. Raises `BadMessage`."""
+    reply = decode_reply_untrusted(data, items)
+    return reply if isinstance(reply, codec.Failure) else read(reply)
 
 
 def _nothing_untrusted(value: object) -> None:
@@ -358,10 +378,11 @@ async def open_environment_of(
         _require(await world.containment(), setup)
     async with AsyncExitStack() as stack:
         ration = Ration(memory=machine.environment_memory)
-        vocabulary = run.terms.model.shape.vocabulary
+        model = run.terms.model
         environment = WorkerEnvironment(
-            world, setup, ration, stack, vocabulary=vocabulary, required=required
-        )
+            world, setup, ration, stack, vocabulary=model.shape.vocabulary,
+            context=model.context, required=required,
+        )  # fmt: skip
         await environment.open()
         yield environment
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 from p2p.errors import BadMessage
 from p2p.wire import MIB, fields_untrusted, unpack_untrusted
 from roles.engines import codec
+from roles.engines.config import MAX_CONTEXT
 from roles.envs.base import Task
 from roles.envs.contained import MAX_READ, Payment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
@@ -72,10 +73,17 @@ def decode_reply_untrusted(data: bytes, most: int = MAX_ITEMS) -> Any:
 
 
 def tasks_untrusted(
-    value: object, least: int, most: int, *, vocabulary: int = TOKENS
+    value: object,
+    least: int,
+    most: int,
+    *,
+    vocabulary: int = TOKENS,
+    context: int = MAX_CONTEXT,
 ) -> list[Task]:
-    """As many tasks as were asked for, of tokens below ``vocabulary``. Raises `BadMessage`."""
-    return [_task_untrusted(one, vocabulary) for one in _listed_untrusted(value, least, most)]
+    """As many tasks as were asked for, of tokens below ``vocabulary`` that fit in a
+    ``context``. Raises `BadMessage`."""
+    listed = _listed_untrusted(value, least, most)
+    return [_task_untrusted(one, vocabulary, context) for one in listed]
 
 
 def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
@@ -104,12 +112,14 @@ def payment_untrusted(value: object, count: int) -> Payment:
     return Payment(rewards, failures, place[:MAX_FAILURE], said[:MAX_FAILURE])
 
 
-def _task_untrusted(value: object, vocabulary: int) -> Task:
+def _task_untrusted(value: object, vocabulary: int, context: int) -> Task:
     prompt, answer, source, environment, kind = fields_untrusted(
         value, list, list, bytes, str, str, what="task"
     )
     if not all(type(token) is int and 0 <= token < vocabulary for token in (*prompt, *answer)):
         raise BadMessage(f"a task's prompt and answer are token ids below {vocabulary:,}")
+    if len(prompt) + len(answer) > context:
+        raise BadMessage(f"a task has more tokens than the model's context of {context:,}")
     if not prompt:
         raise BadMessage("a task's prompt is empty: there is nothing to go on from")
     return Task(tuple(prompt), tuple(answer), source, environment, kind)

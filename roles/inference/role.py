@@ -128,7 +128,7 @@ class Inference:
             open_environment_of(
                 node.world, run, limits, folder, trusted=node.config.trust_environments
             ) as environment,
-            open_engine(node.world, engine_config, name=self.name) as engine,
+            open_engine(node.world, engine_config, name=self.name, learns=False) as engine,
         ):
             self._session = self.make_session(node, run, environment, engine, outbox)
             await self._session.work_forever()

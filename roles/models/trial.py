@@ -3,15 +3,15 @@
 `tokenizers` asks for whatever memory a ``tokenizer.json`` names, and where there is none Rust
 ends its process: a file of a few hundred bytes takes a command line down with a page of
 addresses, and no handler sees it. A run's nodes open tokenizers in the environment's process
-(`roles.envs.worker`); commands of people try them here first, and say in a sentence what became
-of it.
+(`roles.envs.worker`); commands of people try them here first, in the same sandbox where this
+machine has one, and say in a sentence what became of it.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,8 +19,14 @@ from pathlib import Path
 from typing import Final
 
 from p2p.errors import ShoalError
+from p2p.sandbox import Confinement
+from p2p.sandbox.entry import READY
+from p2p.sandbox.launch import launch
+from p2p.sandbox.probe import find_containment
 from roles.models.errors import BadModel
 
+MODULE: Final = "roles.models.trial"
+"""This one, as ``python -m`` runs it."""
 MEMORY: Final = 4 * 1024**3
 """Bytes of address space, as environments have (`roles.envs.base.Ration`): a tokenizer of
 128,256 tokens takes 0.6 GB."""
@@ -34,10 +40,14 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
     """Raise `BadModel` unless the folder's tokenizer and template can be opened here and have
     all of ``end_tokens``; `MissingDependency` without the packages for it."""
     importlib.import_module("roles.models.tokenizer")
+    nowhere = "/nowhere"  # no node's folder has to be hidden
+    confined = Confinement(readable=_places(folder), memory=MEMORY)
+    start = launch([MODULE], confined, find_containment(nowhere), folder=nowhere)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__],
-            input=json.dumps([str(folder), list(end_tokens)]),
+            start.command,
+            env=dict(start.variables),
+            input=json.dumps([str(folder.absolute()), list(end_tokens)]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -49,22 +59,24 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
     if done.returncode == 0:
         return
     raise BadModel(
-        done.stdout.strip()
+        done.stdout.removeprefix(READY.decode()).strip()
         or f"{folder / 'tokenizer.json'} ends the process that reads it (exit"
         f" {done.returncode}; it may use {SECONDS} s of CPU and {MEMORY:,} bytes): get the"
         " model again, from where it was first published"
     )
 
 
+def _places(folder: Path) -> tuple[str, ...]:
+    """The folder, and the files to which links in it lead: Hugging Face's cache has nothing
+    else."""
+    links = [path.resolve() for path in folder.glob("*") if path.is_symlink()]
+    return tuple(map(str, (folder.absolute(), *filter(Path.is_file, links))))
+
+
 def main() -> int:
     """Try what standard input names; the exit code, with a sentence if it is not 0."""
-    import resource  # which Windows lacks; the commands that import this say what to do there
-
     folder, end_tokens = json.load(sys.stdin)
-    with contextlib.suppress(OSError, ValueError):  # macOS knows these limits, and keeps few
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     try:
         from roles.models.tokenizer import Tokenizer
 

@@ -97,7 +97,7 @@ class Validator:
             open_environment_of(
                 node.world, run, limits, folder, trusted=node.config.trust_environments
             ) as environment,
-            open_engine(node.world, engine_config, name=self.name) as engine,
+            open_engine(node.world, engine_config, name=self.name, learns=False) as engine,
         ):
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)

@@ -266,6 +266,78 @@ def link_out(folder: str, target: str) -> object:
 
 
 @door
+def link(folder: str, target: str) -> object:
+    os.symlink(target, os.path.join(folder, "planted"))
+    return True
+
+
+@door
+def pair(family: int, kind: int) -> object:
+    """Two sockets that are joined to each other."""
+    return _call("socketpair", family, kind, 0, (ctypes.c_int * 2)()) == 0
+
+
+@door
+def send_from_pair(path: str) -> object:
+    """One of a pair of datagram sockets can be sent to others, too."""
+    for one in socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM):
+        one.sendto(b"x", path)
+    return True
+
+
+@door
+def connect_from_pair(path: str) -> object:
+    """One of a pair of streams is joined to another address, its own peer gone or not."""
+    for is_alone in (False, True):
+        first, second = socket.socketpair()
+        if is_alone:
+            second.close()
+        with contextlib.suppress(OSError):
+            first.connect(path)
+            return True
+    return False
+
+
+@door
+def reserve_reads() -> object:
+    """One of the machine's places for asynchronous reads (io_setup on x86_64)."""
+    return _call("syscall", 206, 1, ctypes.byref(ctypes.c_ulong())) == 0
+
+
+@door
+def write_back() -> object:
+    """Everything that waits for the machine's disks (sync on x86_64)."""
+    return _call("syscall", 162) == 0
+
+
+@door
+def take_cores() -> object:
+    """More than one core, now or by asking."""
+    if len(os.sched_getaffinity(0)) == 1:
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    return len(os.sched_getaffinity(0)) > 1
+
+
+@door
+def lower_limit() -> object:
+    """That on core dumps to 0, which means something else than 1."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    return True
+
+
+@door
+def real_time() -> object:
+    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    return True
+
+
+@door
+def pending_signals() -> object:
+    """As many as the node's user may have."""
+    return resource.getrlimit(resource.RLIMIT_SIGPENDING)[0] > 1024
+
+
+@door
 def print_much(size: int) -> object:
     block = b"x" * (1 << 16)
     for _ in range(size >> 16):

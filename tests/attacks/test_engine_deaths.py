@@ -165,7 +165,7 @@ def test_no_role_ends_with_the_process_of_its_engine(
 
     @asynccontextmanager
     async def open_mortal(
-        world: World, config: EngineConfig, *, name: str = ""
+        world: World, config: EngineConfig, *, name: str = "", learns: bool = True
     ) -> AsyncIterator[FakeEngine]:
         engines.append(Mortal(world, config))
         yield engines[-1]

@@ -187,12 +187,17 @@ def test_what_runs_in_the_learners_process_is_interrupted_however_it_resists() -
 
 
 class Liar:
-    """A process that answers a reward with a million empty lists."""
+    """A process that answers whatever it is asked with a million empty lists, or one list of as
+    many numbers."""
 
     pid = 0
 
+    def __init__(self, item: bytes = b"\x90", before: bytes = b"") -> None:
+        self._reply = b"\x92\xc3" + before + b"\xdd" + (1 << 20).to_bytes(4, "big")
+        self._reply += item * (1 << 20)
+
     async def call(self, request: bytes) -> bytes:
-        return b"\x92\xc3\xdd" + (1 << 20).to_bytes(4, "big") + b"\x90" * (1 << 20)
+        return self._reply
 
 
 async def test_a_reply_is_read_no_further_than_what_was_asked_for(tmp_path: Path) -> None:
@@ -202,6 +207,20 @@ async def test_a_reply_is_read_no_further_than_what_was_asked_for(tmp_path: Path
         environment._worker = Liar()
         with pytest.raises(EnvironmentFailed, match="answers nonsense: not msgpack"):
             await environment.rewards([(TASK, [(40,)])])
+
+
+async def test_a_task_is_no_longer_than_the_context(tmp_path: Path) -> None:
+    """One of 16 million tokens kept the node from all else for 3 s, each time it was asked for;
+    one a little too long ended the engine's call, and with it the role."""
+    async with open_world(tmp_path) as world, AsyncExitStack() as stack:
+        environment = WorkerEnvironment(world, SETUP, RATION, stack, context=64)
+        environment._worker = Liar(b"\x01", before=b"\x91\x95")
+        with pytest.raises(EnvironmentFailed, match="answers nonsense: not msgpack"):
+            await environment.tasks([bytes(32)])
+    rest = [b"", "dire", ""]
+    assert len(tasks_untrusted([[[7] * 60, [8] * 4, *rest]], 1, 1, context=64)) == 1
+    with pytest.raises(BadMessage, match="context of 64"):
+        tasks_untrusted([[[7] * 60, [8] * 5, *rest]], 1, 1, context=64)
 
 
 @pytest.mark.usefixtures("game")

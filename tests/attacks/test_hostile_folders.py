@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
+import resource
+import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from p2p.errors import BadMessage
+from p2p.sandbox.probe import find_containment
 from roles.calibrate import command
 from roles.calibrate.command import main as calibrate
 from roles.engines.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
+from roles.envs.base import Ration
+from roles.models import trial
 from roles.models.__main__ import main
+from roles.models.errors import BadModel
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 Change = Callable[[Path], None]
@@ -86,6 +92,51 @@ def test_a_hostile_folder_costs_one_sentence(
     assert error[:-1].isprintable()
 
 
+SPY = """
+from pathlib import Path
+from roles.models.errors import BadModel
+
+class Tokenizer:
+    @staticmethod
+    def open(folder):
+        raise BadModel(" ".join(Path(path).read_text() for path in {paths!r}))
+"""
+
+
+def test_a_tokenizer_is_tried_where_it_reaches_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was read as any program of the person who asked: one bug of the library in Rust would
+    have been theirs. Here the library does what such a bug would let it do."""
+    if not find_containment("/nowhere").holds:
+        pytest.skip("nothing contains a process here")
+    folder, cache, secret = tmp_path / "model", tmp_path / "cache", tmp_path / "secret"
+    folder.mkdir()
+    cache.write_text("of a cache")
+    (folder / "tokenizer.json").symlink_to(cache)
+    secret.write_text("stolen")
+    spies = tmp_path / "spies" / "spies_of_models"
+    spies.mkdir(parents=True)
+    (spies / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(spies.parent), *sys.path]))
+    for paths, said in (
+        ([folder / "tokenizer.json"], "of a cache"),
+        ([folder / "tokenizer.json", secret], "ends the process that reads it"),
+    ):
+        source = SPY.format(paths=[str(path) for path in paths])
+        (spies / "__main__.py").write_text(
+            "import sys, types\n"
+            "module = types.ModuleType('roles.models.tokenizer')\n"
+            f"exec({source!r}, module.__dict__)\n"
+            "sys.modules['roles.models.tokenizer'] = module\n"
+            "from roles.models.trial import main\n"
+            "sys.exit(main())\n"
+        )
+        monkeypatch.setattr(trial, "MODULE", "spies_of_models")
+        with pytest.raises(BadModel, match=said):
+            trial.try_tokenizer(folder, ())
+
+
 def test_names_of_tensors_are_quoted_in_part() -> None:
     """A name of 16 MB was the message."""
     entry = {"dtype": "F8", "shape": [1], "data_offsets": [0, 1]}
@@ -119,7 +170,21 @@ def test_calibration_waits_for_no_template_for_ever(
     folder = make_folder(tmp_path / "model")
     source = "{% for i in range(9999) %}{% set x = range(90000)|list|sort %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(source)
-    # Raised in a destructor of what an earlier test has left, the interruption would be lost.
-    gc.collect()
     assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
-    assert "TimeoutError: it has not returned for 0 s" in capsys.readouterr().err
+    assert "32 tasks are not made within 0.2 s" in capsys.readouterr().err
+
+
+def test_calibration_gives_no_template_its_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was rendered in the process of whoever calibrated: a list that holds itself twice, 30
+    times over, is a text of 9 GB, which no limit of the template's own sees."""
+    folder = make_folder(tmp_path / "model")
+    twice = "{% set a = [a, a] %}" * 30
+    source = f"{{% set a = ['x'] %}}{twice}{{{{ a|tojson }}}}"
+    (folder / "chat_template.jinja").write_text(source)
+    monkeypatch.setattr(command, "Ration", partial(Ration, cpu=0.5))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
+    assert "may use 0.5 s of CPU for one call" in capsys.readouterr().err
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20), "1 GiB"

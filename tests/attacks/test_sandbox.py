@@ -122,6 +122,13 @@ class House:
             "memory without an address": ["hide_memory"],
             "shared memory": ["share_memory"],
             "a file of 1 GB": ["fill", "/tmp/one", GIB],
+            "a link": ["link", "/tmp", key],
+            "sockets that can be sent to others": ["pair", 1, 2],
+            "places for asynchronous reads": ["reserve_reads"],
+            "the disks' write-back": ["write_back"],
+            "a second core": ["take_cores"],
+            "another limit on core dumps": ["lower_limit"],
+            "the user's pending signals": ["pending_signals"],
         }
 
 
@@ -187,6 +194,8 @@ def test_the_doors_are_open_where_nothing_is_in_the_way(house: House) -> None:
         "a socket file", "an abstract socket", "the node's environment",
         "a secret in the environment",
         "other processes", "memory without an address", "limits",
+        "sockets that can be sent to others", "places for asynchronous reads",
+        "the user's pending signals",
     }  # fmt: skip
     found = {
         name: attempt(door, words)
@@ -200,10 +209,11 @@ def test_the_doors_are_open_where_nothing_is_in_the_way(house: House) -> None:
 async def test_a_worker_finds_every_door_shut(house: House, is_switching: bool) -> None:
     """As root, both as another user and in a user namespace, where root's threads are not
     counted."""
-    async with spying(house.folder, is_switching=is_switching) as ask_spy:
-        found = {name: await ask_spy(*words) for name, words in house.doors.items()}
+    doors = house.doors
     if not is_switching and CONTAINMENT.is_switching:
-        del found["10,000 threads"]
+        del doors["10,000 threads"]
+    async with spying(house.folder, is_switching=is_switching) as ask_spy:
+        found = {name: await ask_spy(*words) for name, words in doors.items()}
     assert {name for name, came in found.items() if came == "open"} == set()
 
 
@@ -371,6 +381,63 @@ async def test_a_killed_worker_leaves_no_process_behind_for_another_to_bury(
             os.kill(pid, 0)
 
 
+async def test_a_pair_of_sockets_is_joined_to_itself(house: House) -> None:
+    """A pair of datagram sockets reached every such socket in sight, and a pair of any family
+    was asked of the kernel, which loads its module."""
+    address = str(house.sockets / "datagrams")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
+        server.bind(address)
+        os.chmod(address, 0o777)
+        async with spying(house.folder, replace(STRICT, readable=(str(house.sockets),))) as ask:
+            assert await ask("send_from_pair", address) == "PermissionError"
+            for family in (socket.AF_INET, socket.AF_TIPC, socket.AF_NETLINK):
+                assert await ask("pair", family, socket.SOCK_STREAM) == "PermissionError"
+            assert await ask("pair", socket.AF_UNIX, socket.SOCK_STREAM) == "open", "asyncio's"
+            listener = house.sockets / "socket"
+            listener.chmod(0o777)
+            assert await ask("connect_from_pair", str(listener)) == "shut"
+
+
+def test_a_worker_has_none_of_its_users_privileges() -> None:
+    """Who makes music may compute before all others, and 64 threads of that stop a machine. A
+    limit of 0 on core dumps starts the machine's handler of crashes, as root."""
+    amounts = launch(["x"], STRICT, CONTAINMENT, folder="/nowhere").command
+    limits = json.loads(next(word for word in amounts if word.startswith("{")))["amounts"]
+    assert limits.items() >= {"RTPRIO": 0, "NICE": 0, "CORE": 1, "MEMLOCK": 0}.items()
+
+
+async def test_a_worker_is_stopped_between_calls(house: House) -> None:
+    """A thread that a call had left behind went on computing, on all cores, for as long as the
+    node lived."""
+    async with spying(house.folder) as ask:
+        worker = ask.args[0]  # type: ignore[attr-defined]
+        (first,) = children(worker.pid)
+        for _ in range(2):
+            (inner,) = children(first)
+            with trio.fail_after(60):
+                while state_of(inner) != "T":
+                    await trio.lowlevel.checkpoint()
+            assert await ask("pair", socket.AF_UNIX, socket.SOCK_STREAM) == "open"
+
+
+def state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_an_engine_plants_no_link_where_its_node_goes(house: House) -> None:
+    """The node wrote an engine's next task over its own key, read the key as weights that it
+    was to publish, and made files wherever a link led."""
+    key = house.folder / "key"
+    async with open_world(house.folder) as world:
+        secret = key.read_bytes()
+        confined = confinement_of(world, EngineConfig(), "trainer")
+        async with world.open_worker(ARGV, name="an engine", confined=confined) as worker:
+            for own in ("engine/trainer", "trainer"):
+                assert await ask(worker, "link", str(house.folder / own), str(key)) != "open"
+                await world.disk.write(f"{own}/planted", b"tokens", 0)
+    assert key.read_bytes() == secret
+
+
 async def test_the_tokenizer_is_all_that_is_seen_of_the_nodes_folder(house: House) -> None:
     model = house.folder / "store" / "model"
     model.mkdir(parents=True)
@@ -476,6 +543,11 @@ async def test_an_engine_reads_no_secret_and_writes_what_is_its_own(
     (shared / "policy").write_text("w")
     own = house.folder / "trainer"
     async with open_world(house.folder) as world:
+        scoring = confinement_of(world, EngineConfig(), "validator", learns=False)
+        async with world.open_worker(ARGV, name="an engine", confined=scoring) as worker:
+            folder = house.folder / "engine" / "validator"
+            assert await ask(worker, "write", str(folder / "content")) == "open"
+            assert await ask(worker, "write", str(house.folder / "validator" / "new")) != "open"
         confined = confinement_of(world, EngineConfig(), "trainer")
         async with world.open_worker(ARGV, name="an engine", confined=confined) as worker:
             for words in (

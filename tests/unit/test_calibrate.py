@@ -30,6 +30,7 @@ from roles.calibrate.limits import (
     resampled,
     to_toml,
 )
+from roles.calibrate.measure import Measured, WorkBench
 from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.engines.safetensors import RawTensor, decode_untrusted, encode
 from roles.envs.base import environment_digest
@@ -261,6 +262,21 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
     assert (record["generators"], record["environments"]) == (["torch"], {"sort": 1.0})
     again = replace(run.terms, calibration=_calibration(record, "limits.toml"))
     assert sign_run(again, OWNER).terms.calibration == again.calibration
+
+
+def test_too_little_noisy_work_leaves_no_limits(
+    run_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is written is signed: a hard bound from 12,000 tokens says nothing of a million."""
+    rng, out = np.random.default_rng(3), tmp_path / "limits.toml"
+    few = Measured("honest", tuple(noisy(rng) for _ in range(40)))
+    monkeypatch.setattr(WorkBench, "honest", lambda bench, tasks: few)
+    assert main(["--run", str(run_file), "--sequences", "64", "--out", str(out)]) == 2
+    assert "12,000 honest tokens in 40 groups are too few to fit" in capsys.readouterr().err
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,15 @@ from p2p.sandbox.seccomp import (
     assemble,
     filter_program,
 )
-from p2p.sandbox.syscalls import ALWAYS, ARCHITECTURES, FORKS, SOCKETS, UNCOUNTED, numbers_of
+from p2p.sandbox.syscalls import (
+    ALWAYS,
+    ARCHITECTURES,
+    FORKS,
+    SHARED,
+    SOCKETS,
+    UNCOUNTED,
+    numbers_of,
+)
 
 EPERM, ENOSYS = ERRNO | errno.EPERM, ERRNO | errno.ENOSYS
 THREAD = 0x003D0F00
@@ -68,8 +76,8 @@ def program_for(machine: str, **allowed: bool) -> list[Instruction]:
 @pytest.mark.parametrize("machine", ARCHITECTURES)
 def test_what_tables_name_is_denied_and_nothing_else(machine: str) -> None:
     program = program_for(machine)
-    named = {*numbers_of(ALWAYS | FORKS | SOCKETS | UNCOUNTED, machine)}
-    special = {"x86_64": {56, 435}, "aarch64": {220, 435}}[machine]
+    named = {*numbers_of(ALWAYS | FORKS | SOCKETS | UNCOUNTED | SHARED, machine)}
+    special = {"x86_64": {53, 56, 435}, "aarch64": {199, 220, 435}}[machine]
     for number in range(512):
         if number in special:
             continue
@@ -91,6 +99,31 @@ def test_threads_may_be_made_and_processes_if_they_are_allowed(machine: str) -> 
     assert judge(strict, machine, clone, 17) == EPERM  # SIGCHLD: a fork
     assert judge(strict, machine, clone, 0x4111) == EPERM  # a vfork
     assert judge(forking, machine, clone, 17) == ALLOW
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_only_streams_of_one_machine_may_be_joined(machine: str) -> None:
+    pair = {"x86_64": 53, "aarch64": 199}[machine]
+    strict, network = program_for(machine), program_for(machine, network=True)
+    flags = 0o4000 | 0o2000000  # not blocking, closed at exec
+    for kind, verdict in ((1, ALLOW), (5, ALLOW), (2, EPERM), (3, EPERM)):
+        for asked in (kind, kind | flags):
+            assert judge(strict, machine, pair, 1, asked) == verdict
+            assert judge(network, machine, pair, 1, asked) == ALLOW
+    for family in (0, 2, 10, 16, 17, 30, 40):
+        assert judge(strict, machine, pair, family, 1) == EPERM
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURES)
+def test_limits_may_be_read_and_not_set(machine: str) -> None:
+    limit, engine = {"x86_64": 302, "aarch64": 261}[machine], dict.fromkeys(["uncounted"], True)
+    for program, verdict in (
+        (program_for(machine), EPERM),
+        (program_for(machine, **engine), ALLOW),
+    ):
+        for new in (1, 1 << 32, (1 << 47) - 16):
+            assert judge(program, machine, limit, 0, 4, new) == verdict
+        assert judge(program, machine, limit, 0, 4, 0, 1 << 40) == ALLOW
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)

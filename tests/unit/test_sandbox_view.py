@@ -137,6 +137,8 @@ def test_the_profile_for_macos() -> None:
         assert word not in profile
     engine = seatbelt_profile(ENGINE, INSTALLATION, secrets=[])
     assert '(allow file-read* file-write* (subpath "/home/ann/.shoal/trainer"))' in engine
+    links = "(deny file-write-create (vnode-type SYMLINK))"
+    assert engine.index("file-write* (subpath") < engine.index(links), "the last rule decides"
     assert engine.index("(allow file-read*)") < engine.index(
         '(deny file-read* (subpath "/home"'
     )

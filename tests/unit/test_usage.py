@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import traceback
+from typing import NoReturn
+
 import pytest
 
 from p2p.node.commands import load_command
+from p2p.node.usage import interruptible
 
 SLIPS = {
     "demo": (["--sed", "1"], "there is no option --sed; did you mean '--seed'?"),
@@ -22,3 +26,17 @@ def test_a_misspelt_option_is_answered_with_the_nearest(
     with pytest.raises(SystemExit, match="2"):
         load_command(command)(arguments)
     assert capsys.readouterr().err.endswith(f"{sentence}\n")
+
+
+def test_a_crash_says_what_was_raised_however_deep() -> None:
+    """A trainer ended with eleven nested groups, and nothing in its log said why."""
+
+    def crash() -> NoReturn:
+        error: Exception = ZeroDivisionError("deep down")
+        for _ in range(20):
+            error = ExceptionGroup("a nursery", [error])
+        raise error
+
+    with pytest.raises(ExceptionGroup) as caught:
+        interruptible(crash)
+    assert "ZeroDivisionError: deep down" in "".join(traceback.format_exception(caught.value))
