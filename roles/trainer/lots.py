@@ -69,7 +69,7 @@ from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.trainer.beacon import BeaconTeller
-from roles.trainer.core.windows import Ending, WindowBook, WindowRecord, WindowState
+from roles.trainer.core.windows import Bench, Ending, WindowBook, WindowRecord, WindowState
 from roles.trainer.intake import Intake
 from roles.trainer.scoring import ScoringDesk
 
@@ -81,8 +81,8 @@ STANDING: Final = "trainer/standing"
 KEEP_EVERY: Final = 20.0
 """Seconds in which standing goes to disk, if it has changed. What a crash forgets of it are
 acceptances: a rejection is kept at once."""
-MAX_WINDOWS: Final = 16_384
-"""Windows that are known at a time: 64 MB, of a thousand workers with a dozen each."""
+MAX_WORKERS: Final = 16_384
+"""Workers that left a place out, as many as may be in standing."""
 NOTE_LINKS: Final = 30
 """Links for which a note of standing holds: a worker commits several windows meanwhile, and one
 that is caught gets no other."""
@@ -106,7 +106,7 @@ class LotDesk:
         self._contents = Seats()
         self.book = WindowBook()
         self.standings = Standings(run_of(node).terms.lots)
-        self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WINDOWS)
+        self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
         """By worker that has left a place out: windows that it settled since."""
         self._is_dirty = False
         self._kept_at = node.world.now()
@@ -153,15 +153,34 @@ class LotDesk:
         """Let lots fall with each link, and end what is overdue, until cancelled."""
         period = self._run.terms.lots.beacon
         while True:
-            self.book.fall(self._beacon.links, self._world.now())
+            self._look()
             await self._end_overdue()
             if self._is_dirty and self._world.now() >= self._kept_at + KEEP_EVERY:
                 await self._keep_standing()
             await self._beacon.wait_change(period)
 
+    def _look(self) -> None:
+        """Who is there, and which lots have fallen."""
+        now, away = self._world.now(), self._away()
+        self.book.note_here([one for one in self._bench.validators if one not in away], now)
+        self.book.fall(self._beacon.links, now)
+
+    @property
+    def _bench(self) -> Bench:
+        terms = self._run.terms
+        return Bench(terms.validators, terms.lots.validators)
+
+    def _away(self) -> frozenset[PeerId]:
+        """The validators that are no members now, or are passed over."""
+        here = {member.peer for member in self._node.membership.find("validator")}
+        passed = away_of(self._node).validators
+        validators = self._bench.validators
+        return frozenset(one for one in validators if one not in here or one in passed)
+
     async def _end_overdue(self) -> None:
         newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
-        for record, ending in self.book.take_overdue(newest, lag, self._world.now()):
+        overdue = self.book.take_overdue(newest, lag, self._bench, self._world.now())
+        for record, ending in overdue:
             if ending is Ending.SILENT or self._is_selecting(record.node, ending):
                 await self._void(record, ending.value)
             path = self._path(record.witnessed)
@@ -217,24 +236,28 @@ class LotDesk:
         if self._is_stale(window.version):
             return SettlementReply(Receipt.UNWANTED, STALE, (), self._note(window.node))
         record = await self._register(settlement.witnessed)
-        if record is None:
-            return SettlementReply(Receipt.LATER, "too many windows are open")
+        if isinstance(record, SettlementReply):
+            return record
         await self._take_verdicts(record, settlement)
         if peer != window.node:
             return SettlementReply(Receipt.TAKEN, "noted")
         return await self._answer(record)
 
-    async def _register(self, witnessed: WitnessedWindow) -> WindowRecord | None:
+    async def _register(self, witnessed: WitnessedWindow) -> WindowRecord | SettlementReply:
+        """What is known of a window from now on, or why nothing is."""
         record = self.book.find(witnessed.digest)
-        if record is None and len(self.book) >= MAX_WINDOWS:
-            return None
-        if record is None:
-            world, node = self._world, witnessed.window.node
-            was_proven = witnessed.share < UNIT or self.standings.is_proven(node, world.wall())
-            record = WindowRecord(witnessed, was_proven, world.now())
-            self.book.add(record)
-            self.book.fall(self._beacon.links, world.now())
-            await self._durable.insist(partial(self._keep, record))
+        if record is not None:
+            return record
+        world, node = self._world, witnessed.window.node
+        is_proven = self.standings.is_proven(node, world.wall())
+        if witnessed.share < UNIT and not is_proven:
+            return SettlementReply(Receipt.UNWANTED, "its worker is not in standing")
+        if not self.book.has_room(node, is_proven=is_proven):
+            return SettlementReply(Receipt.LATER, "too many windows are open")
+        record = WindowRecord(witnessed, is_proven, world.now())
+        self.book.add(record)
+        self.book.fall(self._beacon.links, world.now())
+        await self._durable.insist(partial(self._keep, record))
         return record
 
     async def _take_verdicts(self, record: WindowRecord, settlement: Settlement) -> None:
@@ -262,12 +285,9 @@ class LotDesk:
         return SettlementReply(Receipt.TAKEN, "", tuple(self._wanted(record)), note)
 
     def _why_open(self, record: WindowRecord) -> str:
-        terms, now = self._run.terms, self._world.now()
-        here = {member.peer for member in self._node.membership.find("validator")}
-        passed = away_of(self._node).validators
-        away = [one for one in terms.validators if one not in here or one in passed]
-        return record.why_unsettled(terms.validators, terms.lots.validators, away) or (
-            "an earlier window is open" if self.book.is_blocked(record, now) else ""
+        bench, now = self._bench, self._world.now()
+        return record.why_unsettled(bench.validators, bench.count, self._away()) or (
+            "an earlier window is open" if self.book.is_blocked(record, bench, now) else ""
         )
 
     async def _settle(self, record: WindowRecord) -> None:
@@ -277,7 +297,7 @@ class LotDesk:
             record.state = WindowState.VOID
             self.standings.note_doubt(node)
         else:
-            self.standings.note_accepted(node, len(places), wall)
+            self.standings.note_accepted(node, self._stood(record), wall)
         record.settled_at = self._world.now()
         if record.state is WindowState.SETTLED:
             record.owed = dict.fromkeys(self._wanted(record))
@@ -291,6 +311,13 @@ class LotDesk:
             for place in places:  # what teaches nothing never comes
                 if not record.witnessed.window.teaches(place):
                     self._intake.note_unsent(node, record.version)
+
+    def _stood(self, record: WindowRecord) -> int:
+        """How many of its places count: all that could have been drawn. Where the witness wrote
+        a smaller share than the trainer asks for, those are the drawn ones."""
+        asked = parts_of(self.standings.share_of(record.node, self._world.wall()))
+        is_less = record.witnessed.share < asked
+        return len(record.drawn if is_less else record.witnessed.window.places)
 
     def _wanted(self, record: WindowRecord) -> list[int]:
         """The places that are learnt from, by the worker's word; none of one that was not in
