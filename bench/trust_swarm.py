@@ -276,7 +276,7 @@ class TrustSwarm:
         )
         return Window(
             *(b"r" * 32, name, PolicyVersion(step), policy, 0, contents, 0, policy),
-            *(0, step + 1),
+            *(0, step + 1, step + machine.stride),
         )
 
     def _drawn(self, window: Window, delay: int) -> list[int]:

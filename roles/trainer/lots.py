@@ -29,12 +29,13 @@ from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader, fields_untrusted, pack, unpack_untrusted
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
+from roles.protocol.core.demand import KEPT
 from roles.protocol.core.lots import (
     LOT_PROTOCOL,
     MAX_WITNESSED,
@@ -62,6 +63,7 @@ from roles.protocol.core.settlement import (
     max_settlement,
 )
 from roles.protocol.core.standing import MISSES_APART, Standings
+from roles.protocol.demand import demand_of
 from roles.protocol.reading import CONTENT_SECONDS, receive_content, receive_frame, receive_head
 from roles.run import Run, run_of
 from roles.shared.bans import bans_of
@@ -69,6 +71,7 @@ from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.trainer.beacon import BeaconTeller
+from roles.trainer.core.promises import Promises
 from roles.trainer.core.windows import Bench, Ending, WindowBook, WindowRecord, WindowState
 from roles.trainer.intake import Intake
 from roles.trainer.scoring import ScoringDesk
@@ -106,12 +109,17 @@ class LotDesk:
         self._contents = Seats()
         self.book = WindowBook()
         self.standings = Standings(run_of(node).terms.lots)
+        self._promises = Promises(self.standings, run_of(node).terms.recipe.lag)
         self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
         """By worker that has left a place out: windows that it settled since."""
         self._is_dirty = False
         self._kept_at = node.world.now()
         self.voided = 0
         """Windows of which a place was rejected, or did not come."""
+        self._policies: BoundedDict[PolicyVersion, bytes] = BoundedDict(KEPT)
+        """Digests of those that workers promise to work under."""
+        self.missed = 0
+        """Policies under which a worker handed in less than it had promised."""
         self.settled = 0
 
     @property
@@ -143,11 +151,15 @@ class LotDesk:
             self.standings.restore(await recall(disk, STANDING) or [])
         except (DamagedFile, BadMessage) as error:
             await discard(disk, STANDING, error)
+        self._look()
         for name in await disk.list(WINDOWS):
             try:
-                self.book.add(self._read(await disk.read(f"{WINDOWS}/{name}")))
+                record = self._read(await disk.read(f"{WINDOWS}/{name}"))
             except BadMessage as error:
                 await discard(disk, f"{WINDOWS}/{name}", error)
+            else:
+                self.book.add(record)
+                self._promises.note(record.witnessed.window)
 
     async def watch_forever(self) -> None:
         """Let lots fall with each link, and end what is overdue, until cancelled."""
@@ -155,15 +167,25 @@ class LotDesk:
         while True:
             self._look()
             await self._end_overdue()
+            await self._note_missed()
             if self._is_dirty and self._world.now() >= self._kept_at + KEEP_EVERY:
                 await self._keep_standing()
             await self._beacon.wait_change(period)
 
     def _look(self) -> None:
-        """Who is there, and which lots have fallen."""
+        """Which policy is out, who is there, and which lots have fallen."""
         now, away = self._world.now(), self._away()
+        self.note_policy()
         self.book.note_here([one for one in self._bench.validators if one not in away], now)
         self.book.fall(self._beacon.links, now)
+
+    def note_policy(self) -> None:
+        """Another policy may be out."""
+        shardcast, links = self._node.shardcast, self._beacon.links
+        newest = shardcast.newest
+        if newest not in self._policies and newest > NO_POLICY:
+            self._policies[newest] = shardcast.manifest(newest).weights_digest
+        self._promises.publish(newest, links.newest, self._world.now())
 
     @property
     def _bench(self) -> Bench:
@@ -193,6 +215,29 @@ class LotDesk:
         before = self._left_out.get(node)
         self._left_out.renew(node, 0)
         return before is not None and before < MISSES_APART
+
+    async def _note_missed(self) -> None:
+        """Tell the standings who kept its promise under the policies that are over."""
+        world, away = self._world, self._away()
+
+        def has_witness(node: PeerId, version: PolicyVersion) -> bool:
+            return away_of(self._node).judge_of(self._run, node, version) not in away
+
+        misses = self._promises.close(world.wall(), world.now(), has_witness, self._is_asked)
+        for miss in misses:
+            logger.info("window_missed %s: policy %d", miss.node, miss.version)
+            self.missed += 1
+            self._is_dirty = True
+            if miss.has_ended:
+                await self._tell_end(miss.node, "it leaves out what it promised, again")
+
+    def _is_asked(self, node: PeerId, version: PolicyVersion, place: int) -> bool:
+        """Whether a worker was to fill this place, by what was said of the policy last."""
+        policy = self._policies.get(version)
+        if policy is None:
+            return False
+        shares = demand_of(self._node).shares
+        return shares.asks_for(node, version, policy, place) is not False
 
     def end_standing(self, node: PeerId) -> None:
         """Its work is acceptable each time, and leans all together: it is checked whole."""
@@ -233,6 +278,8 @@ class LotDesk:
         if window.run != self._run.id or settlement.witnessed.witness not in witnesses:
             why_not = f"{witnesses[0]} is the witness of this window"
             return SettlementReply(Receipt.UNWANTED, why_not)
+        self.note_policy()
+        self._promises.note(window)  # though it may be stale by now
         if self._is_stale(window.version):
             return SettlementReply(Receipt.UNWANTED, STALE, (), self._note(window.node))
         record = await self._register(settlement.witnessed)
@@ -321,10 +368,12 @@ class LotDesk:
 
     def _wanted(self, record: WindowRecord) -> list[int]:
         """The places that are learnt from, by the worker's word; none of one that was not in
-        standing both when it committed and now."""
+        standing both when it committed and now, or has named a later policy for its work."""
         window = record.witnessed.window
-        is_learnt = record.was_proven and self.standings.is_proven(
-            record.node, self._world.wall()
+        is_learnt = (
+            record.was_proven
+            and self.standings.is_proven(record.node, self._world.wall())
+            and self._promises.is_promised(record.node, record.version)
         )
         return [place for place in window.places if is_learnt and window.teaches(place)]
 
@@ -338,9 +387,14 @@ class LotDesk:
         self._intake.drop_work_of(node)
         await self._durable.insist(partial(self._keep, record))
         if had:
-            logger.warning("standing_ends %s: %s", node, reason)
-            self._world.trace("standing.ends", node=str(node))
-            await self._keep_standing()
+            await self._tell_end(node, reason)
+
+    async def _tell_end(self, node: PeerId, reason: str) -> None:
+        """A worker that had earned something is a newcomer again."""
+        self._intake.drop_work_of(node)  # what came since as well
+        logger.warning("standing_ends %s: %s", node, reason)
+        self._world.trace("standing.ends", node=str(node))
+        await self._keep_standing()
 
     def _note(self, node: PeerId) -> bytes:
         share = self.standings.share_of(node, self._world.wall())

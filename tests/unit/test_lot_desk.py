@@ -47,7 +47,9 @@ class Court:
         self.run: Run = make_run(trainers=(me,), validators=names, trust=TRUST)
         self.here = list(names)
         self.newest = 0
-        shardcast = SimpleNamespace(holds=lambda _: True)
+        shardcast = SimpleNamespace(
+            holds=lambda _: True, manifest=lambda _: SimpleNamespace(weights_digest=POLICY)
+        )
         self.node: Any = SimpleNamespace(
             world=self.world,
             run=self.run,
@@ -79,7 +81,7 @@ class Court:
         contents = tuple(bytes([first % 251, place]) * 16 for place in range(TRUST.window))
         window = Window(
             *(self.run.id, worker.peer_id, PolicyVersion(0), POLICY, first, contents),
-            *(2**TRUST.window - 1, b"e" * 32, 1_000, LINK),
+            *(2**TRUST.window - 1, b"e" * 32, 1_000, LINK, 1),
         )
         signed = SignedWindow.sign(window, worker)
         judge = validator_of(self.run, worker.peer_id, PolicyVersion(0))
