@@ -24,7 +24,7 @@ from roles.run.core.trust import TrustTerms
 
 HOUR: Final = 3600.0
 LYING: Final = ("cheating", "turncoat", "grinding")
-SELECTING: Final = ("selecting", "selecting all", "grinding", "minting")
+SELECTING: Final = ("selecting", "selecting all", "grinding", "minting", "ending")
 GAIN: Final = 0.01
 """Of reward, that selecting, grinding and minting may gain at most."""
 CHECKS: Final = 0.1
@@ -50,6 +50,7 @@ def swarm(terms: TrustTerms, seed: int, *, is_bfloat16: bool = False) -> TrustSw
     ]
     machines += [Machine("grinding", n, lies=5, turns_at=HOUR) for n in range(5)]
     machines += [Machine("minting", n) for n in range(20)]
+    machines += [Machine("ending", n, depth=4) for n in range(5)]
     validators = [*18 * ["honest"], "hostile", "lazy"]
     excess = BFLOAT16 if is_bfloat16 else FLOAT32
     return TrustSwarm(terms, machines, validators, excess, seed)

@@ -14,11 +14,9 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from p2p.bounded import BoundedDict
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import World
-from roles.protocol.core.demand import KEPT
-from roles.protocol.core.standing import usual_places
+from roles.protocol.core.standing import FEWER, usual_places
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 
@@ -28,10 +26,18 @@ logger = logging.getLogger(__name__)
 class Promise:
     """What this node has promised, in whatever life."""
 
-    def __init__(self, world: World, path: str, durable: Durable) -> None:
+    def __init__(
+        self,
+        world: World,
+        path: str,
+        durable: Durable,
+        between: Callable[[PolicyVersion, PolicyVersion], float],
+    ) -> None:
+        """``between``: seconds from a policy to another, by the trainer's clock."""
         self._world = world
         self._path = path
         self._durable = durable
+        self._between = between
         self._working = NO_POLICY
         """The policy that was taken up last."""
         self._before = 0
@@ -39,8 +45,6 @@ class Promise:
         self._lasted = 0.0
         self._said_under = NO_POLICY
         self._due = 0
-        self._came: BoundedDict[PolicyVersion, float] = BoundedDict(KEPT)
-        """When each policy was first seen to be the newest here, in this life."""
 
     async def recall(self) -> None:
         """Take up what an earlier life has promised."""
@@ -55,14 +59,17 @@ class Promise:
     async def begin(self, version: PolicyVersion, filled: int) -> None:
         """Another policy is taken up; ``filled`` places were filled under the last one."""
         if version != self._working:
-            self._lasted = self._lasts(version)
+            self._lasted = self._between(self._working, version)
             self._working, self._before = version, filled
             await self._keep()
 
     async def make(self, version: PolicyVersion, newest: PolicyVersion) -> PolicyVersion:
         """The policy that a window under ``version`` names. All of them name the same."""
         if version > self._said_under:
-            self._said_under, self._due = version, max(version, newest) + 1
+            due = newest + 1
+            if newest > version == self._due:  # too late to say anything else
+                due = version + (version - self._said_under)
+            self._said_under, self._due = version, due
             await self._keep()
         elif version < self._said_under:  # of an earlier life
             return PolicyVersion(max(version + 1, self._said_under))
@@ -77,14 +84,11 @@ class Promise:
     ) -> PolicyVersion:
         """The policy to work under now. ``is_short``: whether fewer places than so many are
         begun under a policy, and another is asked for."""
-        if newest not in self._came:
-            self._came[newest] = self._world.now()
         working, due = self._working, PolicyVersion(self._due)
         if working >= newest or not holds(working):
             return newest
         has_time = newest - working < max(1, lag)
-        lasts = self._lasts(min((one for one in self._came if one > working), default=newest))
-        if has_time and is_short(working, usual_places(self._before, self._lasted, lasts)):
+        if has_time and is_short(working, self._aim(working, due if due > working else newest)):
             return working
         if self._said_under != working or newest - due > lag:
             return newest
@@ -92,10 +96,12 @@ class Promise:
             return working if has_time else newest
         return due if holds(due) else newest
 
-    def _lasts(self, until: PolicyVersion) -> float:
-        """Seconds from the policy that is worked under to another; 0 if not known."""
-        came = self._came.get(self._working)
-        return 0.0 if came is None else self._came.get(until, came) - came
+    def _aim(self, working: PolicyVersion, next_one: PolicyVersion) -> int:
+        """Places to fill before the next policy is taken up: fewer than usual by half of what
+        the trainer allows, or whoever was fast once would be held to it for ever."""
+        lasts = self._between(working, next_one)
+        usual = usual_places(self._before, self._lasted, lasts)
+        return usual - usual // (2 * FEWER)
 
     async def _keep(self) -> None:
         value = [self._working, self._before, self._lasted, self._said_under, self._due]

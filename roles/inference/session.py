@@ -127,7 +127,10 @@ class InferenceSession:
         self._failures = Failures()
         self.appeals = Appeals(node)
         """What the trainer is told of this node's judges."""
-        self._promise = Promise(node.world, f"{name}/promise", self._durable)
+        self._promise = Promise(
+            *(node.world, f"{name}/promise", self._durable),
+            lambda one, later: self._demand.shares.between(one, later),
+        )
         self._windows: Windows | None = None
         """Work that is committed to before it is sent; None in a run without lots."""
         under_way = UNDER_WAY

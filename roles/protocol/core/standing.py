@@ -60,7 +60,7 @@ MISSES_APART: Final = 32
 places raises the mean reward of its work by 0.7 % (docs/trust.md)."""
 
 
-FEWER: Final = 8
+FEWER: Final = 16
 """One in so many places may be missing under a policy, of those under the one before: a machine
 gets slower by and by. One always may."""
 
@@ -186,10 +186,10 @@ class Standings:
         """Whether anything is known of it."""
         return self._find(identity) is not None
 
-    def due(self, identity: PeerId) -> int:
-        """The window that it said would be next; -1 where none is."""
+    def promise(self, identity: PeerId) -> tuple[int, int]:
+        """Its newest window, and the one that it said would be next; -1 where none is."""
         record = self._find(identity)
-        return -1 if record is None else record.due
+        return (-1, -1) if record is None else (record.last, record.due)
 
     def overdue(self, number: int) -> list[tuple[PeerId, int]]:
         """Whose window with this number, or an earlier one, was due and has not come, and

@@ -5,9 +5,10 @@ Theory of operation
 Whoever may look at what it drew, and hand it in or not, hands in what earns much. So windows
 are numbered by time: a window's number is its policy's, and policies come when the trainer
 publishes them. Each window names in advance the number of the policy under which its worker
-works next (`Window.due`). That counts only if the window names a link that was out before that
-policy was: nobody can draw under weights that there are not. A slow worker names a later one,
-works on meanwhile under the policy that it has, and leaves nothing out.
+works next (`Window.due`). That counts only if the window names a link that was out before the
+very next policy was: nobody can draw under weights that there are not. A worker too slow for
+that goes on in its stride: it skips as many as the last time. It works on meanwhile under the
+policy that it has, and leaves nothing out. The first promise, and one after a miss, is free.
 
 Under the policy that is due it fills at least as many places in the time as under the one
 before, less an eighth, if so many are asked for (`roles.protocol.core.demand`): else it could
@@ -47,10 +48,17 @@ class _Came:
 
     filled: int = 0
     """Places, from the first on."""
-    due: int = 0
-    """The policy that it named for its next work."""
+    said: int = 0
+    """The policy that it named for its next work, and whether it did so in time."""
+    is_in_time: bool = False
     by: int = 0
     """The first place of the window that said so: the earliest counts."""
+
+    def due(self, number: int, last: int, promised: int) -> int:
+        """What holds after a window with this ``number``, which came after ``last``, if
+        ``promised`` was due."""
+        stride = number - last if promised == number else 0
+        return self.said if self.is_in_time or not stride else number + stride
 
 
 @dataclass(slots=True)
@@ -114,21 +122,21 @@ class Promises:
         if came is None:
             came = one.came[node] = _Came(by=window.places.stop)
         came.filled = max(came.filled, window.places.stop)
-        of_due = self._rounds.get(PolicyVersion(window.due))
-        out = None if of_due is None else of_due.out
-        is_blind = out is None or (window.chain, window.link) < out
-        if window.first < came.by and is_blind:
-            came.due, came.by = window.due, window.first
+        if window.first < came.by:
+            after = self._rounds.get(PolicyVersion(version + 1))
+            out = None if after is None else after.out
+            came.is_in_time = out is None or (window.chain, window.link) < out
+            came.said, came.by = window.due, window.first
 
     def is_promised(self, node: PeerId, version: PolicyVersion) -> bool:
         """Whether its worker may be learnt from under this policy: not if it has named a later
         one for its next work."""
-        before = [
-            came.due
-            for number, one in sorted(self._rounds.items())
-            if number < version and (came := one.came.get(node)) is not None
-        ]
-        return (before[-1] if before else self._standings.due(node)) <= version
+        last, due = self._standings.promise(node)
+        for number, one in sorted(self._rounds.items()):
+            came = one.came.get(node)
+            if number < version and came is not None and due <= number:
+                last, due = number, came.due(number, last, due)
+        return due <= version
 
     def close(
         self,
@@ -146,10 +154,11 @@ class Promises:
                 break  # later ones are not over either
             misses += self._misses(version, one, wall, has_witness, is_asked)
             for node, came in one.came.items():
-                if self._standings.due(node) <= version:
-                    due = came.due if came.due > version else None
+                last, due = self._standings.promise(node)
+                if due <= version:
+                    due = came.due(version, last, due)
+                    self._before.renew(node, (came.filled, self._lasts(version, due)))
                     self._standings.note_window(node, version, wall, due)
-                    self._before.renew(node, (came.filled, self._lasts(version, came.due)))
             del self._rounds[version]
             self._closed = version
         return misses
@@ -172,16 +181,17 @@ class Promises:
         is_lost = version <= self._began
         misses = []
         for node, due in self._standings.overdue(version):
-            came = one.came.get(node)
-            filled = 0 if came is None else came.filled
-            lasts = self._lasts(version, 0 if came is None else came.due)
+            came = one.came.get(node) or _Came()
+            filled = came.filled
+            last, _ = self._standings.promise(node)
+            lasts = self._lasts(version, came.due(version, last, due))
             least = least_places(usual_places(*self._before.get(node, (0, 0.0)), lasts))
             if due == version and filled >= least:
                 continue
             if due < version or is_lost:
                 self._standings.forgive(node)
             elif not is_asked(node, version, filled):
-                if came is None:
+                if not filled:
                     self._standings.forgive(node)
             elif has_witness(node, version):
                 had = self._standings.is_proven(node, wall)
