@@ -33,7 +33,7 @@ from roles.protocol.core.lies import STRIKES, Finding, Weight
 from roles.protocol.core.lots import DELAY, Lot, SignedWindow, Window, parts_of
 from roles.protocol.core.standing import MISSES_APART, Standings, least_places
 from roles.run.core.trust import TrustTerms, leak
-from roles.trainer.core.promises import Promises
+from roles.trainer.core.promises import WorkPromises
 
 STEP: Final = 240.0
 """Seconds of a policy: 15 windows an hour."""
@@ -175,7 +175,7 @@ class TrustSwarm:
         self.terms = terms
         self.machines = machines
         self.standings = Standings(terms)
-        self._promises = Promises(self.standings, LAG)
+        self._promises = WorkPromises(self.standings, LAG)
         self.judges = {
             name: Judge(name, kind)
             for number, kind in enumerate(validators)
@@ -194,7 +194,7 @@ class TrustSwarm:
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether most lies are strikes: three of them under two policies ban."""
+        """Whether most lies are strikes: three of them under three policies ban."""
         return self._excess is BFLOAT16
 
     @property

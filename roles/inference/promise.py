@@ -23,7 +23,7 @@ from roles.shared.durable import Durable
 logger = logging.getLogger(__name__)
 
 
-class Promise:
+class WorkPromise:
     """What this node has promised, in whatever life."""
 
     def __init__(

@@ -52,7 +52,7 @@ from roles.inference.earned import keep_earned
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
-from roles.inference.promise import Promise
+from roles.inference.promise import WorkPromise
 from roles.inference.stats import Doing, InferenceCounts
 from roles.inference.windows import Windows
 from roles.protocol.away import away_of
@@ -127,7 +127,7 @@ class InferenceSession:
         self._failures = Failures()
         self.appeals = Appeals(node)
         """What the trainer is told of this node's judges."""
-        self._promise = Promise(
+        self._promise = WorkPromise(
             *(node.world, f"{name}/promise", self._durable),
             lambda one, later: self._demand.shares.between(one, later),
         )
@@ -418,7 +418,8 @@ class InferenceSession:
         if (version, policy) != (loaded, self._policy):
             self.counts.doing = Doing.LOADS
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
-            await self._promise.begin(version, outbox.next_index(outbox.newest))
+            if self._windows is not None:
+                await self._promise.begin(version, outbox.next_index(outbox.newest))
             self._policy = b""  # an engine that fails in the middle holds none
             await self.engine.drop()  # what it had when it failed before
             with node.shardcast.pin(version):

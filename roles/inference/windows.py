@@ -42,7 +42,7 @@ from proofs.checks import Verdict
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.inference.earned import keep_earned
-from roles.inference.promise import Promise
+from roles.inference.promise import WorkPromise
 from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
 from roles.protocol.core.assignment import draw_order
@@ -143,7 +143,7 @@ class Windows:
         asks: Asks,
         finish: Finish,
         alone: Callable[[Submission], Awaitable[None]],
-        promise: Promise,
+        promise: WorkPromise,
     ) -> None:
         """``alone`` hands a submission in whole, where no lots fall."""
         self._node = node

@@ -71,7 +71,7 @@ from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.trainer.beacon import BeaconTeller
-from roles.trainer.core.promises import Promises
+from roles.trainer.core.promises import WorkPromises
 from roles.trainer.core.windows import Bench, Ending, WindowBook, WindowRecord, WindowState
 from roles.trainer.intake import Intake
 from roles.trainer.scoring import ScoringDesk
@@ -109,7 +109,7 @@ class LotDesk:
         self._contents = Seats()
         self.book = WindowBook()
         self.standings = Standings(run_of(node).terms.lots)
-        self._promises = Promises(self.standings, run_of(node).terms.recipe.lag)
+        self._promises = WorkPromises(self.standings, run_of(node).terms.recipe.lag)
         self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
         """By worker that has left a place out: windows that it settled since."""
         self._is_dirty = False

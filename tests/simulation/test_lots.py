@@ -103,14 +103,14 @@ class Missed:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.all: list[promises.Miss] = []
-        close = promises.Promises.close
+        close = promises.WorkPromises.close
 
-        def closing(book: promises.Promises, *args: Any) -> list[promises.Miss]:
+        def closing(book: promises.WorkPromises, *args: Any) -> list[promises.Miss]:
             found = close(book, *args)
             self.all += found
             return found
 
-        monkeypatch.setattr(promises.Promises, "close", closing)
+        monkeypatch.setattr(promises.WorkPromises, "close", closing)
         monkeypatch.setattr(promises, "LATE", 1.0)
 
     @property

@@ -6,11 +6,11 @@ import pytest
 
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
-from roles.inference.promise import Promise
+from roles.inference.promise import WorkPromise
 from roles.protocol.core.lots import Window
 from roles.protocol.core.standing import FEWER, MISSES_APART, usual_places
 from roles.shared.durable import Durable
-from roles.trainer.core.promises import LATE, Miss, Promises
+from roles.trainer.core.promises import LATE, Miss, WorkPromises
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.world import SimWorld
@@ -28,7 +28,7 @@ class Trainer:
 
     def __init__(self, *workers: PeerId, step: int = 0) -> None:
         self.standings = proven(*(workers or (ANNA,)))
-        self.book = Promises(self.standings, LAG)
+        self.book = WorkPromises(self.standings, LAG)
         self.step = step
         self.missed: list[Miss] = []
         self.has_witness = self.is_asked = True
@@ -210,7 +210,7 @@ def test_a_miss_is_excused_where_it_may_not_be_the_workers() -> None:
     trainer = Trainer()
     trainer.work()
     trainer.go_on()
-    trainer.book = Promises(trainer.standings, LAG)
+    trainer.book = WorkPromises(trainer.standings, LAG)
     trainer.publish()
     trainer.go_on(LAG + 2)
     assert not trainer.missed
@@ -237,10 +237,10 @@ def test_a_worker_takes_up_what_it_named_and_goes_on_till_then() -> None:
         world = SimWorld(simulation, "worker")
         durable = Durable(world, "inference")
 
-        def opened() -> Promise:
-            return Promise(world, "promise", durable, lambda one, later: later - one)
+        def opened() -> WorkPromise:
+            return WorkPromise(world, "promise", durable, lambda one, later: later - one)
 
-        def choose(promise: Promise, newest: int, filled: int = 99, held: int = 0) -> int:
+        def choose(promise: WorkPromise, newest: int, filled: int = 99, held: int = 0) -> int:
             return promise.choose(
                 PolicyVersion(newest),
                 LAG,
@@ -273,7 +273,7 @@ def test_a_worker_takes_up_what_it_named_and_goes_on_till_then() -> None:
 def test_a_worker_fills_as_many_places_as_under_the_last_policy() -> None:
     async def main(simulation: Simulation) -> None:
         world = SimWorld(simulation, "worker")
-        promise = Promise(
+        promise = WorkPromise(
             *(world, "promise", Durable(world, "inference")), lambda one, later: later - one
         )
 
@@ -296,6 +296,23 @@ def test_a_worker_fills_as_many_places_as_under_the_last_policy() -> None:
 
 def test_a_worker_without_a_promise_takes_the_newest() -> None:
     world: SimWorld = SimWorld(Simulation(1), "worker")
-    promise = Promise(world, "promise", Durable(world, "inference"), lambda *_: 0.0)
+    promise = WorkPromise(world, "promise", Durable(world, "inference"), lambda *_: 0.0)
     assert promise.choose(PolicyVersion(3), LAG, lambda _: True, lambda *_: False) == 3
     assert promise._working == NO_POLICY
+
+
+def test_a_promise_that_has_rotted_is_none() -> None:
+    async def main(simulation: Simulation) -> None:
+        world = SimWorld(simulation, "worker")
+        durable = Durable(world, "inference")
+        promise = WorkPromise(world, "promise", durable, lambda *_: 0.0)
+        await promise.begin(PolicyVersion(4), 9)
+        data = bytearray(await world.disk.read("promise"))
+        data[-2] ^= 1
+        await world.disk.replace("promise", bytes(data))
+        promise = WorkPromise(world, "promise", durable, lambda *_: 0.0)
+        await promise.recall()
+        assert promise._working == NO_POLICY
+        assert await world.disk.size("promise") is None
+
+    run_simulation(main, seed=1, horizon=1_000)

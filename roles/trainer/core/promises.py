@@ -84,7 +84,7 @@ class Miss:
     """Whether that was its standing's end."""
 
 
-class Promises:
+class WorkPromises:
     """The policies in use, and who works under them."""
 
     def __init__(self, standings: Standings, lag: int) -> None:
