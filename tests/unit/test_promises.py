@@ -286,8 +286,8 @@ def test_a_worker_fills_as_many_places_as_under_the_last_policy() -> None:
         await promise.begin(PolicyVersion(7), 64)
         await promise.begin(PolicyVersion(8), 64)
         await promise.make(PolicyVersion(8), PolicyVersion(8))
-        assert choose(9, 61) == 8, "as many as under the last one"
-        assert choose(9, 62) == 9
+        assert choose(9, 62) == 8, "as many as under the last one"
+        assert choose(9, 63) == 9
         assert choose(10, 0) == 9, "there is no time"
         assert await promise.make(PolicyVersion(7), PolicyVersion(9)) == 8
 

@@ -60,7 +60,7 @@ MISSES_APART: Final = 32
 places raises the mean reward of its work by 0.7 % (docs/trust.md)."""
 
 
-FEWER: Final = 16
+FEWER: Final = 20
 """One in so many places may be missing under a policy, of those under the one before: a machine
 gets slower by and by. One always may."""
 

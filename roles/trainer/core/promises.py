@@ -11,7 +11,7 @@ that goes on in its stride: it skips as many as the last time. It works on meanw
 policy that it has, and leaves nothing out. The first promise, and one after a miss, is free.
 
 Under the policy that is due it fills at least as many places in the time as under the one
-before, less an eighth, if so many are asked for (`roles.protocol.core.demand`): else it could
+before, less a twentieth, if so many are asked for (`roles.protocol.core.demand`): else it could
 end its work under a policy where its rewards are at their best. The time is that from one of
 its policies to the next. It need not be over by then: a policy may be worked under until `lag`
 others have followed.
