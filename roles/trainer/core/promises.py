@@ -165,10 +165,12 @@ class WorkPromises:
 
     def _lasts(self, version: PolicyVersion, due: int) -> float:
         """Seconds from a policy to the one that its worker took up next; 0 if not known."""
-        began, after = self._rounds[version], self._rounds.get(PolicyVersion(due))
+        began = self._rounds[version]
+        after = self._rounds.get(PolicyVersion(due))
         after = after or self._rounds.get(PolicyVersion(version + 1))
-        is_known = began.out is not None and after is not None and after.out is not None
-        return after.at - began.at if is_known else 0.0
+        if began.out is None or after is None or after.out is None:
+            return 0.0
+        return after.at - began.at
 
     def _misses(
         self,
