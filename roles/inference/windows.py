@@ -42,6 +42,7 @@ from proofs.checks import Verdict
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.inference.earned import keep_earned
+from roles.inference.promise import WorkPromise
 from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
 from roles.protocol.core.assignment import draw_order
@@ -142,6 +143,7 @@ class Windows:
         asks: Asks,
         finish: Finish,
         alone: Callable[[Submission], Awaitable[None]],
+        promise: WorkPromise,
     ) -> None:
         """``alone`` hands a submission in whole, where no lots fall."""
         self._node = node
@@ -151,6 +153,7 @@ class Windows:
         self._asks = asks
         self._finish = finish
         self._alone = alone
+        self._promise = promise
         self._beacon = beacon_of(node)
         self._collected: list[Submission] = []
         self._batch = 0
@@ -260,11 +263,12 @@ class Windows:
     ) -> WitnessedWindow | Refusal | None:
         """One attempt; None when it should be repeated."""
         first = places[0].commitment
+        due = await self._promise.make(first.version, self._node.shardcast.newest)
         chain, link = self._beacon.links.newest
         contents = tuple(one.commitment.content for one in places)
         window = Window(
             *(first.run, first.node, first.version, first.policy, first.index, contents),
-            *(teaching, rewards, chain, link),
+            *(teaching, rewards, chain, link, due),
         )
         run = run_of(self._node)
         witness = away_of(self._node).judge_of(run, first.node, first.version)

@@ -60,8 +60,10 @@ class BeaconTeller:
             self._take_up(bytes.fromhex(secret), began)
 
     async def _begin(self) -> None:
-        """A chain of its own second, later than all that were heard of. It waits for that second:
-        a life before this one may have pledged the one that is passing, and lost its file."""
+        """A chain of its own second, later than all that were heard of.
+
+        It waits for a second to begin: an earlier life may have pledged this one, and lost it.
+        """
         world = self._node.world
         await world.sleep(1.0 - world.wall() % 1.0)
         began = max(int(world.wall()), self._heard.links.newest[0] + 1)

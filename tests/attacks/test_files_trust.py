@@ -108,7 +108,7 @@ async def test_a_beacon_that_has_changed_is_followed_by_a_later_chain(
     second; lots of the chain before do not fall."""
     path = tmp_path / BEACON
     async with open_bench(tmp_path) as bench:
-        bench.world.wall = lambda: 1e9 + trio.current_time()  # type: ignore[method-assign]
+        bench.world.wall = lambda: 1e9 + bench.world.now()  # type: ignore[method-assign]
         heard = await told(bench)
         data = path.read_bytes()
         (chain, number), again = heard.newest, (await told(bench)).newest
