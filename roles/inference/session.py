@@ -131,8 +131,9 @@ class InferenceSession:
         under_way = UNDER_WAY
         if run.terms.has_lots:
             self._windows = Windows(
-                node, run, environment, self._ask_in_time, self._finish, self._deliver
-            )
+                node, run, environment, self._ask_in_time, self._finish, self._deliver,
+                self.appeals,
+            )  # fmt: skip
             under_way += WINDOWS * run.terms.lots.window
         self._room = trio.Semaphore(under_way)
         self._places = OpenPlaces()

@@ -157,7 +157,9 @@ class AppealDesk:
     ) -> tuple[Ruled, str]:
         now, commitment = self._node.world.now(), complaint.commitment
         judges = away_of(self._node).judges_of(self._run, worker, commitment.version)
-        if not self._has_worked(worker) or not self._has_room() or validator not in judges:
+        # where lots fall, each validator is the judge of some of its places
+        is_its_judge = self._run.terms.has_lots or validator in judges
+        if not self._has_worked(worker) or not self._has_room() or not is_its_judge:
             return Ruled.UNSURE, "it does not count"
         if not _meter(self._complaints, worker, COMPLAINTS).allows(1.0, now):
             return Ruled.LATER, "too many complaints"

@@ -17,6 +17,7 @@ What the trainer answers, it first has on disk: windows below `WINDOWS`, standin
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -108,6 +109,10 @@ class LotDesk:
         self.standings = Standings(run_of(node).terms.lots)
         self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WINDOWS)
         """By worker that has left a place out: windows that it settled since."""
+        self.why_refused: Callable[[PeerId], str] = lambda _: ""
+        """Why the word of a validator counts no more; empty if it does."""
+        self.on_spoken: Callable[[PeerId, PeerId], object] = lambda *_: None
+        """Told of each verdict that a validator gave a worker on a drawn place."""
         self._is_dirty = False
         self._kept_at = node.world.now()
         self.voided = 0
@@ -239,12 +244,14 @@ class LotDesk:
 
     async def _take_verdicts(self, record: WindowRecord, settlement: Settlement) -> None:
         """What judges of drawn places have said; of others it is passed over."""
-        lots, drawn = self._run.terms.lots, record.drawn
+        drawn, heard, lot = record.drawn, away_of(self._node), record.lot
         for verdict in settlement.verdicts:
-            place = verdict.commitment.index
-            judges = record.judges(place, self._run.terms.validators, lots.validators)
-            if place not in drawn or verdict.validator not in judges:
+            place, judge = verdict.commitment.index, verdict.validator
+            if lot is None or place not in drawn or self.why_refused(judge):
                 continue
+            if not heard.may_check(self._run, lot, place, judge):
+                continue
+            self.on_spoken(judge, record.node)
             record.verdicts[place, verdict.validator] = verdict.verdict
             if verdict.verdict is Verdict.REJECTED and record.state is not WindowState.VOID:
                 await self._void(record, verdict.reason)
@@ -266,7 +273,8 @@ class LotDesk:
         here = {member.peer for member in self._node.membership.find("validator")}
         passed = away_of(self._node).validators
         away = [one for one in terms.validators if one not in here or one in passed]
-        return record.why_unsettled(terms.validators, terms.lots.validators, away) or (
+        count = terms.lots.validators
+        return record.why_unsettled(terms.validators, count, away, passed) or (
             "an earlier window is open" if self.book.is_blocked(record, now) else ""
         )
 

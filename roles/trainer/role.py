@@ -226,6 +226,7 @@ class Trainer:
         if run.terms.has_lots:
             check.scoring = ScoringDesk(node, scorer)
             session.lots = LotDesk(node, intake, check.scoring, durable)
+            session.lots.why_refused = check.why_refused
             check.on_leaning = session.lots.end_standing
         if run.terms.appeals:
             watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
@@ -238,4 +239,6 @@ class Trainer:
                 has_worked=intake.accounts.has_worked,
                 has_room=lambda: intake.has_room,
             )
+            if session.lots is not None:
+                session.lots.on_spoken = watch.note_spoken
         return session

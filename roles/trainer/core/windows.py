@@ -28,7 +28,7 @@ from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.protocol.core.beacon import HeardLinks
-from roles.protocol.core.lots import Lot, WitnessedWindow, lot_of
+from roles.protocol.core.lots import Lot, WitnessedWindow, judges_now, lot_of
 
 DUE: Final = 600.0
 """Seconds after its lot in which a window must be settled: a worker that is started again, or a
@@ -80,12 +80,25 @@ class WindowRecord:
         """The places that are checked; none before the lot is out."""
         return [] if self.lot is None else self.lot.drawn(self.witnessed.share)
 
-    def judges(self, place: int, validators: Sequence[PeerId], count: int) -> list[PeerId]:
-        """Who checks a drawn place; nobody before the lot is out."""
-        return [] if self.lot is None else self.lot.judges(place, validators, count)
+    def judges(
+        self,
+        place: int,
+        validators: Sequence[PeerId],
+        count: int,
+        passed: Collection[PeerId] = (),
+    ) -> list[PeerId]:
+        """Who checks a drawn place while some are ``passed`` over; nobody before the lot is
+        out."""
+        if self.lot is None:
+            return []
+        return judges_now(self.lot, place, validators, count, passed)
 
     def why_unsettled(
-        self, validators: Sequence[PeerId], count: int, away: Collection[PeerId]
+        self,
+        validators: Sequence[PeerId],
+        count: int,
+        away: Collection[PeerId],
+        passed: Collection[PeerId] = (),
     ) -> str:
         """What is missing, in a sentence; empty if nothing is. Judges that are ``away`` are not
         waited for, but one must have spoken."""
@@ -94,12 +107,19 @@ class WindowRecord:
         for place in self.drawn:
             said = {
                 judge: self.verdicts.get((place, judge))
-                for judge in self.judges(place, validators, count)
+                for judge in self.judges(place, validators, count, passed)
             }
             silent = [judge for judge, verdict in said.items() if verdict is None]
             if len(silent) == len(said) or any(judge not in away for judge in silent):
                 return f"no verdict of {silent[0]} on place {place}"
         return ""
+
+    @property
+    def is_hidden(self) -> bool:
+        """Whether a drawn place was shown to nobody, as far as is known. One that a judge left
+        unanswered was shown to the other."""
+        shown = {place for place, _ in self.verdicts}
+        return any(place not in shown for place in self.drawn)
 
     @property
     def doubtful(self) -> bool:
@@ -165,7 +185,8 @@ class WindowBook:
             if not is_stale and (not is_open or waited <= DUE):
                 continue
             ending = Ending.NOTHING
-            if is_open and record.drawn and waited > PROMPT and not self._is_doubled(record):
+            is_late = waited > PROMPT and not self._is_doubled(record)
+            if is_open and is_late and record.is_hidden:
                 ending = Ending.SILENT
             elif record.owed and now - record.settled_at > PROMPT:
                 ending = Ending.LEFT_OUT
