@@ -17,7 +17,7 @@ What the trainer answers, it first has on disk: windows below `WINDOWS`, standin
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -111,8 +111,10 @@ class LotDesk:
         """By worker that has left a place out: windows that it settled since."""
         self.why_refused: Callable[[PeerId], str] = lambda _: ""
         """Why the word of a validator counts no more; empty if it does."""
-        self.on_spoken: Callable[[PeerId, PeerId], object] = lambda *_: None
-        """Told of each verdict that a validator gave a worker on a drawn place."""
+        self.on_verdict: Callable[[SignedVerdict], Awaitable[None]] = _nothing
+        """Told of each verdict that a judge gave on a drawn place."""
+        self._fallen: BoundedDict[PeerId, tuple[bytes, float]] = BoundedDict(MAX_WINDOWS)
+        """By worker: the content that ended its standing last, and what it had earned."""
         self._is_dirty = False
         self._kept_at = node.world.now()
         self.voided = 0
@@ -186,6 +188,13 @@ class LotDesk:
         self.standings.note_rejected(node)
         self._is_dirty = True
 
+    def note_confessed(self, node: PeerId) -> None:
+        """It has lied, whoever accepted it: nothing of it is learnt from."""
+        self._fallen.pop(node, None)
+        self._intake.drop_work_of(node)
+        self.standings.note_rejected(node)
+        self._is_dirty = True
+
     # Settlements.
 
     async def serve_settlements(self, stream: Stream) -> None:
@@ -251,10 +260,11 @@ class LotDesk:
                 continue
             if not heard.may_check(self._run, lot, place, judge):
                 continue
-            self.on_spoken(judge, record.node)
+            await self.on_verdict(verdict)
             record.verdicts[place, verdict.validator] = verdict.verdict
             if verdict.verdict is Verdict.REJECTED and record.state is not WindowState.VOID:
-                await self._void(record, verdict.reason)
+                content = verdict.commitment.content
+                await self._void(record, verdict.reason, content)
 
     async def _answer(self, record: WindowRecord) -> SettlementReply:
         """What the worker of a window is told."""
@@ -309,10 +319,23 @@ class LotDesk:
         )
         return [place for place in window.places if is_learnt and window.teaches(place)]
 
-    async def _void(self, record: WindowRecord, reason: str) -> None:
+    def restore(self, commitment: Commitment) -> None:
+        """A rejection was false: what its worker had earned before it counts again, unless
+        something else has ended its standing since. The window stays void."""
+        content, had = self._fallen.pop(commitment.node, (b"", 0.0))
+        if content == commitment.content and had:
+            self.standings.note_accepted(commitment.node, round(had), self._world.wall())
+            self._is_dirty = True
+            logger.info("standing_restored %s", commitment.node)
+
+    async def _void(self, record: WindowRecord, reason: str, content: bytes = b"") -> None:
         """Nothing more is learnt from the window, nor from what waits of its worker, which is a
-        newcomer again. One that had earned nothing leaves no line and no file."""
+        newcomer again. One that had earned nothing leaves no line and no file. ``content`` is
+        what was rejected, if a validator says so."""
         node, had = record.node, self.standings.earned(record.node, self._world.wall())
+        self._fallen.pop(node, None)
+        if content and had:
+            self._fallen[node] = content, had
         record.state = WindowState.VOID
         self.voided += 1
         self.standings.note_rejected(node)
@@ -432,3 +455,6 @@ class LotDesk:
         except StorageError as error:
             self._is_dirty = True
             logger.info("standing_not_kept: %s", error)
+
+
+async def _nothing(*_: object) -> None: ...

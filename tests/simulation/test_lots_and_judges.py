@@ -1,4 +1,4 @@
-"""Lots, appeals, and validators that are away, together: a run with three bad validators of six.
+"""Lots, appeals, and validators that are away, together: a run with three bad ones of six.
 
 One accepts whatever its accomplice hands in and refuses honest work one time in twenty, one
 accepts all without a look, one takes the question and never answers.
@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import pytest
 import trio
 
 from p2p.host import Stream
@@ -119,5 +118,5 @@ def test_a_silent_judge_is_passed_over_and_holds_up_nobody_for_long() -> None:
     court = Court({"validator-silent": f"{__name__}:Silent"}, honest=3)
     health = perform(court)
     trainer = health["trainer-1"]["roles"]["trainer"]
-    print(court.found, health["now"], trainer["step"], trainer["windows_void"])
+    assert trainer["step"] >= 4
     assert list(court.found) == ["validator-silent"]
