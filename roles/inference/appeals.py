@@ -23,7 +23,9 @@ from roles.protocol.core.refusals import (
     APPEAL_PROTOCOL,
     MAX_RULING,
     Appeal,
+    Asked,
     Complaint,
+    Forewarning,
     Ruled,
     decode_ruling_untrusted,
     encode_asked,
@@ -57,7 +59,7 @@ class Appeals:
         self._offered: BoundedDict[bytes, float] = BoundedDict(KEPT)
         """When each submission was offered first, by content."""
         self._complained: BoundedDict[PeerId, float] = BoundedDict(KEPT)
-        self._waiting: BoundedDict[bytes, Appeal | Complaint] = BoundedDict(WAITING)
+        self._waiting: BoundedDict[bytes, Asked] = BoundedDict(WAITING)
         self._came = Notifier()
         self._is_barred = False
         """Whether an appeal was in vain: no other is heard."""
@@ -72,7 +74,7 @@ class Appeals:
         if not is_repeatable(verdict.reason):
             self._complain(verdict.validator, submission)
         elif not self._is_barred:
-            self._tell(verdict.signature, Appeal(verdict, submission))
+            self.tell(verdict.signature, Appeal(verdict, submission))
 
     def note_offered(self, submission: Submission) -> None:
         """A validator is asked."""
@@ -90,9 +92,10 @@ class Appeals:
         now = self._node.world.now()
         if now - self._complained.get(validator, -AGAIN) >= AGAIN:
             self._complained.renew(validator, now)
-            self._tell(validator.digest, Complaint(validator, submission.commitment))
+            self.tell(validator.digest, Complaint(validator, submission.commitment))
 
-    def _tell(self, key: bytes, asked: Appeal | Complaint) -> None:
+    def tell(self, key: bytes, asked: Asked) -> None:
+        """The trainer is to hear of it, once."""
         if self._is_on:
             self._waiting[key] = asked
         self._came.notify_all()
@@ -104,9 +107,10 @@ class Appeals:
                 await self._came.wait()
             key, asked = next(iter(self._waiting.items()))
             del self._waiting[key]
-            await self._ask(asked)
+            await self.ask(asked)
 
-    async def _ask(self, asked: Appeal | Complaint) -> None:
+    async def ask(self, asked: Asked) -> Ruled | None:
+        """Tell the trainer now, and return what it says; None if it has said nothing."""
         backoff = Backoff(self._node.world, "appeal")
         for _ in range(ATTEMPTS):
             trainer = run_of(self._node).terms.trainers[0]
@@ -118,15 +122,16 @@ class Appeals:
                     ruled, sentence = decode_ruling_untrusted(data)
                 except BadMessage as error:
                     logger.info("appeal_nonsense: %s", error)
-                    return
+                    return None
                 if ruled is not Ruled.LATER:
                     self._note_ruling(asked, ruled, printable(sentence))
-                    return
+                    return ruled
             await backoff.wait()
+        return None
 
-    def _note_ruling(self, asked: Appeal | Complaint, ruled: Ruled, sentence: str) -> None:
+    def _note_ruling(self, asked: Asked, ruled: Ruled, sentence: str) -> None:
         self.ruled[ruled.value] = self.ruled.get(ruled.value, 0) + 1
-        if isinstance(asked, Complaint):
+        if isinstance(asked, Complaint | Forewarning):
             return
         self._is_barred = self._is_barred or ruled is Ruled.IN_VAIN
         log = logger.warning if ruled in (Ruled.UPHELD, Ruled.IN_VAIN) else logger.info

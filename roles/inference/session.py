@@ -32,7 +32,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -101,6 +101,8 @@ HEARING: Final = 30.0
 class InferenceSession:
     """One inference node's work for one run, from its start to its end."""
 
+    appeals_type: ClassVar[type[Appeals]] = Appeals
+
     def __init__(
         self,
         node: Node,
@@ -124,7 +126,7 @@ class InferenceSession:
         """Counts of all lives; None until they are read."""
         self._standing = RoleStanding(node, "inference", name)
         self._failures = Failures()
-        self.appeals = Appeals(node)
+        self.appeals = self.appeals_type(node)
         """What the trainer is told of this node's judges."""
         self._windows: Windows | None = None
         """Work that is committed to before it is sent; None in a run without lots."""
@@ -246,10 +248,14 @@ class InferenceSession:
         if self.book is not None:
             self.book.tokens += tokens
 
+    def groups_of(self, place: OpenPlace) -> tuple[Group, ...]:
+        """What is handed in of a full place."""
+        return place.groups()
+
     async def _keep(self, place: OpenPlace) -> Submission:
         """Sign a full place, and put it on disk."""
         node, order = self.node, place.order
-        content = encode_groups(place.groups())
+        content = encode_groups(self.groups_of(place))
         commitment = Commitment(
             self.run.id, order.node, order.version, order.policy, place.index,
             content_digest(content),

@@ -163,13 +163,16 @@ class WindowBook:
                 record.lot_at = now
 
     def is_blocked(self, record: WindowRecord, now: float) -> bool:
-        """Whether another window of the same worker has been open for too long."""
+        """Whether its worker has kept a drawn place of another window back for too long. One
+        that waits for a judge blocks none: all that wait for the same one would block each
+        other."""
         return any(
             one.node == record.node
             and one is not record
             and one.state is WindowState.OPEN
             and one.lot is not None
             and now - one.lot_at > BLOCKS
+            and one.is_hidden
             for one in self._records.values()
         )
 
