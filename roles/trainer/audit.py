@@ -329,6 +329,8 @@ class Auditor:
         """What this trainer's engine, asked for another reason, has found in work that a
         validator accepted."""
         verdict = accepted.verdict
+        if verdict.validator in self.liars:
+            return
         if found is None or found.weight < Weight.STRIKE or not self.may_accuse():
             self._strikes.note(verdict, REPLAY, None)
             return

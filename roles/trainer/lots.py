@@ -282,7 +282,11 @@ class LotDesk:
         terms, now = self._run.terms, self._world.now()
         here = {member.peer for member in self._node.membership.find("validator")}
         passed = away_of(self._node).validators
-        away = [one for one in terms.validators if one not in here or one in passed]
+        away = [
+            one
+            for one in terms.validators
+            if one not in here or one in passed or self.why_refused(one)
+        ]
         count = terms.lots.validators
         return record.why_unsettled(terms.validators, count, away, passed) or (
             "an earlier window is open" if self.book.is_blocked(record, now) else ""

@@ -50,6 +50,8 @@ from roles.shared.durable import Durable
 from roles.trainer import appeals
 from roles.trainer.appeals import APPEALS, AppealDesk
 from roles.trainer.core.punctual import AWAY_SECONDS, LONGEST, LOOKS_BACK, Punctuality
+from roles.trainer.lots import LotDesk
+from roles.trainer.scoring import PolicyScorer, ScoringDesk
 from roles.trainer.watch import PROPOSAL, ValidatorWatch
 from tests.trainer_bench import JUDGE, WORKER, Bench, open_bench
 
@@ -409,6 +411,34 @@ async def test_content_that_was_called_a_lie_beforehand_is_not_learnt_from(
         assert len(bench.intake.buffer) == 0
         assert (await bench.hand_over(works[1]))[0] is Receipt.UNWANTED
         assert JUDGE.peer_id in court.liars
+
+
+async def test_what_a_false_rejection_took_a_worker_has_again_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """A validator that refuses honest work ended the standing of whom it liked: 64 places."""
+    async with open_court(tmp_path) as court:
+        bench = court.bench
+        node: Any = bench.intake._node
+        scoring = ScoringDesk(node, PolicyScorer(node, bench.engine))
+        lots = LotDesk(node, bench.intake, scoring, Durable(bench.world, "trainer"))
+        court.desk.on_upheld = lots.restore
+        worker, wall = WORKER.peer_id, bench.world.wall()
+        record: Any = SimpleNamespace(node=worker, was_proven=False, state=None)
+        for index, is_false in enumerate((True, False)):
+            lots.standings.note_accepted(worker, 70, wall)
+            appeal = await court.refused(index, times=1.2, made_up=not is_false)
+            await lots._void(record, DISTANCE, appeal.verdict.commitment.content)
+            assert not lots.standings.is_proven(worker, wall)
+            assert await court.hear(appeal) is (Ruled.UPHELD if is_false else Ruled.IN_VAIN)
+            assert lots.standings.is_proven(worker, wall) is is_false
+        # what has ended it since is not undone
+        lots.standings.note_accepted(worker, 70, wall)
+        first = await court.refused(2, times=1.2)
+        await lots._void(record, DISTANCE, first.verdict.commitment.content)
+        await lots._void(record, "a drawn place was shown to nobody in time")
+        lots.restore(first.verdict.commitment)
+        assert not lots.standings.is_proven(worker, wall)
 
 
 # Who is passed over.
