@@ -42,8 +42,11 @@ IN_TIME: Final = 120.0
 of one that is busy takes (`roles.protocol.request.PATIENCE`)."""
 AGAIN: Final = 60.0
 """Seconds between two complaints of the same validator."""
+OFFERED: Final = 256
+"""First attempts that are remembered: of the 52 submissions under way with lots, by four
+validators each."""
 KEPT: Final = 64
-"""Submissions whose first attempt is remembered, and validators of whom was complained."""
+"""Validators of whom was complained."""
 WAITING: Final = 4
 """Appeals and complaints that wait to be told; each may hold a submission."""
 ATTEMPTS: Final = 5
@@ -56,8 +59,8 @@ class Appeals:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._is_on = run_of(node).terms.appeals
-        self._offered: BoundedDict[bytes, float] = BoundedDict(KEPT)
-        """When each submission was offered first, by content."""
+        self._offered: BoundedDict[tuple[bytes, PeerId], float] = BoundedDict(OFFERED)
+        """When each submission was offered first to each of its judges, by content."""
         self._complained: BoundedDict[PeerId, float] = BoundedDict(KEPT)
         self._waiting: BoundedDict[bytes, Asked] = BoundedDict(WAITING)
         self._came = Notifier()
@@ -68,7 +71,7 @@ class Appeals:
 
     def note_verdict(self, submission: Submission, verdict: SignedVerdict) -> None:
         """A signed verdict has come."""
-        self._offered.pop(submission.commitment.content, None)
+        self._offered.pop((submission.commitment.content, verdict.validator), None)
         if verdict.verdict is not Verdict.REJECTED:
             return
         if not is_repeatable(verdict.reason):
@@ -76,16 +79,17 @@ class Appeals:
         elif not self._is_barred:
             self.tell(verdict.signature, Appeal(verdict, submission))
 
-    def note_offered(self, submission: Submission) -> None:
+    def note_offered(self, submission: Submission, validator: PeerId) -> None:
         """A validator is asked."""
-        content = submission.commitment.content
-        if content not in self._offered:
-            self._offered[content] = self._node.world.now()
+        offered = submission.commitment.content, validator
+        if offered not in self._offered:
+            self._offered[offered] = self._node.world.now()
 
     def note_unanswered(self, submission: Submission, validator: PeerId) -> None:
         """A validator gave no verdict when it was asked."""
         now = self._node.world.now()
-        if now - self._offered.get(submission.commitment.content, now) >= IN_TIME:
+        offered = submission.commitment.content, validator
+        if now - self._offered.get(offered, now) >= IN_TIME:
             self._complain(validator, submission)
 
     def _complain(self, validator: PeerId, submission: Submission) -> None:

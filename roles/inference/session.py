@@ -486,7 +486,7 @@ class InferenceSession:
         """One attempt; None when it should be repeated. With the window that it is a place of,
         or alone."""
         node, counts = self.node, self.counts
-        self.appeals.note_offered(submission)
+        self.appeals.note_offered(submission, validator)
 
         def is_sent_for(reply: bytes) -> bool:
             is_send = reply == SEND

@@ -272,7 +272,7 @@ class Windows:
         run = run_of(self._node)
         witness = away_of(self._node).judge_of(run, first.node, first.version)
         asked = encode_commit(SignedWindow.sign(window, self._world.signer), self._note)
-        self._appeals.note_offered(places[0])
+        self._appeals.note_offered(places[0], witness)
         data = await ask(self._node, witness, COMMIT_PROTOCOL, asked, max_reply=MAX_WITNESSED)
         if data is None:
             self._appeals.note_unanswered(places[0], witness)

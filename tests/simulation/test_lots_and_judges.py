@@ -33,6 +33,7 @@ from roles.rl.recipe import Recipe
 from roles.run import Run, run_of, sign_run
 from roles.run.core.proposal import Proposal, decode_proposal_untrusted
 from roles.run.core.trust import TrustTerms
+from roles.trainer.intake import Intake
 from roles.trainer.watch import PROPOSAL
 from roles.validator.judge import Judge
 from roles.validator.role import Validator
@@ -142,6 +143,9 @@ class Court(spine.Spine):
     steps more."""
 
     names: ClassVar[dict[str, PeerId]] = {}
+    trust = TRUST
+    more = 8
+    """Steps after the last was named."""
 
     def __init__(self, bad: Mapping[str, str], honest: int, **others: str) -> None:
         judges = {f"validator-{number}": "validator" for number in range(1, honest + 1)}
@@ -158,7 +162,7 @@ class Court(spine.Spine):
         Court.names = {name: keys.signer(name).peer_id for name in self._cast}
         judges = tuple(keys.signer(name).peer_id for name in self._cast if "validator" in name)
         terms = super().make_run(swarm, recipe).terms
-        terms = replace(terms, validators=judges, trust=TRUST, appeals=True)
+        terms = replace(terms, validators=judges, trust=self.trust, appeals=True)
         return sign_run(terms, keys.signer("owner"))
 
     async def _proposal(self, swarm: Swarm) -> Proposal | None:
@@ -178,7 +182,7 @@ class Court(spine.Spine):
                 if names[who] not in self.found:
                     self.found[names[who]] = swarm.simulation.now, why
                     after = step
-            if len(self.found) >= len(self.bad) and step >= after + 8:
+            if len(self.found) >= len(self.bad) and step >= after + self.more:
                 break
         return self._status(recipe)
 
@@ -235,6 +239,33 @@ def test_bad_validators_are_found_lose_their_lots_are_named_and_change_no_step(
     (role,) = court._open["trainer-1"][1]
     rows = role.session.intake.accounts._rows  # type: ignore[attr-defined]
     assert workers == {known[peer] for peer, row in rows.items() if row.learnt}
+
+
+def test_a_lone_validator_that_stamps_is_found_by_the_first_canary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without lots it is the only one that looks, and of twenty lies one was replayed: here
+    there is one, and what was called a lie beforehand is replayed and not learnt from."""
+    learnt = Learnt(monkeypatch)
+    warned: list[bytes] = []
+    disown = Intake.disown
+
+    def noted(intake: Intake, content: bytes) -> None:
+        warned.append(content)
+        disown(intake, content)
+
+    monkeypatch.setattr(Intake, "disown", noted)
+    stamping = {"validator-lazy": f"{__name__}:Lazy"}
+    court = Court(stamping, 0, **{"canary-1": f"{__name__}:EarlyCanary"})
+    court.trust, court.more = TrustTerms(share=1.0), 0
+    health = perform(court, seconds=60.0)
+    assert list(court.found) == ["validator-lazy"]
+    assert list(health["trainer-1"]["roles"]["trainer"]["liars"]) == [
+        str(court.names["validator-lazy"])
+    ]
+    assert len(warned) == 1
+    assert warned[0] not in {content for content, _ in learnt.groups}
+    assert learnt.groups  # of honest work, before
 
 
 def main() -> None:
