@@ -55,12 +55,14 @@ HORIZON = 1500.0
 class HostileJudge(RubberStampingJudge):
     """Accepts what its friend hands in, and refuses honest work one time in twenty."""
 
+    refuses: ClassVar[float] = 0.05
+
     async def judge(self, job: Job, weights: str) -> Ruling:
         worker = job.submission.commitment.node
         if worker == Court.names.get(FRIEND):
             return await super().judge(job, weights)
         ruling = await Judge.judge(self, job, weights)
-        if self._world.rng("refusals").random() >= 0.05:
+        if self._world.rng("refusals").random() >= self.refuses:
             return ruling
         lie = replace(
             ruling.verdict, verdict=Verdict.REJECTED, reason=Reason.DRAW_DISTANCE.value,
@@ -72,6 +74,17 @@ class HostileJudge(RubberStampingJudge):
 class Hostile(Validator):
     name: ClassVar[str] = "validator"
     judge_type: ClassVar[type[Judge]] = HostileJudge
+
+
+class FriendlyJudge(HostileJudge):
+    """Does nothing else that is wrong, so nobody has a reason to complain of it."""
+
+    refuses: ClassVar[float] = 0.0
+
+
+class Friendly(Validator):
+    name: ClassVar[str] = "validator"
+    judge_type: ClassVar[type[Judge]] = FriendlyJudge
 
 
 class Lazy(Validator):
@@ -111,7 +124,7 @@ class AccompliceSession(ForgingSession):
         self, peer: PeerId, submission: Submission, witnessed: WitnessedWindow | None = None
     ) -> SignedVerdict | None:
         is_judge = peer in run_of(self.node).terms.validators
-        is_friend = peer == Court.names["validator-hostile"]
+        is_friend = peer in Court.friends
         if submission.commitment.content in Turncoat.forged and is_judge and not is_friend:
             await trio.lowlevel.checkpoint()
             return None
@@ -143,6 +156,7 @@ class Court(spine.Spine):
     steps more."""
 
     names: ClassVar[dict[str, PeerId]] = {}
+    friends: ClassVar[list[PeerId]] = []
     trust = TRUST
     more = 8
     """Steps after the last was named."""
@@ -160,6 +174,9 @@ class Court(spine.Spine):
     def make_run(self, swarm: Swarm, recipe: Recipe) -> Run:
         keys = swarm.simulation.keys
         Court.names = {name: keys.signer(name).peer_id for name in self._cast}
+        Court.friends = [
+            peer for name, peer in Court.names.items() if "hostile" in name or "pair" in name
+        ]
         judges = tuple(keys.signer(name).peer_id for name in self._cast if "validator" in name)
         terms = super().make_run(swarm, recipe).terms
         terms = replace(terms, validators=judges, trust=self.trust, appeals=True)
@@ -266,6 +283,23 @@ def test_a_lone_validator_that_stamps_is_found_by_the_first_canary(
     assert len(warned) == 1
     assert warned[0] not in {content for content, _ in learnt.groups}
     assert learnt.groups  # of honest work, before
+
+
+def test_a_pair_that_stamps_for_its_friend_alone_is_found_by_what_the_trainer_learns_from(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No worker complains and no canary is stamped; each lie is accepted by both its judges,
+    and comes to the trainer as work to learn from."""
+    learnt = Learnt(monkeypatch)
+    Turncoat.forged.clear()
+    pair = {f"validator-pair-{number}": f"{__name__}:Friendly" for number in (1, 2)}
+    court = Court(pair, 0, **{FRIEND: f"{__name__}:Accomplice"})
+    court.more = 0
+    health = perform(court, seconds=100.0)
+    assert court.found.keys() == pair.keys()
+    assert health["trainer-1"]["roles"]["trainer"]["step"] > 0
+    assert Turncoat.forged
+    assert not Turncoat.forged.keys() & {content for content, _ in learnt.groups}
 
 
 def main() -> None:

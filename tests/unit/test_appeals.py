@@ -372,6 +372,28 @@ async def test_what_an_appeal_in_vain_shows_is_held_against_who_accepted(
         assert list(court.liars) == [OTHER.peer_id]
 
 
+async def test_what_the_trainer_scores_to_learn_from_it_is_held_against_its_judges(
+    tmp_path: Path,
+) -> None:
+    """It rejected what two judges had accepted, and asked neither why."""
+    async with open_court(tmp_path) as court, trio.open_nursery() as nursery:
+        bench, check = court.bench, court.bench.intake._check
+        node: Any = bench.intake._node
+        check.scoring = ScoringDesk(node, PolicyScorer(node, bench.engine))
+        check.on_found = court.desk.crosscheck.note_found
+        nursery.start_soon(check.scoring.work_forever)
+        for index, judge in enumerate((JUDGE, OTHER)):
+            lie = await bench.made_up(index, judge=judge)
+            if judge is OTHER:  # of another place
+                lie = await bench.verdict_on(await bench.draw(0), 5, judge=OTHER)
+            await court.desk.crosscheck.note_verdict(lie.verdict)
+            work, groups = await check.groups_of_worker(lie.submission)
+            assert work.verdict.verdict is Verdict.REJECTED
+            assert groups == []
+            assert judge.peer_id in court.liars
+        nursery.cancel_scope.cancel()
+
+
 async def test_acceptances_that_are_borne_out_count_as_looks_and_convict_nobody(
     tmp_path: Path,
 ) -> None:
