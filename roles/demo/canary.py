@@ -29,6 +29,7 @@ from typing import ClassVar, Final, Self
 
 import trio
 
+from p2p.errors import ConfigError
 from p2p.node.node import Node
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import PolicyVersion
@@ -112,7 +113,12 @@ class Canary(Inference):
         engine: Engine,
         outbox: SubmissionOutbox,
     ) -> InferenceSession:
-        """One that lies once."""
+        """One that lies once. Raises `ConfigError` where nobody would hear of it."""
+        if not run.terms.appeals:
+            raise ConfigError(
+                f"run {run.name} hears no appeals, so a canary has nobody to tell what it"
+                " finds: appeals = true in the run's draft"
+            )
         session = CanarySession(node, run, environment, engine, outbox, self.name, self.counts)
         session.plan(self._canary, node.world.rng("canary"))
         return session

@@ -22,7 +22,7 @@ from roles.inference.places import OpenPlace
 from roles.protocol.core.assignment import draw_order
 from roles.protocol.core.lies import Acceptance
 from roles.protocol.core.refusals import Appeal
-from tests.trainer_bench import POLICY, VERSION, WORKER, Bench
+from tests.trainer_bench import POLICY, VERSION, WORKER, Bench, make_run
 from tests.unit.test_appeals import Ruled, open_court
 
 
@@ -110,3 +110,9 @@ async def test_of_its_lie_a_canary_tells_acceptances_and_of_honest_work_rejectio
 def test_a_canary_says_what_is_wrong_with_its_table(table: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="honest is at least 1"):
         Canary.from_config(table)
+
+
+def test_a_canary_is_refused_where_nobody_would_hear_of_what_it_finds() -> None:
+    node: Any = None
+    with pytest.raises(ConfigError, match="appeals = true"):
+        Canary(CanaryConfig()).make_session(node, make_run(), node, node, node)
