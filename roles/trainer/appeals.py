@@ -13,8 +13,9 @@ is tried and rationed as appeals are, and one whose work is in order is in vain.
 for the validator, `roles.trainer.crosscheck` knows. What was forewarned of is not learnt from.
 
 A complaint costs nothing, proves nothing, and counts only of a worker whose work was accepted
-before (of any, while nobody's was: all may have the same judge), against a judge of its work,
-and while the trainer has room: where it has none, all validators wait for it.
+before (of any, while nobody's was: all may have the same judge; where lots fall, by one judge
+of two), against a judge of its work, and while the trainer has room: where it has none, all
+validators wait for it.
 """
 
 from __future__ import annotations

@@ -113,6 +113,8 @@ class LotDesk:
         """Why the word of a validator counts no more; empty if it does."""
         self.on_verdict: Callable[[SignedVerdict], Awaitable[None]] = _nothing
         """Told of each verdict that a judge gave on a drawn place."""
+        self._accepted: BoundedDict[PeerId, int] = BoundedDict(MAX_WINDOWS)
+        """By worker: drawn places that a judge has accepted, since one was rejected."""
         self._fallen: BoundedDict[PeerId, tuple[bytes, float]] = BoundedDict(MAX_WINDOWS)
         """By worker: the content that ended its standing last, and what it had earned."""
         self._is_dirty = False
@@ -188,9 +190,17 @@ class LotDesk:
         self.standings.note_rejected(node)
         self._is_dirty = True
 
+    def has_worked(self, node: PeerId) -> bool:
+        """Whether work of a node was taken, or a window's worth of its places accepted by one
+        judge at least: where the other never answers, no newcomer's window is settled."""
+        accepted = self._accepted.get(node, 0)
+        is_window = accepted >= self._run.terms.lots.window
+        return is_window or self._intake.accounts.has_worked(node)
+
     def note_confessed(self, node: PeerId) -> None:
         """It has lied, whoever accepted it: nothing of it is learnt from."""
         self._fallen.pop(node, None)
+        self._accepted.pop(node, None)
         self._intake.drop_work_of(node)
         self.standings.note_rejected(node)
         self._is_dirty = True
@@ -261,6 +271,9 @@ class LotDesk:
             if not heard.may_check(self._run, lot, place, judge):
                 continue
             await self.on_verdict(verdict)
+            is_new = all(known != place for known, _ in record.verdicts)
+            if is_new and verdict.verdict is Verdict.ACCEPTED:
+                self._accepted.renew(record.node, self._accepted.get(record.node, 0) + 1)
             record.verdicts[place, verdict.validator] = verdict.verdict
             if verdict.verdict is Verdict.REJECTED and record.state is not WindowState.VOID:
                 content = verdict.commitment.content
@@ -338,6 +351,7 @@ class LotDesk:
         what was rejected, if a validator says so."""
         node, had = record.node, self.standings.earned(record.node, self._world.wall())
         self._fallen.pop(node, None)
+        self._accepted.pop(node, None)
         if content and had:
             self._fallen[node] = content, had
         record.state = WindowState.VOID

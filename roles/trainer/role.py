@@ -241,7 +241,7 @@ class Trainer:
                 standing,
                 auditor,
                 watch,
-                has_worked=intake.accounts.has_worked,
+                has_worked=(session.lots or intake.accounts).has_worked,
                 has_room=lambda: intake.has_room,
             )
             desk.crosscheck = crosscheck
