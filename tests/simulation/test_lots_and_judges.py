@@ -305,12 +305,12 @@ def test_a_pair_that_stamps_for_its_friend_alone_is_found_by_what_the_trainer_le
 def main() -> None:
     """The table of docs/trust.md: when each is found, with canaries and without."""
     for canaries in (0, 3):
-        for seed in range(1, 6):
+        for seed in range(1, 4) if len(sys.argv) < 2 else [int(sys.argv[1])]:
             with pytest.MonkeyPatch.context() as patch:
                 learnt = Learnt(patch)
                 Turncoat.forged.clear()
                 court = judged(canaries)
-                health = perform(court, seed, 200.0)
+                health = perform(court, seed, 150.0)
             trainer = health["trainer-1"]["roles"]["trainer"]
             found = {name.partition("-")[2]: at for name, (at, _) in court.found.items()}
             lies = Turncoat.forged.keys() & {content for content, _ in learnt.groups}
