@@ -460,6 +460,9 @@ async def test_what_a_false_rejection_took_a_worker_has_again_and_nothing_else(
         await lots._void(record, DISTANCE, first.verdict.commitment.content)
         await lots._void(record, "a drawn place was shown to nobody in time")
         lots.restore(first.verdict.commitment)
+        lots.standings.note_accepted(worker, 70, wall)
+        await lots._void(record, DISTANCE, b"another rejection")
+        lots.restore(first.verdict.commitment)
         assert not lots.standings.is_proven(worker, wall)
 
 
