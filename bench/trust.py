@@ -24,7 +24,9 @@ from roles.run.core.trust import TrustTerms
 
 HOUR: Final = 3600.0
 LYING: Final = ("cheating", "turncoat", "grinding")
-SELECTING: Final = ("selecting", "selecting all", "grinding", "minting")
+SELECTING: Final = ("selecting", "selecting all", "grinding", "minting", "ending")
+TURNCOATS: Final = 10
+"""Machines that turn: in bfloat16 their strikes come too seldom for a ban."""
 GAIN: Final = 0.01
 """Of reward, that selecting, grinding and minting may gain at most."""
 CHECKS: Final = 0.1
@@ -50,6 +52,7 @@ def swarm(terms: TrustTerms, seed: int, *, is_bfloat16: bool = False) -> TrustSw
     ]
     machines += [Machine("grinding", n, lies=5, turns_at=HOUR) for n in range(5)]
     machines += [Machine("minting", n) for n in range(20)]
+    machines += [Machine("ending", n, depth=4) for n in range(5)]
     validators = [*18 * ["honest"], "hostile", "lazy"]
     excess = BFLOAT16 if is_bfloat16 else FLOAT32
     return TrustSwarm(terms, machines, validators, excess, seed)
@@ -87,9 +90,9 @@ def lines(one: TrustSwarm) -> Iterator[Line]:
     liars = sum(each.kind in LYING for each in one.machines)
     found = sum(len(sums[kind].found) for kind in LYING)
     yield Line("lying machines whose standing never ended", liars - found, 0)
-    if not one.is_bfloat16:
-        convicted = sum(len(sums[kind].convicted) for kind in LYING)
-        yield Line("lying machines of which no name was banned", liars - convicted, 0)
+    convicted = sum(len(sums[kind].convicted) for kind in LYING)
+    most = TURNCOATS if one.is_bfloat16 else 0
+    yield Line("lying machines of which no name was banned", liars - convicted, most)
     innocent = sum(len(each.banned) for kind, each in sums.items() if kind not in LYING)
     yield Line("names banned that never lied", innocent, 0)
     asked = [judge.kind for judge in one.judges.values() if judge.is_asked]

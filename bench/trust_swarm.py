@@ -31,8 +31,9 @@ from roles.protocol.core.bans import SPREAD
 from roles.protocol.core.beacon import Chain
 from roles.protocol.core.lies import STRIKES, Finding, Weight
 from roles.protocol.core.lots import DELAY, Lot, SignedWindow, Window, parts_of
-from roles.protocol.core.standing import MISSES_APART, Standings
+from roles.protocol.core.standing import MISSES_APART, Standings, least_places
 from roles.run.core.trust import TrustTerms, leak
+from roles.trainer.core.promises import WorkPromises
 
 STEP: Final = 240.0
 """Seconds of a policy: 15 windows an hour."""
@@ -48,6 +49,8 @@ REFUSES: Final = 0.05
 """Chance that the hostile validator refuses an honest place."""
 PATIENCE: Final = 16
 """Places that a validator may leave unanswered before lots pass it over."""
+LAG: Final = 2
+"""Policies by which work may be old."""
 NAMES: Final = 25
 """That a minting machine has: 500 for twenty."""
 BFLOAT16: Final = {
@@ -81,8 +84,12 @@ class Machine:
     turns_at: float = 0.0
     """Seconds from which on it lies whenever it is proven; 0: at once, and always."""
     names: int = 0
+    depth: int = 1
+    """Windows that it makes under a policy."""
     windows: int = 0
     """That it has committed under its name."""
+    filled: int = 0
+    """Places under its last policy."""
     since_miss: int = MISSES_APART
 
     @property
@@ -94,7 +101,7 @@ class Machine:
     def rename(self) -> None:
         """It is somebody else."""
         self.names += 1
-        self.windows, self.since_miss = 0, MISSES_APART
+        self.windows, self.filled, self.since_miss = 0, 0, MISSES_APART
 
 
 @dataclass(slots=True)
@@ -168,6 +175,7 @@ class TrustSwarm:
         self.terms = terms
         self.machines = machines
         self.standings = Standings(terms)
+        self._promises = WorkPromises(self.standings, LAG)
         self.judges = {
             name: Judge(name, kind)
             for number, kind in enumerate(validators)
@@ -186,7 +194,7 @@ class TrustSwarm:
 
     @property
     def is_bfloat16(self) -> bool:
-        """Whether most lies are strikes: three of them under two policies ban."""
+        """Whether most lies are strikes: three of them under three policies ban."""
         return self._excess is BFLOAT16
 
     @property
@@ -205,6 +213,8 @@ class TrustSwarm:
             now = step * STEP
             if len(self.hours) <= now // 3600:
                 self.hours.append(Counter())
+            self._promises.publish(PolicyVersion(step), (0, step + 1), now)
+            self._promises.close(now, now, lambda *_: True, lambda *_: True)
             committed = [
                 (machine, *made)
                 for machine in self.machines
@@ -220,16 +230,16 @@ class TrustSwarm:
         self, machine: Machine, step: int, now: float
     ) -> Iterator[tuple[Window, frozenset[int], float]]:
         """The window that a machine makes under this policy, if it hands it in."""
-        size, sums, name = self.terms.window, self.sums[machine.kind], machine.name
-        if name in self._banned:
+        size, sums = self.terms.window, self.sums[machine.kind]
+        if machine.name in self._banned:
             machine.rename()
-            name = machine.name
+        name = machine.name
         proven = self.standings.is_proven(name, now)
-        rewards = float(self._dice.normal(*REWARD, size).sum())
-        sums.made += size
-        sums.made_reward += rewards
-        self.hours[-1]["drawn"] += size
-        if self._leaves_out(machine, rewards / size, proven=proven):
+        rewards = self._dice.normal(*REWARD, size * machine.depth)
+        sums.made += len(rewards)
+        sums.made_reward += float(rewards.sum())
+        self.hours[-1]["drawn"] += len(rewards)
+        if self._leaves_out(machine, float(rewards.mean()), proven=proven):
             sums.left_out += 1
             machine.since_miss = 0
             return
@@ -238,18 +248,30 @@ class TrustSwarm:
             map(int, self._dice.choice(size, machine.lies, replace=False)) if is_lying else ()
         )
         sums.lies += len(lies) * proven
-        window = self._window(machine, step, 0)
-        if machine.kind == "grinding" and lies:
-            # It prefers the form of which the newest link it knows would draw the fewest lies.
-            forms = [self._window(machine, step, form) for form in range(16)]
-            window = min(forms, key=lambda one: len(lies.intersection(self._drawn(one, 0))))
-        self.standings.note_window(name, step, now, due=step + machine.stride)
+        machine.filled = self._ends(machine, rewards, proven=proven)
         machine.windows += 1
         machine.since_miss += 1
-        yield window, lies, rewards
+        for first in range(0, machine.filled, size):
+            window = self._window(machine, step, 0, first)
+            if machine.kind == "grinding" and lies:
+                # It prefers the form of which the newest link it knows would draw the fewest.
+                forms = [self._window(machine, step, form) for form in range(16)]
+                window = min(forms, key=lambda one: len(lies.intersection(self._drawn(one, 0))))
+            self._promises.note(window)
+            places = slice(first, min(first + size, machine.filled))
+            yield window, lies, float(rewards[places].sum())
+
+    def _ends(self, machine: Machine, rewards: np.ndarray, *, proven: bool) -> int:
+        """How many of the places that it has drawn a machine fills."""
+        if machine.kind != "ending" or not proven:
+            return len(rewards)
+        least = least_places(min(machine.filled, len(rewards)))
+        beyond = np.cumsum(rewards - REWARD[0])[least - 1 :]
+        return least + int(beyond.argmax())
 
     def _leaves_out(self, machine: Machine, mean: float, *, proven: bool) -> bool:
-        sigma = (mean - REWARD[0]) / (REWARD[1] / self.terms.window**0.5)
+        places = self.terms.window * machine.depth
+        sigma = (mean - REWARD[0]) / (REWARD[1] / places**0.5)
         match machine.kind:
             case "selecting":  # as often as is forgiven, and then only the worst
                 return proven and machine.since_miss >= MISSES_APART and sigma < -1.5
@@ -267,16 +289,16 @@ class TrustSwarm:
             case _:
                 return bool(self._dice.random() < 2 * FAILS)
 
-    def _window(self, machine: Machine, step: int, form: int) -> Window:
+    def _window(self, machine: Machine, step: int, form: int, first: int = 0) -> Window:
         name = machine.name
         policy = hashlib.sha256(f"policy {step}".encode()).digest()
         contents = tuple(
             hashlib.sha256(name + policy + bytes([place, form])).digest()
-            for place in range(self.terms.window)
+            for place in range(first, min(first + self.terms.window, machine.filled))
         )
         return Window(
-            *(b"r" * 32, name, PolicyVersion(step), policy, 0, contents, 0, policy),
-            *(0, step + 1),
+            *(b"r" * 32, name, PolicyVersion(step), policy, first, contents, 0, policy),
+            *(0, step + 1, step + machine.stride),
         )
 
     def _drawn(self, window: Window, delay: int) -> list[int]:

@@ -52,6 +52,7 @@ from roles.inference.earned import keep_earned
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
+from roles.inference.promise import WorkPromise
 from roles.inference.stats import Doing, InferenceCounts
 from roles.inference.windows import Windows
 from roles.protocol.away import away_of
@@ -128,14 +129,19 @@ class InferenceSession:
         self._failures = Failures()
         self.appeals = self.appeals_type(node)
         """What the trainer is told of this node's judges."""
+        self._promise = WorkPromise(
+            *(node.world, f"{name}/promise", self._durable),
+            lambda one, later: self._demand.shares.between(one, later),
+        )
         self._windows: Windows | None = None
         """Work that is committed to before it is sent; None in a run without lots."""
         under_way = UNDER_WAY
         if run.terms.has_lots:
             self._windows = Windows(
-                node, run, environment, self._ask_in_time, self._finish, self._deliver,
-                self.appeals,
-            )  # fmt: skip
+                *(node, run, environment, self._ask_in_time, self._finish, self._deliver),
+                self._promise,
+            )
+            self._windows.appeals = self.appeals
             under_way += WINDOWS * run.terms.lots.window
         self._room = trio.Semaphore(under_way)
         self._places = OpenPlaces()
@@ -182,6 +188,7 @@ class InferenceSession:
         """Submit what an earlier life left, then generate until cancelled."""
         node, outbox = self.node, self._outbox
         self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
+        await self._promise.recall()
         demand_of(node)  # from now on it hears what is wanted
         away_of(node)  # and who does not judge now
         self._hears_until = node.world.now() + HEARING
@@ -304,7 +311,7 @@ class InferenceSession:
                 logger.info("run %s has all its steps: no more to do", self.run.name)
                 await trio.sleep_forever()
             version = self.loaded if self._places else await self.load_newest()
-            newer = partial(node.shardcast.wait_policy, PolicyVersion(version + 1))
+            newer = partial(self._wait_other_policy, version)
             index = self._places.next_index if self._places else outbox.next_index(version)
             self.counts.waits = self._why_not_wanted(version, index)
             waits: list[Callable[[], Awaitable[object]]]
@@ -331,6 +338,23 @@ class InferenceSession:
             self.counts.doing = Doing.WAITS_FOR_NEWER
             self._close_window()
             await _wait_any(*waits)
+
+    async def _wait_other_policy(self, version: PolicyVersion) -> None:
+        """Return when another than this is to be worked under."""
+        shardcast = self.node.shardcast
+        while self._choose(newest := shardcast.newest) == version:
+            await shardcast.wait_policy(PolicyVersion(newest + 1))
+
+    def _choose(self, newest: PolicyVersion) -> PolicyVersion:
+        """The policy to work under: the newest, unless lots fall and another was promised."""
+        if self._windows is None or not self._windows.is_live:
+            return newest
+        lag, holds = self.run.terms.recipe.lag, self.node.shardcast.holds
+        return self._promise.choose(newest, lag, holds, self._is_short)
+
+    def _is_short(self, version: PolicyVersion, least: int) -> bool:
+        index = self._places.next_index if self._places else self._outbox.next_index(version)
+        return index < least and not self._why_not_wanted(version, index)
 
     def _close_window(self) -> None:
         """Nothing more is drawn for now: what there is is committed to."""
@@ -375,9 +399,9 @@ class InferenceSession:
 
     def _is_behind(self) -> bool:
         """Whether another policy than the engine's is to be worked under."""
-        newest = self.node.shardcast.newest
-        policy = self.node.shardcast.manifest(newest).weights_digest
-        return (newest, policy) != (self.loaded, self._policy)
+        version = self._choose(self.node.shardcast.newest)
+        policy = self.node.shardcast.manifest(version).weights_digest
+        return (version, policy) != (self.loaded, self._policy)
 
     def _is_too_old(self) -> bool:
         """Whether no trainer can use work under the engine's policy any more."""
@@ -385,11 +409,12 @@ class InferenceSession:
         return newest - self.loaded > recipe.lag or newest >= recipe.steps
 
     async def load_newest(self) -> PolicyVersion:
-        """Make the engine run the newest whole policy; returns it."""
-        node, loaded = self.node, self.counts.version
+        """Make the engine run the newest whole policy, or the one that was promised; returns
+        it."""
+        node, outbox, loaded = self.node, self._outbox, self.counts.version
         if node.shardcast.newest == NO_POLICY:
             self.counts.doing = Doing.WAITS_FOR_POLICY
-        version = await node.shardcast.wait_policy(self.loaded)
+        version = self._choose(await node.shardcast.wait_policy(self.loaded))
         if (
             node.shardcast.holds(loaded)
             and not self._is_too_old()
@@ -400,6 +425,8 @@ class InferenceSession:
         if (version, policy) != (loaded, self._policy):
             self.counts.doing = Doing.LOADS
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
+            if self._windows is not None:
+                await self._promise.begin(version, outbox.next_index(outbox.newest))
             self._policy = b""  # an engine that fails in the middle holds none
             await self.engine.drop()  # what it had when it failed before
             with node.shardcast.pin(version):

@@ -43,6 +43,7 @@ from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.inference.appeals import Appeals
 from roles.inference.earned import keep_earned
+from roles.inference.promise import WorkPromise
 from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
 from roles.protocol.core.assignment import draw_order
@@ -143,7 +144,7 @@ class Windows:
         asks: Asks,
         finish: Finish,
         alone: Callable[[Submission], Awaitable[None]],
-        appeals: Appeals,
+        promise: WorkPromise,
     ) -> None:
         """``alone`` hands a submission in whole, where no lots fall."""
         self._node = node
@@ -153,7 +154,9 @@ class Windows:
         self._asks = asks
         self._finish = finish
         self._alone = alone
-        self._appeals = appeals
+        self._promise = promise
+        self.appeals: Appeals | None = None
+        """Told of witnesses that give no answer."""
         self._beacon = beacon_of(node)
         self._collected: list[Submission] = []
         self._batch = 0
@@ -263,19 +266,22 @@ class Windows:
     ) -> WitnessedWindow | Refusal | None:
         """One attempt; None when it should be repeated."""
         first = places[0].commitment
+        due = await self._promise.make(first.version, self._node.shardcast.newest)
         chain, link = self._beacon.links.newest
         contents = tuple(one.commitment.content for one in places)
         window = Window(
             *(first.run, first.node, first.version, first.policy, first.index, contents),
-            *(teaching, rewards, chain, link),
+            *(teaching, rewards, chain, link, due),
         )
         run = run_of(self._node)
         witness = away_of(self._node).judge_of(run, first.node, first.version)
         asked = encode_commit(SignedWindow.sign(window, self._world.signer), self._note)
-        self._appeals.note_offered(places[0], witness)
+        if self.appeals is not None:
+            self.appeals.note_offered(places[0], witness)
         data = await ask(self._node, witness, COMMIT_PROTOCOL, asked, max_reply=MAX_WITNESSED)
         if data is None:
-            self._appeals.note_unanswered(places[0], witness)
+            if self.appeals is not None:
+                self.appeals.note_unanswered(places[0], witness)
             return None
         self.bytes_committed += len(asked) + len(data)
         try:

@@ -30,12 +30,13 @@ from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from p2p.shardcast.manifest import PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import FrameReader, fields_untrusted, pack, unpack_untrusted
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
+from roles.protocol.core.demand import KEPT
 from roles.protocol.core.lots import (
     LOT_PROTOCOL,
     MAX_WITNESSED,
@@ -63,6 +64,7 @@ from roles.protocol.core.settlement import (
     max_settlement,
 )
 from roles.protocol.core.standing import MISSES_APART, Standings
+from roles.protocol.demand import demand_of
 from roles.protocol.reading import CONTENT_SECONDS, receive_content, receive_frame, receive_head
 from roles.run import Run, run_of
 from roles.shared.bans import bans_of
@@ -70,7 +72,8 @@ from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.trainer.beacon import BeaconTeller
-from roles.trainer.core.windows import Ending, WindowBook, WindowRecord, WindowState
+from roles.trainer.core.promises import WorkPromises
+from roles.trainer.core.windows import Bench, Ending, WindowBook, WindowRecord, WindowState
 from roles.trainer.intake import Intake
 from roles.trainer.scoring import ScoringDesk
 
@@ -82,8 +85,8 @@ STANDING: Final = "trainer/standing"
 KEEP_EVERY: Final = 20.0
 """Seconds in which standing goes to disk, if it has changed. What a crash forgets of it are
 acceptances: a rejection is kept at once."""
-MAX_WINDOWS: Final = 16_384
-"""Windows that are known at a time: 64 MB, of a thousand workers with a dozen each."""
+MAX_WORKERS: Final = 16_384
+"""Workers that left a place out, as many as may be in standing."""
 NOTE_LINKS: Final = 30
 """Links for which a note of standing holds: a worker commits several windows meanwhile, and one
 that is caught gets no other."""
@@ -107,20 +110,25 @@ class LotDesk:
         self._contents = Seats()
         self.book = WindowBook()
         self.standings = Standings(run_of(node).terms.lots)
-        self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WINDOWS)
+        self._promises = WorkPromises(self.standings, run_of(node).terms.recipe.lag)
+        self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
         """By worker that has left a place out: windows that it settled since."""
         self.why_refused: Callable[[PeerId], str] = lambda _: ""
         """Why the word of a validator counts no more; empty if it does."""
         self.on_verdict: Callable[[SignedVerdict], Awaitable[None]] = _nothing
         """Told of each verdict that a judge gave on a drawn place."""
-        self._accepted: BoundedDict[PeerId, int] = BoundedDict(MAX_WINDOWS)
+        self._accepted: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
         """By worker: drawn places that a judge has accepted, since one was rejected."""
-        self._fallen: BoundedDict[PeerId, tuple[bytes, float]] = BoundedDict(MAX_WINDOWS)
+        self._fallen: BoundedDict[PeerId, tuple[bytes, float]] = BoundedDict(MAX_WORKERS)
         """By worker: the content that ended its standing last, and what it had earned."""
         self._is_dirty = False
         self._kept_at = node.world.now()
         self.voided = 0
         """Windows of which a place was rejected, or did not come."""
+        self._policies: BoundedDict[PolicyVersion, bytes] = BoundedDict(KEPT)
+        """Digests of those that workers promise to work under."""
+        self.missed = 0
+        """Policies under which a worker handed in less than it had promised."""
         self.settled = 0
 
     @property
@@ -152,25 +160,62 @@ class LotDesk:
             self.standings.restore(await recall(disk, STANDING) or [])
         except (DamagedFile, BadMessage) as error:
             await discard(disk, STANDING, error)
+        self._look()
         for name in await disk.list(WINDOWS):
             try:
-                self.book.add(self._read(await disk.read(f"{WINDOWS}/{name}")))
+                record = self._read(await disk.read(f"{WINDOWS}/{name}"))
             except BadMessage as error:
                 await discard(disk, f"{WINDOWS}/{name}", error)
+            else:
+                self.book.add(record)
+                self._promises.note(record.witnessed.window)
 
     async def watch_forever(self) -> None:
         """Let lots fall with each link, and end what is overdue, until cancelled."""
         period = self._run.terms.lots.beacon
         while True:
-            self.book.fall(self._beacon.links, self._world.now())
+            self._look()
             await self._end_overdue()
+            await self._note_missed()
             if self._is_dirty and self._world.now() >= self._kept_at + KEEP_EVERY:
                 await self._keep_standing()
             await self._beacon.wait_change(period)
 
+    def _look(self) -> None:
+        """Which policy is out, who is there, and which lots have fallen."""
+        now, away = self._world.now(), self._away()
+        self.note_policy()
+        self.book.note_here([one for one in self._bench.validators if one not in away], now)
+        self.book.fall(self._beacon.links, now)
+
+    def note_policy(self) -> None:
+        """Another policy may be out."""
+        shardcast, links = self._node.shardcast, self._beacon.links
+        newest = shardcast.newest
+        if newest not in self._policies and newest > NO_POLICY:
+            self._policies[newest] = shardcast.manifest(newest).weights_digest
+        self._promises.publish(newest, links.newest, self._world.now())
+
+    @property
+    def _bench(self) -> Bench:
+        terms = self._run.terms
+        passed = away_of(self._node).validators
+        return Bench(terms.validators, terms.lots.validators, passed)
+
+    def _away(self) -> frozenset[PeerId]:
+        """The validators that are no members now, are passed over, or lie."""
+        here = {member.peer for member in self._node.membership.find("validator")}
+        bench, lies = self._bench, self.why_refused
+        return frozenset(
+            one
+            for one in bench.validators
+            if one not in here or one in bench.passed or lies(one)
+        )
+
     async def _end_overdue(self) -> None:
         newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
-        for record, ending in self.book.take_overdue(newest, lag, self._world.now()):
+        overdue = self.book.take_overdue(newest, lag, self._bench, self._world.now())
+        for record, ending in overdue:
             if ending is Ending.SILENT or self._is_selecting(record.node, ending):
                 await self._void(record, ending.value)
             path = self._path(record.witnessed)
@@ -183,6 +228,29 @@ class LotDesk:
         before = self._left_out.get(node)
         self._left_out.renew(node, 0)
         return before is not None and before < MISSES_APART
+
+    async def _note_missed(self) -> None:
+        """Tell the standings who kept its promise under the policies that are over."""
+        world, away = self._world, self._away()
+
+        def has_witness(node: PeerId, version: PolicyVersion) -> bool:
+            return away_of(self._node).judge_of(self._run, node, version) not in away
+
+        misses = self._promises.close(world.wall(), world.now(), has_witness, self._is_asked)
+        for miss in misses:
+            logger.info("window_missed %s: policy %d", miss.node, miss.version)
+            self.missed += 1
+            self._is_dirty = True
+            if miss.has_ended:
+                await self._tell_end(miss.node, "it leaves out what it promised, again")
+
+    def _is_asked(self, node: PeerId, version: PolicyVersion, place: int) -> bool:
+        """Whether a worker was to fill this place, by what was said of the policy last."""
+        policy = self._policies.get(version)
+        if policy is None:
+            return False
+        shares = demand_of(self._node).shares
+        return shares.asks_for(node, version, policy, place) is not False
 
     def end_standing(self, node: PeerId) -> None:
         """Its work is acceptable each time, and leans all together: it is checked whole."""
@@ -238,27 +306,33 @@ class LotDesk:
         if window.run != self._run.id or settlement.witnessed.witness not in witnesses:
             why_not = f"{witnesses[0]} is the witness of this window"
             return SettlementReply(Receipt.UNWANTED, why_not)
+        self.note_policy()
+        self._promises.note(window)  # though it may be stale by now
         if self._is_stale(window.version):
             return SettlementReply(Receipt.UNWANTED, STALE, (), self._note(window.node))
         record = await self._register(settlement.witnessed)
-        if record is None:
-            return SettlementReply(Receipt.LATER, "too many windows are open")
+        if isinstance(record, SettlementReply):
+            return record
         await self._take_verdicts(record, settlement)
         if peer != window.node:
             return SettlementReply(Receipt.TAKEN, "noted")
         return await self._answer(record)
 
-    async def _register(self, witnessed: WitnessedWindow) -> WindowRecord | None:
+    async def _register(self, witnessed: WitnessedWindow) -> WindowRecord | SettlementReply:
+        """What is known of a window from now on, or why nothing is."""
         record = self.book.find(witnessed.digest)
-        if record is None and len(self.book) >= MAX_WINDOWS:
-            return None
-        if record is None:
-            world, node = self._world, witnessed.window.node
-            was_proven = witnessed.share < UNIT or self.standings.is_proven(node, world.wall())
-            record = WindowRecord(witnessed, was_proven, world.now())
-            self.book.add(record)
-            self.book.fall(self._beacon.links, world.now())
-            await self._durable.insist(partial(self._keep, record))
+        if record is not None:
+            return record
+        world, node = self._world, witnessed.window.node
+        is_proven = self.standings.is_proven(node, world.wall())
+        if witnessed.share < UNIT and not is_proven:
+            return SettlementReply(Receipt.UNWANTED, "its worker is not in standing")
+        if not self.book.has_room(node, is_proven=is_proven):
+            return SettlementReply(Receipt.LATER, "too many windows are open")
+        record = WindowRecord(witnessed, is_proven, world.now())
+        self.book.add(record)
+        self.book.fall(self._beacon.links, world.now())
+        await self._durable.insist(partial(self._keep, record))
         return record
 
     async def _take_verdicts(self, record: WindowRecord, settlement: Settlement) -> None:
@@ -292,17 +366,12 @@ class LotDesk:
         return SettlementReply(Receipt.TAKEN, "", tuple(self._wanted(record)), note)
 
     def _why_open(self, record: WindowRecord) -> str:
-        terms, now = self._run.terms, self._world.now()
-        here = {member.peer for member in self._node.membership.find("validator")}
-        passed = away_of(self._node).validators
-        away = [
-            one
-            for one in terms.validators
-            if one not in here or one in passed or self.why_refused(one)
-        ]
-        count = terms.lots.validators
-        return record.why_unsettled(terms.validators, count, away, passed) or (
-            "an earlier window is open" if self.book.is_blocked(record, now) else ""
+        bench, now = self._bench, self._world.now()
+        why_not = record.why_unsettled(
+            bench.validators, bench.count, self._away(), bench.passed
+        )
+        return why_not or (
+            "an earlier window is open" if self.book.is_blocked(record, bench, now) else ""
         )
 
     async def _settle(self, record: WindowRecord) -> None:
@@ -312,7 +381,7 @@ class LotDesk:
             record.state = WindowState.VOID
             self.standings.note_doubt(node)
         else:
-            self.standings.note_accepted(node, len(places), wall)
+            self.standings.note_accepted(node, self._stood(record), wall)
         record.settled_at = self._world.now()
         if record.state is WindowState.SETTLED:
             record.owed = dict.fromkeys(self._wanted(record))
@@ -327,12 +396,21 @@ class LotDesk:
                 if not record.witnessed.window.teaches(place):
                     self._intake.note_unsent(node, record.version)
 
+    def _stood(self, record: WindowRecord) -> int:
+        """How many of its places count: all that could have been drawn. Where the witness wrote
+        a smaller share than the trainer asks for, those are the drawn ones."""
+        asked = parts_of(self.standings.share_of(record.node, self._world.wall()))
+        is_less = record.witnessed.share < asked
+        return len(record.drawn if is_less else record.witnessed.window.places)
+
     def _wanted(self, record: WindowRecord) -> list[int]:
         """The places that are learnt from, by the worker's word; none of one that was not in
-        standing both when it committed and now."""
+        standing both when it committed and now, or has named a later policy for its work."""
         window = record.witnessed.window
-        is_learnt = record.was_proven and self.standings.is_proven(
-            record.node, self._world.wall()
+        is_learnt = (
+            record.was_proven
+            and self.standings.is_proven(record.node, self._world.wall())
+            and self._promises.is_promised(record.node, record.version)
         )
         return [place for place in window.places if is_learnt and window.teaches(place)]
 
@@ -360,9 +438,14 @@ class LotDesk:
         self._intake.drop_work_of(node)
         await self._durable.insist(partial(self._keep, record))
         if had:
-            logger.warning("standing_ends %s: %s", node, reason)
-            self._world.trace("standing.ends", node=str(node))
-            await self._keep_standing()
+            await self._tell_end(node, reason)
+
+    async def _tell_end(self, node: PeerId, reason: str) -> None:
+        """A worker that had earned something is a newcomer again."""
+        self._intake.drop_work_of(node)  # what came since as well
+        logger.warning("standing_ends %s: %s", node, reason)
+        self._world.trace("standing.ends", node=str(node))
+        await self._keep_standing()
 
     def _note(self, node: PeerId) -> bytes:
         share = self.standings.share_of(node, self._world.wall())

@@ -112,6 +112,7 @@ class Trainer:
         return {
             "windows_settled": 0 if lots is None else lots.settled,
             "windows_void": 0 if lots is None else lots.voided,
+            "windows_missed": 0 if lots is None else lots.missed,
             "groups_scored": 0 if lots is None else lots.groups_scored,
         }
 

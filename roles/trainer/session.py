@@ -217,6 +217,8 @@ class TrainerSession:
         node.world.trace("published", version=step)
         if self.intake.demand is not None:
             self.intake.demand.publish(version)
+        if self.lots is not None:
+            self.lots.note_policy()
 
     async def _step(self, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""

@@ -28,6 +28,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
+from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.away import away_of
 from roles.protocol.beacon import beacon_of
@@ -45,8 +46,12 @@ from roles.protocol.core.lots import (
     is_late,
     lot_of,
 )
-from roles.protocol.core.messages import Commitment, Refusal, SignedVerdict
-from roles.protocol.core.settlement import MAX_REPLY, Settlement
+from roles.protocol.core.messages import Commitment, Receipt, Refusal, SignedVerdict
+from roles.protocol.core.settlement import (
+    MAX_REPLY,
+    Settlement,
+    decode_settlement_reply_untrusted,
+)
 from roles.protocol.demand import demand_of
 from roles.protocol.request import Backoff, ask
 from roles.run import run_of
@@ -120,9 +125,18 @@ class Witness:
         trainer, payload = run_of(self._node).terms.trainers[0], settlement.to_bytes()
         backoff = Backoff(self._world, f"report/{settlement.witnessed.digest.hex()}")
         for _ in range(REPORTS):
-            if await ask(self._node, trainer, SETTLE_PROTOCOL, payload, max_reply=MAX_REPLY):
+            data = await ask(self._node, trainer, SETTLE_PROTOCOL, payload, max_reply=MAX_REPLY)
+            if data is not None and not self._is_later(trainer, data):
                 return
             await backoff.wait()
+
+    def _is_later(self, trainer: PeerId, data: bytes) -> bool:
+        """Whether the trainer answers that it is to be told again."""
+        try:
+            return decode_settlement_reply_untrusted(data).receipt is Receipt.LATER
+        except BadMessage as error:
+            self._node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
+            return True
 
     async def witness(
         self, peer: PeerId, signed: SignedWindow, note: bytes

@@ -103,4 +103,5 @@ class Lots(Spine):
                 sum(one["life"]["inconclusive"] for one in workers) / (made * group_size), 4
             ),
             "windows_void": trainer["windows_void"],
+            "windows_missed": trainer["windows_missed"],
         }

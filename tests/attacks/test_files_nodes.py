@@ -85,6 +85,7 @@ ROWS: Final = (
 ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
     "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
+    "inference/promise": "../unit/test_promises.py::test_a_promise_that_has_rotted_is_none",
     "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
     "trainer/lies/*": "../unit/test_audit.py::test_a_conviction_outlives_its_damaged_proof",
     "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",

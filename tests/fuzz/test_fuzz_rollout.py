@@ -98,20 +98,21 @@ numbers = st.integers(0, 2**34)
 @given(
     contents=st.integers(0, 16 * 33).map(bytes)
     | st.integers(1, 16).map(lambda n: bytes(32 * n)),
-    numbers=st.tuples(*[numbers] * 5),
+    numbers=st.tuples(*[numbers] * 6),
 )
 @settings(max_examples=200)
 def test_windows_in_form_are_windows_or_bad_messages(
     contents: bytes, numbers: tuple[int, ...]
 ) -> None:
     """What is read is written the same, and within its bounds."""
-    version, first, teaching, chain, link = numbers
+    version, first, teaching, chain, link, due = numbers
     fields = [bytes(32), TRAINER, version, bytes(32), first, contents]
-    data = pack([*fields, teaching, bytes(32), chain, link])
+    data = pack([*fields, teaching, bytes(32), chain, link, due])
     with contextlib.suppress(BadMessage):
         window = decode_window_untrusted(data)
         assert window.to_bytes() == data
         assert 0 < len(window.places) <= MAX_WINDOW
+        assert window.version < window.due
 
 
 @pytest.mark.parametrize(

@@ -6,26 +6,32 @@ import itertools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from statistics import mean
 from typing import Any, ClassVar, Final
 
 import pytest
 
 from p2p.identity import PeerId
+from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import Group
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
+from roles.inference.windows import UNCHECKED, Windows
+from roles.protocol.core.assignment import draw_order
 from roles.protocol.core.lots import UNIT, WitnessedWindow
 from roles.protocol.core.messages import (
     SignedVerdict,
     Submission,
     content_digest,
+    decode_groups_untrusted,
     encode_groups,
 )
+from roles.protocol.replay import answers_of
 from roles.rl.recipe import Recipe
 from roles.run import Run, run_of, sign_run
 from roles.run.core.trust import TrustTerms
 from roles.trainer.beacon import BeaconTeller
-from roles.trainer.core import windows
+from roles.trainer.core import promises, windows
 from roles.trainer.core.buffer import BufferedGroup
 from roles.trainer.inbox import Inbox
 from sim.node.swarm import Swarm
@@ -92,12 +98,37 @@ class Learnt:
         monkeypatch.setattr(Inbox, "mark_used", mark_used)
 
 
-def test_proven_workers_are_learnt_from_and_seldom_checked() -> None:
+class Missed:
+    """Who handed in less than it had promised, and whose standing ended of it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.all: list[promises.Miss] = []
+        close = promises.WorkPromises.close
+
+        def closing(book: promises.WorkPromises, *args: Any) -> list[promises.Miss]:
+            found = close(book, *args)
+            self.all += found
+            return found
+
+        monkeypatch.setattr(promises.WorkPromises, "close", closing)
+        monkeypatch.setattr(promises, "LATE", 1.0)
+
+    @property
+    def ended(self) -> list[promises.Miss]:
+        """The misses that were one too many."""
+        return [one for one in self.all if one.has_ended]
+
+
+def test_proven_workers_are_learnt_from_and_seldom_checked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """One judge a node and policy replayed everything."""
+    missed = Missed(monkeypatch)
     health = perform(Play(CAST), steps=8, **SMALL)
     assert health["done"] == 1
     trainer = health["trainer-1"]["roles"]["trainer"]
     assert trainer["windows_void"] == 0
+    assert missed.all == []
     assert trainer["reward"] > trainer["reward_start"] + 0.1
     lives = [one["life"] for one in workers(health)]
     made = sum(life["made"] for life in lives) / GROUP
@@ -163,9 +194,10 @@ def test_kills_lose_nothing_and_double_nothing(monkeypatch: pytest.MonkeyPatch) 
                 await swarm.sleep(0.3)
                 swarm.restart(victim)
 
-    learnt = Learnt(monkeypatch)
+    learnt, missed = Learnt(monkeypatch), Missed(monkeypatch)
     health = perform(Deadly(CAST), steps=5, **SMALL)
     assert health["done"] == 1
+    assert missed.ended == []
     assert set(learnt.groups.values()) == {1}
     assert health["trainer-1"]["roles"]["trainer"]["windows_void"] == 0
     for one in workers(health):
@@ -230,3 +262,56 @@ def test_a_worker_that_shows_no_drawn_place_is_not_learnt_from_any_more(
     )
     assert honest["rejected"] == 0
     assert hidden["learnt"] < honest["learnt"] / 2
+
+
+class Dropping:
+    """Once in standing, ``who`` commits to no window that earns less than its mean, nor to what
+    follows it under that policy."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, who: str) -> None:
+        self.nodes: set[PeerId] = set()
+        self.earned: list[float] = []
+        self.dropped: dict[PolicyVersion, None] = {}
+        commit = Windows._commit
+
+        async def choosing(these: Windows, places: list[Submission]) -> None:
+            world: Any = these._world
+            if world.name != who or not these._note:
+                return await commit(these, places)
+            self.nodes |= {these._node.peer_id}
+            version = places[0].commitment.version
+            mine = [await self.earn(these, one) for one in places]
+            self.earned += mine
+            if mean(mine) < mean(self.earned):
+                self.dropped[version] = None
+            if version not in self.dropped:
+                return await commit(these, places)
+            for one in places:
+                await these._finish(one, UNCHECKED, "")
+            return None
+
+        monkeypatch.setattr(Windows, "_commit", choosing)
+
+    async def earn(self, these: Windows, submission: Submission) -> float:
+        """The mean reward of a place."""
+        commitment = submission.commitment
+        order = draw_order(these._run, commitment.node, commitment.version, commitment.policy)
+        tasks = await these._environment.tasks(order.task_seeds(commitment.index))
+        groups = decode_groups_untrusted(submission.content)
+        return mean(await these._environment.rewards(answers_of(tasks, groups)))
+
+
+def test_a_worker_that_drops_what_earns_little_is_a_newcomer_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It had 8 % more reward than others, and its standing."""
+    missed = Missed(monkeypatch)
+    dropping = Dropping(monkeypatch, "inference-2")
+    health = perform(Play(CAST), steps=14, **SMALL)
+    assert health["done"] == 1
+    assert len(dropping.dropped) > 2
+    assert {one.node for one in missed.ended} == dropping.nodes
+    honest, chooser = (
+        health[name]["roles"]["inference"]["life"] for name in ("inference-1", "inference-2")
+    )
+    assert chooser["learnt"] < honest["learnt"] / 2

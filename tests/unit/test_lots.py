@@ -63,7 +63,7 @@ def window(**changes: Any) -> Window:
     contents = tuple(bytes([place]) * 32 for place in range(MAX_WINDOW))
     plain = Window(
         *(RUN, WORKER.peer_id, PolicyVersion(3), b"p" * 32, 32, contents),
-        *(0b1010, b"e" * 32, PLEDGE.chain, 5),
+        *(0b1010, b"e" * 32, PLEDGE.chain, 5, 4),
     )
     return replace(plain, **changes)
 

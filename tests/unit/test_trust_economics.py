@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from bench.trust import lines, swarm
+from p2p.shardcast.manifest import PolicyVersion
+from proofs.checks import Reason, Verdict
+from roles.protocol.core.bans import convicts
+from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run.core.trust import TrustTerms, leak
+from tests.unit.test_standing import ANNA, name
 
 
 def test_no_cheat_pays_and_no_honest_worker_is_banned() -> None:
@@ -21,3 +26,18 @@ def test_without_probation_more_leaks_than_is_stated() -> None:
     one.run(hours=3)
     leaked = sum(each.leaked for each in one.sums.values())
     assert leaked / sum(each.learnt for each in one.sums.values()) > leak(TrustTerms(), 0.06)
+
+
+def test_three_strikes_ban_under_three_policies_that_follow_on_each_other() -> None:
+    """Who lies once in each window was never banned in bfloat16: its strikes were too far
+    apart."""
+
+    def strike(version: int) -> SignedVerdict:
+        content = bytes([version]) * 32
+        work = Commitment(b"r" * 32, ANNA, PolicyVersion(version), b"p" * 32, 0, content)
+        reason = Reason.MANTISSA_MEAN.value
+        return SignedVerdict(name(2), work, Verdict.REJECTED, reason, 7.0, 1.0, (), b"")
+
+    assert convicts([strike(4), strike(5), strike(6)])
+    assert not convicts([strike(4), strike(5), strike(7)])
+    assert not convicts([strike(4), strike(6)])

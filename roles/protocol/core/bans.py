@@ -7,7 +7,7 @@ worker, each signed by its validator and bound to the content, which the author 
 (`roles.shared.evidence`). Evidence convicts by the rule by which a trainer convicts validators
 (`roles.protocol.core.lies`), so that an honest worker whose numerics are near a limit, or which
 was late, is never banned: one finding that is beyond doubt, or `STRIKES` that are well beyond a
-limit, under policies that follow on each other.
+limit, under three policies that follow on each other.
 
 One validator's word ends nobody's work, as it may lie. A ban *holds* if a third of the run's
 validators, and at least two where there are two, have each repeated the evidence, signed a
@@ -43,9 +43,10 @@ MAX_CITED: Final = STRIKES
 MAX_BANNED: Final = 4096
 """Workers of which bans are remembered: a new identity costs a stamp, a ban a replay. Whose was
 signed longest ago is forgotten first."""
-SPREAD: Final = 1
-"""Versions by which the policies of strikes may differ: a worker fills fewer than a hundred
-places under two of them, among which three false strikes come once in six million."""
+SPREAD: Final = 2
+"""Versions by which the policies of strikes may differ: as many as are kept where ``lag`` is 2.
+A worker fills some 150 places under three of them, among which three false strikes come once in
+two million."""
 
 _BY_REPLAY: Final = (
     Reason.EXPONENTS,

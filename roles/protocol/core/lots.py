@@ -90,6 +90,8 @@ class Window:
     chain: int
     link: int
     """The newest link that the worker knew."""
+    due: int
+    """The policy under which it will work next; its own number is ``version``."""
 
     def to_bytes(self) -> bytes:
         """What is signed, and what the lot is drawn of."""
@@ -97,7 +99,7 @@ class Window:
             [
                 *(self.run, self.node.digest, self.version, self.policy),
                 *(self.first, b"".join(self.contents), self.teaching, self.rewards),
-                *(self.chain, self.link),
+                *(self.chain, self.link, self.due),
             ]
         )
 
@@ -122,10 +124,10 @@ class Window:
 
 def decode_window_untrusted(body: bytes) -> Window:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
-    run, node, version, policy, first, contents, teaching, rewards, chain, link = (
+    run, node, version, policy, first, contents, teaching, rewards, chain, link, due = (
         fields_untrusted(
             unpack_untrusted(body),
-            *(bytes, bytes, int, bytes, int, bytes, int, bytes, int, int),
+            *(bytes, bytes, int, bytes, int, bytes, int, bytes, int, int, int),
             what="window",
         )
     )
@@ -140,8 +142,9 @@ def decode_window_untrusted(body: bytes) -> Window:
         (teaching, (1 << count) - 1),
         (chain, MAX_CHAIN),
         (link, LINKS),
+        (due, MAX_INDEX),
     )
-    if any(not 0 <= number <= limit for number, limit in limits):
+    if any(not 0 <= number <= limit for number, limit in limits) or due <= version:
         raise BadMessage("a number of a window is out of range")
     digests = tuple(
         contents[at : at + DIGEST_BYTES] for at in range(0, len(contents), DIGEST_BYTES)
@@ -149,7 +152,7 @@ def decode_window_untrusted(body: bytes) -> Window:
     author = decode_peer_id_untrusted(node)
     return Window(
         *(run, author, PolicyVersion(version), policy, first, digests, teaching, rewards),
-        *(chain, link),
+        *(chain, link, due),
     )
 
 

@@ -11,9 +11,10 @@ last verdict is in; what was not proven both times is not learnt from.
 
 A rejection, and a drawn place that does not come, end standing at once. So does a second window
 left out among `MISSES_APART`: who computes a window, looks at what it earns and does not commit
-it, selects. Windows are numbered by time, and each names in advance the number of the next that
-will come, so a slow worker leaves nothing out and nobody chooses afterwards. A gap counts once,
-however long: machines are switched off.
+it, selects. Windows are numbered by time (by their policy, which all windows under it share),
+and each names in advance the number of the next that will come, so a slow worker leaves nothing
+out and nobody chooses afterwards (`roles.trainer.core.promises`). A gap counts once, however
+long: machines are switched off.
 
 A *doubt* (a place on which no validator could decide, a window left out) has everything checked
 until a window's worth of places has stood.
@@ -57,6 +58,22 @@ MOST_EARNED: Final = 2
 MISSES_APART: Final = 32
 """Windows between two that may be left out. Who leaves out the worst of 32 windows of 16
 places raises the mean reward of its work by 0.7 % (docs/trust.md)."""
+
+
+FEWER: Final = 16
+"""One in so many places may be missing under a policy, of those under the one before: a machine
+gets slower by and by. One always may."""
+
+
+def usual_places(before: int, lasted: float, lasts: float) -> int:
+    """How many a worker fills under a policy that ``lasts`` so many seconds, by what it did
+    ``before``, under one that ``lasted`` so many. No more than that: a trainer may rest."""
+    return int(before * min(1.0, lasts / lasted)) if lasted > 0 else 0
+
+
+def least_places(usual: int) -> int:
+    """How many it has to fill where so many are usual."""
+    return max(1, usual - max(1, usual // FEWER))
 
 
 @dataclass(slots=True)
@@ -164,6 +181,31 @@ class Standings:
             self.note_rejected(identity)
         record.since_miss, record.due = 0, -1
         self.note_doubt(identity)
+
+    def __contains__(self, identity: PeerId) -> bool:
+        """Whether anything is known of it."""
+        return self._find(identity) is not None
+
+    def promise(self, identity: PeerId) -> tuple[int, int]:
+        """Its newest window, and the one that it said would be next; -1 where none is."""
+        record = self._find(identity)
+        return (-1, -1) if record is None else (record.last, record.due)
+
+    def overdue(self, number: int) -> list[tuple[PeerId, int]]:
+        """Whose window with this number, or an earlier one, was due and has not come, and
+        which."""
+        return [
+            (name, one.due)
+            for table in (self._proven, self._newcomers)
+            for name, one in table.items()
+            if 0 <= one.due <= number
+        ]
+
+    def forgive(self, identity: PeerId) -> None:
+        """The window that was due need not come."""
+        record = self._find(identity)
+        if record is not None:
+            record.due = -1
 
     def to_list(self) -> list[list[object]]:
         """All records, of types that JSON has; `restore` reads them."""

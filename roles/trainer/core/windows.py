@@ -8,9 +8,11 @@ least one has accepted each place, and none has rejected any. Only then may its 
 learnt from. A rejection makes it *void*. So does silence: a drawn place that nobody was shown
 is the one that its worker did not want to show.
 
-Silence has an excuse: if the policy went stale within `PROMPT` seconds after the lot fell,
-nobody could have judged the place in time. Nothing of such a window is learnt from, so it is no
-way to slip a lie through, and it comes too seldom to be a way to escape a lot.
+A place counts as *hidden* only if none of its judges has spoken about it though one was there
+for `PROMPT` seconds after the lot. So a judge that is away, or keeps quiet about what it was
+shown beside one that does not, costs a worker its window, and no standing. The same holds if
+the policy went stale sooner, as nobody could have judged the place in time. Nothing of such a
+window is learnt from, so none of this slips a lie through.
 
 A settled window *owes* the places that it was said to teach by. Who brings only those that earn
 much selects: a window that is forgotten with places owed says so (`Ending.LEFT_OUT`). No I/O:
@@ -19,7 +21,7 @@ the caller knows the time, and who is there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -34,11 +36,19 @@ DUE: Final = 600.0
 """Seconds after its lot in which a window must be settled: a worker that is started again, or a
 judge, takes some of them. Nothing of it is learnt from before."""
 PROMPT: Final = 30.0
-"""Seconds in which a worker can be expected to have had its drawn places judged. A window whose
-policy goes stale sooner blames nobody."""
+"""Seconds in which a worker can be expected to have had its drawn places judged by one that is
+there. A window whose policy goes stale sooner blames nobody."""
 BLOCKS: Final = 60.0
-"""Seconds after its lot from which an open window keeps later ones of its worker from being
-settled: what it holds back is not to be forgotten over what it shows."""
+"""Seconds after its lot from which a window with a hidden place keeps later ones of its worker
+from being settled: what it holds back is not to be forgotten over what it shows."""
+
+MAX_WINDOWS: Final = 16_384
+"""Windows that are known at a time: 64 MB, of a thousand workers with a dozen each."""
+MAX_GUESTS: Final = MAX_WINDOWS // 2
+"""Of newcomers, since names are free: the other half is for workers in standing."""
+MAX_OF_WORKER: Final = 128
+"""Windows of one worker, 2,048 places under the three policies in use: one that is in standing
+is to crowd nobody out either."""
 
 
 class WindowState(Enum):
@@ -55,7 +65,8 @@ class WindowRecord:
 
     witnessed: WitnessedWindow
     was_proven: bool
-    """Whether its worker was in standing when it committed: else nothing is learnt from it."""
+    """Whether its worker was in standing when it committed, by what the trainer knows: else
+    nothing is learnt from it."""
     since: float
     state: WindowState = WindowState.OPEN
     lot: Lot | None = None
@@ -74,6 +85,12 @@ class WindowRecord:
     def version(self) -> PolicyVersion:
         """Its policy's."""
         return self.witnessed.window.version
+
+    @property
+    def contents(self) -> Iterator[tuple[int, bytes]]:
+        """Each place, and the digest of what it was filled with."""
+        window = self.witnessed.window
+        return zip(window.places, window.contents, strict=True)
 
     @property
     def drawn(self) -> list[int]:
@@ -115,19 +132,22 @@ class WindowRecord:
         return ""
 
     @property
-    def is_hidden(self) -> bool:
-        """Whether a drawn place was shown to nobody, as far as is known. One that a judge left
-        unanswered was shown to the other."""
-        shown = {place for place, _ in self.verdicts}
-        return any(place not in shown for place in self.drawn)
-
-    @property
     def doubtful(self) -> bool:
         """Whether no judge could decide about a drawn place."""
         decided = {
             place for (place, _), one in self.verdicts.items() if one is Verdict.ACCEPTED
         }
         return any(place not in decided for place in self.drawn)
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Those who may be judges, and how many of them judge a place."""
+
+    validators: Sequence[PeerId]
+    count: int
+    passed: Collection[PeerId] = ()
+    """Those that the trainer passes over: turns of theirs fall to others."""
 
 
 class Ending(Enum):
@@ -143,6 +163,10 @@ class WindowBook:
 
     def __init__(self) -> None:
         self._records: dict[bytes, WindowRecord] = {}
+        self._by_worker: dict[PeerId, dict[bytes, WindowRecord]] = {}
+        self._guests: dict[bytes, WindowRecord] = {}
+        self._here_since: dict[PeerId, float] = {}
+        """Since when each judge that is there has been there without a break."""
 
     def __len__(self) -> int:
         return len(self._records)
@@ -153,7 +177,44 @@ class WindowBook:
 
     def add(self, record: WindowRecord) -> None:
         """Know it from now on."""
-        self._records[record.witnessed.digest] = record
+        digest = record.witnessed.digest
+        self._records[digest] = record
+        self._by_worker.setdefault(record.node, {})[digest] = record
+        if not record.was_proven:
+            self._guests[digest] = record
+
+    def forget(self, record: WindowRecord) -> None:
+        """As if nobody had told of it."""
+        digest = record.witnessed.digest
+        del self._records[digest]
+        self._guests.pop(digest, None)
+        mine = self._by_worker[record.node]
+        del mine[digest]
+        if not mine:
+            del self._by_worker[record.node]
+
+    def of(self, node: PeerId) -> Collection[WindowRecord]:
+        """Those of one worker."""
+        return self._by_worker.get(node, {}).values()
+
+    def has_room(self, node: PeerId, *, is_proven: bool) -> bool:
+        """Whether one more window may be known. A newcomer's takes the room of the newcomers'
+        window that has been open for longest: its worker brings that again, with all verdicts.
+        """
+        if len(self.of(node)) >= MAX_OF_WORKER:
+            return False
+        if is_proven:
+            return len(self) < MAX_WINDOWS
+        if len(self._guests) >= MAX_GUESTS:
+            is_open = (one for one in self._guests.values() if one.state is WindowState.OPEN)
+            if (oldest := next(is_open, None)) is None:
+                return False
+            self.forget(oldest)
+        return len(self) < MAX_WINDOWS
+
+    def note_here(self, judges: Collection[PeerId], now: float) -> None:
+        """These are there now, and no others."""
+        self._here_since = {one: self._here_since.get(one, now) for one in judges}
 
     def fall(self, beacon: HeardLinks, now: float) -> None:
         """Another link is out: lots fall."""
@@ -162,49 +223,63 @@ class WindowBook:
                 record.lot = lot_of(record.witnessed.window, beacon)
                 record.lot_at = now
 
-    def is_blocked(self, record: WindowRecord, now: float) -> bool:
+    def is_blocked(self, record: WindowRecord, bench: Bench, now: float) -> bool:
         """Whether its worker has kept a drawn place of another window back for too long. One
         that waits for a judge blocks none: all that wait for the same one would block each
         other."""
         return any(
-            one.node == record.node
-            and one is not record
+            one is not record
             and one.state is WindowState.OPEN
-            and one.lot is not None
             and now - one.lot_at > BLOCKS
-            and one.is_hidden
-            for one in self._records.values()
+            and self.is_hidden(one, bench, now)
+            for one in self.of(record.node)
         )
 
+    def is_hidden(self, record: WindowRecord, bench: Bench, now: float) -> bool:
+        """Whether a drawn place was shown to nobody, though a judge of it was there."""
+        shown = {place for place, _ in record.verdicts}
+        return any(
+            self._was_there(judge, record.lot_at, now)
+            for place in record.drawn
+            if place not in shown
+            for judge in record.judges(place, bench.validators, bench.count, bench.passed)
+        ) and not self._is_doubled(record, shown)
+
     def take_overdue(
-        self, newest: PolicyVersion, lag: int, now: float
+        self, newest: PolicyVersion, lag: int, bench: Bench, now: float
     ) -> list[tuple[WindowRecord, Ending]]:
         """Forget windows of which nothing can come any more, and say what that says."""
         gone = []
-        for digest, record in self._records.items():
+        for record in self._records.values():
             is_stale = newest - record.version > lag
             is_open = record.state is WindowState.OPEN
             waited = now - (record.since if record.lot is None else record.lot_at)
             if not is_stale and (not is_open or waited <= DUE):
                 continue
             ending = Ending.NOTHING
-            is_late = waited > PROMPT and not self._is_doubled(record)
-            if is_open and is_late and record.is_hidden:
+            if is_open and self.is_hidden(record, bench, now):
                 ending = Ending.SILENT
             elif record.owed and now - record.settled_at > PROMPT:
                 ending = Ending.LEFT_OUT
-            gone.append((digest, record, ending))
-        for digest, _, _ in gone:
-            del self._records[digest]
-        return [(record, ending) for _, record, ending in gone]
+            gone.append((record, ending))
+        for record, _ in gone:
+            self.forget(record)
+        return gone
 
-    def _is_doubled(self, record: WindowRecord) -> bool:
-        """Whether its worker has settled another window with the same places: a witness that
-        first refused this one as late has signed it none the less."""
-        mine = record.witnessed.window
-        return any(
-            one.state is WindowState.SETTLED
-            and (one.node, one.version) == (record.node, record.version)
-            and bool({*mine.places} & {*one.witnessed.window.places})
-            for one in self._records.values()
-        )
+    def _was_there(self, judge: PeerId, since: float, now: float) -> bool:
+        """Whether it has been there for long enough to be shown something since then."""
+        here = self._here_since.get(judge)
+        return here is not None and now - max(here, since) > PROMPT
+
+    def _is_doubled(self, record: WindowRecord, shown: Collection[int]) -> bool:
+        """Whether what was not ``shown`` of its drawn places stands in other windows that its
+        worker has settled, with the same contents: a witness that first refused this one as
+        late has signed it none the less."""
+        settled = {
+            (place, content)
+            for one in self.of(record.node)
+            if one.state is WindowState.SETTLED and one.version == record.version
+            for place, content in one.contents
+        }
+        drawn = {*record.drawn} - {*shown}
+        return all(one in settled for one in record.contents if one[0] in drawn)
