@@ -184,6 +184,7 @@ class Bench:
             manifest=lambda _: SimpleNamespace(weights_digest=POLICY),
             pin=pin,
             check_weights=check_weights,
+            newest=VERSION,
         )
         self.ledgers = LedgerExchange(
             self.world,
@@ -198,6 +199,8 @@ class Bench:
             shardcast=shardcast,
             may=lambda peer, _: peer in self.admitted,
             book=SimpleNamespace(hint=lambda _: False),
+            lacks_work=lambda _: False,
+            host=SimpleNamespace(network_of=lambda _: ""),
             gossip=Silent(),
             run=self.run,
             peer_id=self.world.signer.peer_id,

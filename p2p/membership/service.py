@@ -131,6 +131,12 @@ class Membership:
         """Whether ``peer`` is one of the `members`."""
         return peer in self._core
 
+    def shown_by(self, peer: PeerId) -> bytes:
+        """What ``peer``, or this node, shows for itself now (`Profile.stamp`); nothing if it is
+        no member."""
+        own = peer == self._host.peer_id
+        return self.me.profile.stamp if own else self._core.shown_by(peer)
+
     @property
     def size(self) -> int:
         """How many `members` there are, with some not admitted any more: it costs nothing to

@@ -30,6 +30,8 @@ class Capability(Enum):
 
     GOSSIP = "gossip"
     """Be a member: its heartbeats and messages are passed on, it gets a place in the forest."""
+    TRAIN = "train"
+    """Be a member of a run whose members all train, if it admits them by rule."""
     GENERATE = "generate"
     """Submit rollouts."""
     VALIDATE = "validate"

@@ -80,11 +80,12 @@ async def _keep(world: World, data: bytes) -> None:
 
 
 def shown_by(book: RunBook, dht: Dht) -> bytes:
-    """What our heartbeats have to show: nothing while the run document names us."""
+    """What our heartbeats have to show: nothing while the run document names us. Beside an
+    invite in an open run the stamp as well: others may have seen all its uses taken."""
     own, run = dht.contact.peer, book.run
     if run is None or (run.may(own, Capability.GOSSIP) and not run.needs_stamp(own)):
         return b""
-    stamp = dht.contact.nonce if book.needs_stamp(own) else b""
+    stamp = dht.contact.nonce if run.needs_stamp(own) else b""
     return Credential(stamp, book.own_pass, book.own_work).to_bytes()
 
 

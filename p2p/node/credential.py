@@ -64,6 +64,14 @@ def decode_credential_untrusted(data: bytes) -> Credential:
     return Credential(stamp, invite, work)
 
 
+def work_untrusted(data: bytes) -> bytes:
+    """The work stamp in what a peer shows; empty if there is none, whatever the bytes."""
+    try:
+        return decode_credential_untrusted(data).work
+    except BadMessage:
+        return b""
+
+
 def work_bits(run: bytes, peer: PeerId, nonce: bytes) -> int:
     """How many zero bits the hash of a work stamp begins with; one hash."""
     if len(nonce) != NONCE_BYTES:

@@ -1,4 +1,4 @@
-"""Who is in a run by invite, or by the work that it has shown.
+"""Who is in a run by invite.
 
 A *guest* is an identity whose pass this node has judged: signed by an inviter of the newest
 edition, for this run and this identity, not over, not taken back, and among the first so many
@@ -16,12 +16,10 @@ import logging
 from collections import Counter
 from typing import Final
 
-from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import PeerId, decode_peer_id_untrusted
 from p2p.node.admission import Capability, SignedRun
-from p2p.node.credential import Credential, decode_credential_untrusted, work_bits
 from p2p.node.invite import (
     EXPIRY_TOLERANCE,
     MAX_PASS,
@@ -40,9 +38,8 @@ MAX_GUESTS: Final = 4_096
 """Identities that are in by invite: more than the lists of a run file name. 2 MiB."""
 MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
 """Of one inviter."""
-MAX_WORKERS: Final = 8_192
-"""Identities remembered that have shown a work stamp: as many as connections are counted. To
-push one out takes as many stamps."""
+TIDY: Final = 60.0
+"""Seconds between two looks at who is in no more, while there is no place: 2 ms each."""
 MAX_KEPT: Final = MAX_PASS + 64
 """Bytes of a guest's file."""
 
@@ -64,16 +61,24 @@ def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
     return ""
 
 
+def _gives_more(new: Grant, old: Grant) -> bool:
+    """Whether ``new`` admits to all that ``old`` does, and to more, or for longer."""
+    mine, before = ROLES[new.role], ROLES[old.role]
+    return mine >= before and (mine > before or new.expiry > old.expiry)
+
+
 class GuestBook:
-    """The guests that this node knows, and the work stamps that it has seen."""
+    """The guests that this node knows."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._guests: dict[PeerId, Pass] = {}
         self._taken: Counter[PeerId] = Counter()
         """Uses of each invite, by its key."""
-        self._works: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
-        """Bits of the best work stamp that each has shown."""
+        self._of: Counter[PeerId] = Counter()
+        """Guests of each inviter."""
+        self._tidied: tuple[int, float] = (0, 0.0)
+        """The edition and the minute in which was looked who is in no more."""
         self._unkept: dict[PeerId, None] = {}
         """Guests that the disk has not taken yet."""
         self._came = Notifier()
@@ -81,27 +86,20 @@ class GuestBook:
     def __len__(self) -> int:
         return len(self._guests)
 
-    def see(self, run: SignedRun, peer: PeerId, shown: bytes) -> Credential:
-        """Take up what a peer shows. Raises `Uninvited` if it is a pass that does not admit,
-        and `BadMessage` if it is nothing."""
-        credential = decode_credential_untrusted(shown)
-        bits = work_bits(run.id, peer, credential.work) if credential.work else 0
-        asked = run.guest_rules.stamp_bits
-        if asked and bits >= asked and bits > self._works.get(peer, 0):
-            self._works.renew(peer, bits)
-        if credential.invite:
-            self.admit(run, peer, credential.invite)
-        return credential
-
     def admit(self, run: SignedRun, peer: PeerId, data: bytes) -> None:
         """Judge a pass; from now on its bearer is a guest. Raises `Uninvited`, with the remedy,
         or `BadMessage`."""
         shown = decode_pass_untrusted(data)
         grant, known = shown.grant, self._guests.get(peer)
-        why_not = why_not_by(grant, run, self._world.wall())
+        wall = self._world.wall()
+        why_not = why_not_by(grant, run, wall)
         if why_not:
             raise Uninvited(why_not)
-        if known is not None and known.grant == grant:
+        # Passes are no secret: whoever shows an old one of a guest takes nothing from it.
+        if known is not None and (
+            known.grant == grant
+            or not (_gives_more(grant, known.grant) or why_not_by(known.grant, run, wall))
+        ):
             return
         shown.check(run.id, peer, self._world.verify)
         if self._taken[grant.key] >= grant.uses:
@@ -109,33 +107,52 @@ class GuestBook:
                 f"all {grant.uses} uses of the invite {grant.id} are taken by others: ask"
                 f" {grant.inviter} for one of your own"
             )
-        self._make_room(run, peer, grant)
+        self._make_room(run, grant)
         self._enter(peer, shown)
         self._unkept[peer] = None
         self._came.notify_all()
 
-    def _make_room(self, run: SignedRun, peer: PeerId, grant: Grant) -> None:
+    def _make_room(self, run: SignedRun, grant: Grant) -> None:
         """Raise `Uninvited` unless there is a place; who is in no more gives up its own."""
-        of_one = sum(one.grant.inviter == grant.inviter for one in self._guests.values())
-        if len(self._guests) < MAX_GUESTS and of_one < MAX_GUESTS_OF_ONE:
-            return
-        wall = self._world.wall()
-        gone = [who for who, one in self._guests.items() if why_not_by(one.grant, run, wall)]
-        for who in gone:
-            self._taken.pop(self._guests.pop(who).grant.key, None)
-            self._unkept[who] = None
-        of_one = sum(one.grant.inviter == grant.inviter for one in self._guests.values())
-        if len(self._guests) >= MAX_GUESTS or of_one >= MAX_GUESTS_OF_ONE:
+        if not self._has_room(grant.inviter):
+            self._tidy(run)
+        if not self._has_room(grant.inviter):
             raise Uninvited(
                 f"{grant.inviter} has invited more than a node remembers: ask the run's owner"
                 " to name you in the run file (allowed, in [admission])"
             )
 
+    def _has_room(self, inviter: PeerId) -> bool:
+        return len(self._guests) < MAX_GUESTS and self._of[inviter] < MAX_GUESTS_OF_ONE
+
+    def _tidy(self, run: SignedRun) -> None:
+        """Forget who is in no more: once for each edition and minute, as it looks at all, and
+        whoever has the text of an invite can ask for it."""
+        wall = self._world.wall()
+        moment = run.epoch, wall // TIDY
+        if moment == self._tidied:
+            return
+        self._tidied = moment
+        gone = [who for who, one in self._guests.items() if why_not_by(one.grant, run, wall)]
+        for who in gone:
+            self._leave(who)
+            self._unkept[who] = None
+
     def _enter(self, peer: PeerId, shown: Pass) -> None:
-        known = self._guests.get(peer)
-        if known is None or known.grant.key != shown.grant.key:
-            self._taken[shown.grant.key] += 1
+        self._leave(peer)
         self._guests[peer] = shown
+        self._taken[shown.grant.key] += 1
+        self._of[shown.grant.inviter] += 1
+
+    def _leave(self, peer: PeerId) -> None:
+        """It has the use of its invite no more, nor a place; harmless if it has none."""
+        shown = self._guests.pop(peer, None)
+        if shown is None:
+            return
+        for counts, of in ((self._taken, shown.grant.key), (self._of, shown.grant.inviter)):
+            counts[of] -= 1
+            if not counts[of]:
+                del counts[of]
 
     def may(self, run: SignedRun, peer: PeerId, capability: Capability) -> bool:
         """Whether an invite gives ``peer`` this, as of now."""
@@ -161,10 +178,6 @@ class GuestBook:
             )
         return why_not
 
-    def has_worked(self, peer: PeerId, bits: int) -> bool:
-        """Whether ``peer`` has shown a work stamp of so many bits."""
-        return self._works.get(peer, 0) >= bits
-
     # On disk.
 
     async def recall(self, run: SignedRun) -> None:
@@ -182,23 +195,29 @@ class GuestBook:
             self._enter(peer, shown)
 
     async def keep_forever(self) -> None:
-        """Write down who has come, until cancelled."""
+        """Write down who has come, until cancelled; what the disk refuses is tried again with
+        the next."""
         while True:
+            refused: list[PeerId] = []
             while self._unkept:
                 peer = next(iter(self._unkept))
                 del self._unkept[peer]
-                await self._keep(peer)
+                if not await self._keep(peer):
+                    refused.append(peer)
+            self._unkept.update(dict.fromkeys(refused))
             await self._came.wait()
 
-    async def _keep(self, peer: PeerId) -> None:
+    async def _keep(self, peer: PeerId) -> bool:
         path, shown = f"{GUESTS}/{peer.public_key.hex()}", self._guests.get(peer)
         if shown is None:
             await self._remove(path)
-            return
+            return True
         try:
             await self._world.disk.replace(path, pack([peer.digest, shown.to_bytes()]))
         except StorageError as error:
             logger.warning("guest_not_kept %s: %s", path, error)
+            return False
+        return True
 
     async def _remove(self, path: str) -> None:
         try:

@@ -55,8 +55,8 @@ MAX_PASS: Final = 288
 """Bytes of a pass; one of an inviter takes 237."""
 MAX_USES: Final = 1_024
 """Identities of one invite: a class, a club. More people than that are an open run."""
-MAX_EXPIRY: Final = 2**40
-"""Seconds since 1970: exact in every reader."""
+MAX_EXPIRY: Final = 2**37
+"""Seconds since 1970: the year 6325, as of run files."""
 ID_CHARS: Final = 16
 """Characters of an invite's id: the head of its public key, by which it is taken back."""
 RUN_BYTES: Final = 32
@@ -67,7 +67,7 @@ EXPIRY_TOLERANCE: Final = 300.0
 ROLES: Final[Mapping[str, frozenset[Capability]]] = {
     "relay": frozenset({Capability.GOSSIP}),
     "inference": frozenset({Capability.GOSSIP, Capability.GENERATE}),
-    "trainer": frozenset({Capability.GOSSIP}),
+    "trainer": frozenset({Capability.GOSSIP, Capability.TRAIN}),
 }
 """What each role that can be invited may do. ``trainer``: of a run that pre-trains and admits
 members; officers are named in the run file."""

@@ -53,7 +53,13 @@ from p2p.node.admission import (
     UnusableEdition,
     check_same_run,
 )
-from p2p.node.credential import Credential
+from p2p.node.credential import (
+    Credential,
+    decode_credential_untrusted,
+    work_bits,
+    work_cost,
+    work_untrusted,
+)
 from p2p.node.guests import GuestBook
 from p2p.node.rival import (
     MAX_RIVAL_REQUEST,
@@ -104,6 +110,12 @@ is.
 """
 MAX_HINTS: Final = 64
 """Peers remembered as asked, or to be asked, for that reason: the officers of a large run."""
+
+STAMP_TIMES: Final = 10.0
+"""Times what a work stamp takes on average: a slow core, and one that is out of luck."""
+STAMP_GRACE: Final = (600.0, 3_600.0)
+"""Seconds at least and at most, after an edition that asks for more bits, in which those of the
+one before are enough: as windows of work have to be settled (`roles.trainer.core.windows`)."""
 
 MAX_PAUSE: Final = 30.0
 """Seconds between rounds of asking the bootstrap peers at most. The pause doubles from
@@ -209,6 +221,8 @@ class RunBook:
         """Epoch, warnings that were given of its end, and whether it was in force, at the last
         look.
         """
+        self._was_guest = False
+        """Whether an invite let this node in at the last look: that ends without an edition."""
         self._hints: dict[PeerId, float] = {}
         """When a peer that seemed to have another edition was asked last; infinite until it has
         been.
@@ -219,6 +233,8 @@ class RunBook:
         """Who is in by invite."""
         self.own_pass = b""
         """The pass of this node, if it was invited."""
+        self._stamp_grace: tuple[int, float] = (0, -math.inf)
+        """The bits of the edition before, and until when they are enough."""
         self.own_work = b""
         """The nonce of this node's work stamp, if it has made one."""
 
@@ -264,15 +280,16 @@ class RunBook:
         run = self._run
         return run is not None and run.needs_stamp(peer) and not self.guests.is_guest(run, peer)
 
-    def see(self, peer: PeerId, shown: bytes) -> Credential:
+    def see(self, peer: PeerId, shown: bytes) -> None:
         """Take up what a peer shows for itself. Raises `BadMessage`: `Uninvited`, with the
         remedy, of a pass that does not admit."""
         if self._run is None:
-            return Credential()
-        credential = self.guests.see(self._run, peer, shown)
+            return
+        credential = decode_credential_untrusted(shown)
+        if credential.invite:
+            self.guests.admit(self._run, peer, credential.invite)
         if shown and peer == self._world.signer.peer_id:
             self._changed.notify_all()
-        return credential
 
     def why_not(self, peer: PeerId, capability: Capability) -> str:
         """Why ``peer`` may not, with the remedy; empty if it may."""
@@ -283,11 +300,23 @@ class RunBook:
             return f"the run file of {run.name!r} has expired; ask its owner for a newer one"
         return self.guests.why_not(run, peer, capability)
 
-    def lacks_work(self, peer: PeerId) -> bool:
-        """Whether ``peer`` must show a work stamp of the run before it may submit work, and has
-        not."""
-        bits = 0 if self._run is None else self._run.guest_rules.stamp_bits
-        return bool(bits) and self.needs_stamp(peer) and not self.guests.has_worked(peer, bits)
+    def lacks_work(self, peer: PeerId, shown: bytes, *, at_once: bool = True) -> bool:
+        """Whether ``peer`` must show a work stamp of the run before it may submit work, and
+        what it shows now has none. ``at_once``: of the edition before is not enough.
+
+        Nothing is remembered: what a peer showed under an earlier edition, or before others
+        pushed it out of a table, it shows still. An invite for another role frees of nothing.
+        """
+        run = self._run
+        bits = 0 if run is None else run.guest_rules.stamp_bits
+        if run is None or not bits or not run.needs_stamp(peer):
+            return False
+        if self.guests.may(run, peer, Capability.GENERATE):
+            return False
+        before, until = self._stamp_grace
+        if not at_once and self._world.now() < until:
+            bits = min(bits, before)
+        return work_bits(run.id, peer, work_untrusted(shown)) < bits
 
     def show_work(self, nonce: bytes) -> None:
         """Show a work stamp of our own from now on."""
@@ -327,8 +356,12 @@ class RunBook:
         self._told = (run.epoch, due, self.in_force)
         if due > (told if epoch == run.epoch else 0):
             self._warn(run, due, left)
-        if was_in_force is not self.in_force:
+        was_guest, self._was_guest = self._was_guest, self._is_guest(run)
+        if was_in_force is not self.in_force or was_guest is not self._was_guest:
             self._changed.notify_all()
+
+    def _is_guest(self, run: SignedRun) -> bool:
+        return self.guests.is_guest(run, self._world.signer.peer_id)
 
     def _warn(self, run: SignedRun, due: int, left: float) -> None:
         remedy = "ask its owner for a newer edition, and start one node with it: --run FILE"
@@ -481,6 +514,7 @@ class RunBook:
             run = await self._judge(document)
             if run is None:
                 return False
+            self._note_stamps(run)
             self._run = self._pin = run
             self._is_pinned = False
             self._told = (0, 0, True)
@@ -493,6 +527,17 @@ class RunBook:
         logger.info("run.pinned id=%s owner=%s epoch=%d", run.id.hex(), run.owner, run.epoch)
         self._world.trace("run.pinned", epoch=run.epoch)
         return True
+
+    def _note_stamps(self, newer: SignedRun) -> None:
+        """An edition that asks for more work gives those who are at work time to do it: what
+        they have committed to would be found missing meanwhile."""
+        if self._run is None:
+            return
+        before, asked = self._run.guest_rules.stamp_bits, newer.guest_rules.stamp_bits
+        if asked > before:
+            least, most = STAMP_GRACE
+            time = min(max(least, STAMP_TIMES * work_cost(asked)), most)
+            self._stamp_grace = before, self._world.now() + time
 
     async def _keep(self) -> None:
         """Write the newest edition down, unless it is."""

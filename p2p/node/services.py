@@ -102,6 +102,11 @@ class Node:
         """Whether ``peer`` has ``capability`` in this run."""
         return self.book.may(peer, capability)
 
+    def lacks_work(self, peer: PeerId) -> bool:
+        """Whether ``peer`` must make a work stamp before it may submit work, and its newest
+        heartbeat shows none that will do."""
+        return self.book.lacks_work(peer, self.membership.shown_by(peer), at_once=False)
+
     def role_table(self, name: str) -> Mapping[str, object]:
         """The configuration table ``[role.<name>]``, empty if there is none."""
         return self.config.role.get(name, {})

@@ -12,6 +12,8 @@ from p2p.wire import KI
 
 LEAST_RATE: Final = 16 * KI
 """Bytes per second. Below it a chunk of 4 MiB takes four minutes, and peers give it up."""
+MOST_RATE: Final = 1024.0**4
+"""Bytes per second: no machine's line carries a TiB, and heartbeats have whole numbers."""
 MINUTE: Final = 60.0
 """Seconds."""
 _DAY: Final = 24 * 60
@@ -38,9 +40,10 @@ class ShareConfig:
 
     def __post_init__(self) -> None:
         for name, rate in (("upload", self.upload), ("download", self.download)):
-            if rate and not rate >= LEAST_RATE:
+            if rate and not LEAST_RATE <= rate <= MOST_RATE:
                 raise ValueError(
-                    f"{name} is at least {LEAST_RATE} bytes per second, or 0 for no limit"
+                    f"{name} is at least {LEAST_RATE} bytes per second and at most a TiB, or 0"
+                    " for no limit"
                 )
         if self.disk < 0:
             raise ValueError("disk is a number of bytes, or 0")

@@ -23,8 +23,12 @@ class RunMembers:
 
     def __init__(self, node: Node, joining: Joining) -> None:
         self._node = node
-        self._capability = Capability.PUBLISH if joining is Joining.NAMED else Capability.GOSSIP
+        self._capability = Capability.PUBLISH if joining is Joining.NAMED else Capability.TRAIN
 
     def may_train(self, peer: PeerId) -> bool:
         """See `MayTrain`."""
         return self._node.may(peer, self._capability)
+
+    def why_not(self, peer: PeerId) -> str:
+        """Why ``peer`` may not be one, with the remedy; empty if it may."""
+        return self._node.book.why_not(peer, self._capability)

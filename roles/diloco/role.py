@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Final
+
+import trio
 
 from p2p.errors import ConfigError
 from p2p.node.node import Node
@@ -18,6 +21,8 @@ from roles.envs.mix import EnvironmentSetup
 from roles.run import Run, run_of
 from roles.shared.model_files import check_base, keep_model_files
 from roles.trainer.config import TrainerConfig
+
+logger = logging.getLogger(__name__)
 
 JOB: Final = "trainer"
 """The role that plays a member."""
@@ -50,7 +55,9 @@ class DilocoMember:
             f"training loss {loss:.3f}" if isinstance(loss, float) else "no loss yet",
         ]
         now = "the run has all its rounds" if self.session.is_over else "learning"
-        if health.get("is_stalled"):
+        if health.get("rests"):
+            now = "resting" if not health.get("is_member") else "leaving after this round"
+        elif health.get("is_stalled"):
             now = "waiting: too few members are heard for a majority"
         facts = (Fact("now", now), Fact("work", ", ".join(parts)))
         return Progress(facts=facts, over=self.session.is_over)
@@ -67,6 +74,7 @@ class DilocoMember:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
         environments = self._environments(node, run, folder)
+        members = RunMembers(node, terms.joining)
         async with open_inner(
             node.world,
             replace(engine_config, profile=config.profile, autocast=config.autocast),
@@ -83,9 +91,33 @@ class DilocoMember:
                 config.diloco,
                 engine,
                 run.terms.trainers,
-                RunMembers(node, terms.joining),
+                members,
             )
-            await self.session.work_forever()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._heed, node, self.session, members)
+                await self.session.work_forever()
+
+    async def _heed(self, node: Node, session: DilocoSession, members: RunMembers) -> None:
+        """Leave while this machine's owner pauses the node, or outside its hours, and say so in
+        a line and a heartbeat; say, too, if the run does not admit it. Works until
+        cancelled."""
+        me, said, told = node.membership.me, "", ""
+        while True:
+            unwanted = members.why_not(node.peer_id)
+            if unwanted and unwanted != told:
+                logger.warning("no member takes this node in: %s", unwanted)
+            told = unwanted
+            why_not = node.rest.why_not
+            session.rest(bool(why_not))
+            if why_not != said:
+                others = tuple(role for role in me.profile.roles if role != JOB)
+                me.update(roles=others if why_not else (*others, JOB))
+                if why_not:
+                    logger.warning("the trainer leaves after this round: %s", why_not)
+                else:
+                    logger.warning("the trainer joins again at the next round's end")
+                said = why_not
+            await node.book.wait_change()
 
     def _environments(
         self, node: Node, run: Run, folder: str | None

@@ -11,6 +11,10 @@ A record whose state was computed here is in force at once. One that was decided
 caught up with by its mean, or by the state itself, fetched from all members that are heard and
 judged by the record's digests. A joiner does the same: it needs nothing but the records.
 
+A member whose owner pauses it finishes its round, says that it leaves, and is out at the next
+border (`DilocoSession.rest`). It goes on following the records, so that it is back at the first
+border after it was resumed.
+
 A state is on disk before it is in force. If the disk refuses it, the run goes on from memory,
 as others hold it too; the older state stays whole, and the next step tries again.
 """
@@ -149,6 +153,8 @@ class DilocoSession:
         self.figures = MemberFigures()
         self.is_over = False
         """Whether the run has all its steps."""
+        self._rests = False
+        """Whether its owner wants it to begin no round."""
         self.sample = ""
         """What the final model writes."""
         self.core: RoundCore
@@ -195,6 +201,7 @@ class DilocoSession:
             "done": self.is_over,
             "is_member": core.is_member,
             "is_stalled": core.is_stalled,
+            "rests": self._rests,
             "members": [str(peer) for peer in core.members],
             "heard": len(core.live(now)),
             "convicted": [str(peer) for peer in core.convicted],
@@ -256,6 +263,8 @@ class DilocoSession:
             anchor=terms.anchor,
             now=world.now(),
         )
+        if self._rests:
+            self._feed(ev.Leave())
         if held >= 0:
             self._serve_state(held, await self._digested(DigestedState.of, self._state))
         ready = self.core.round.ready
@@ -273,6 +282,13 @@ class DilocoSession:
             logger.warning("diloco_update_lost step=%d: this step is sat out", ready.step)
         else:
             self._update_root = self.server.offer(Blob.of(pieces))
+
+    def rest(self, rests: bool) -> None:
+        """Leave at the next border, or take part again."""
+        if rests is not self._rests:
+            self._rests = rests
+            if hasattr(self, "core"):
+                self._feed(ev.Leave() if rests else ev.Stay())
 
     # Events and effects.
 
@@ -547,7 +563,8 @@ class DilocoSession:
         core = self.core
         if self.is_over and not self.sample:
             return core.held == core.record.step
-        return core.is_member and core.round.ready is None and not self.is_over
+        is_free = core.round.ready is None and not self._rests
+        return core.is_member and is_free and not self.is_over
 
     def _is_current(self, record: Record) -> bool:
         return self.core.record is record
@@ -590,7 +607,8 @@ class DilocoSession:
         while self._is_current(record) and self.core.round.ready is None:
             await self._news.wait()
         await self._score(record, trial)
-        if self._terms.overlap and record.step + 1 < self._terms.outer_steps:
+        has_next = record.step + 1 < self._terms.outer_steps and not self._rests
+        if self._terms.overlap and has_next:
             # The next record is not there yet: these windows are this member's if all stay.
             self._ahead = InnerProgress(record.step + 1)
             behind = window + len(record.members) * self._terms.phase_windows

@@ -99,14 +99,16 @@ async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float:
 
 
 async def _observed(host: SwarmHost, peer: PeerId) -> str:
-    """The IP address from which ``peer`` sees us come, by identify, if it says."""
+    """The IP address from which ``peer`` sees us come, by identify, if it says one. A name is
+    none: to look it up would be to ask whom the peer likes."""
     try:
         with trio.fail_after(ASK_SECONDS):
             async with await host.open_stream(peer, identify.PROTOCOL_ID) as stream:
                 seen = (await identify.receive_info(stream)).observed_addr
     except PEER_TROUBLE:
         return ""
-    return "" if seen is None else seen.host_port[0]
+    kind, place = ("", "") if seen is None else seen.parts[0]
+    return place if kind in ("ip4", "ip6") else ""
 
 
 def local_address(host: str) -> str:

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Final, TypeAlias
 
 from p2p.sandbox.confinement import Mechanism
+from p2p.wire import MIB
 from roles.doctor.sighting import Sighting
 from roles.engines.config import GIB, EngineConfig, MachineLimits
 from roles.engines.hardware import CUDA_BUILD, threads_of
@@ -89,6 +90,11 @@ def check_gpu(seen: Sighting) -> Finding:
     return Finding("gpu", Level.OK, "none: engines compute on the CPU")
 
 
+def _amount(size: int) -> str:
+    """Bytes of memory for people, beside others in GiB."""
+    return f"{size / GIB:.1f}" if size >= GIB / 10 else f"{size / MIB:.0f} MiB"
+
+
 def check_gpu_memory(seen: Sighting) -> Finding:
     """Whether the run fits the GPU that ``auto`` takes."""
     if not seen.torch.cards:
@@ -97,7 +103,7 @@ def check_gpu_memory(seen: Sighting) -> Finding:
     has = f"{card.memory / GIB:.1f} GiB on {card.name}"
     if seen.need is None:
         return Finding("gpu memory", Level.OK, has)
-    wants = f"{has}, the run {seen.need.name!r} asks for {seen.need.memory / GIB:.1f}"
+    wants = f"{has}, the run {seen.need.name!r} asks for {_amount(seen.need.memory)}"
     if card.memory < seen.need.memory:
         return Finding(
             "gpu memory", Level.FAIL, wants,
@@ -111,7 +117,7 @@ def check_memory(seen: Sighting) -> Finding:
     has = f"{seen.memory / GIB:.1f} GiB" if seen.memory else "unknown"
     if seen.need is None:
         return Finding("memory", Level.OK, has)
-    wants = f"{has}, the run {seen.need.name!r} asks for {seen.need.memory / GIB:.1f}"
+    wants = f"{has}, the run {seen.need.name!r} asks for {_amount(seen.need.memory)}"
     if seen.memory and seen.memory < seen.need.memory and not seen.torch.cards:
         return Finding("memory", Level.FAIL, wants, "take another machine, or another run")
     if seen.need.memory > MachineLimits().memory:

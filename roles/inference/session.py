@@ -206,7 +206,8 @@ class InferenceSession:
             self.counts.doing = Doing.WAITS_FOR_POLICY
             await node.shardcast.wait_policy(outbox.newest)
             while True:
-                await self._standing.wait()
+                if not self._places:
+                    await self._standing.wait()
                 submission = await self._produce_sometime()
                 if self._windows is not None and self._windows.is_live:
                     self._windows.add(submission)
@@ -260,7 +261,8 @@ class InferenceSession:
         return place.groups()
 
     async def _keep(self, place: OpenPlace) -> Submission:
-        """Sign a full place, and put it on disk."""
+        """Sign a full place, as soon as the run file allows it, and put it on disk."""
+        await self._standing.wait_run()
         node, order = self.node, place.order
         content = encode_groups(self.groups_of(place))
         commitment = Commitment(
@@ -275,7 +277,9 @@ class InferenceSession:
 
     async def _begin_next(self) -> bool:
         """Give the engine one place more; False if it has to go on with what it has."""
-        if self._places and (not self.engine.has_room or self._is_behind()):
+        if self._places and (
+            not self.engine.has_room or self._is_behind() or self._standing.is_paused
+        ):
             return False
         if not self._has_turn:
             if self._places:

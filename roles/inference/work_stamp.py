@@ -31,7 +31,7 @@ async def keep_stamped(node: Node) -> None:
     if await disk.size(WORK_PATH) is not None:
         book.show_work(await disk.read(WORK_PATH, 0, NONCE_BYTES))
     while True:
-        while book.lacks_work(node.peer_id):
+        while book.lacks_work(node.peer_id, shown_by(book, node.dht)):
             nonce = await _make(node, run_of(node).terms.admission.stamp_bits)
             try:
                 await disk.replace(WORK_PATH, nonce)

@@ -18,6 +18,7 @@ from p2p.node.process import check_key_place, check_platform
 from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, say
 from roles.demo.processes import lay_base
+from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
 from roles.models.fetch import base_folder
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
@@ -30,6 +31,8 @@ from roles.shared.model_files import FOLDER
 
 PORT: Final = 4001
 """Where the trainer listens by the lines that are printed: libp2p's usual port."""
+PORTS: Final = 32
+"""Of those from `PORT` on, so many are tried: another run on this machine may have it."""
 
 
 def main(options: argparse.Namespace) -> int:
@@ -169,9 +172,11 @@ def describe(folder: RunFolder, run: Run) -> Iterator[str]:
 def start_lines(folder: RunFolder, run: Run) -> Iterator[str]:
     """The command of each node."""
     (trainer,) = run.terms.trainers
+    tried = range(PORT, PORT + PORTS)
+    port = next((one for one in tried if not try_port(one)), PORT)
     for name, role in folder.cast().items():
         line = f"shoal node --role {role} --data {folder.node(name)} --config {folder.config}"
         if role == TRAINER:
-            yield f"{line} --run {folder.document} --listen /ip4/0.0.0.0/tcp/{PORT}"
+            yield f"{line} --run {folder.document} --listen /ip4/0.0.0.0/tcp/{port}"
         else:
-            yield f"{line} --bootstrap /ip4/127.0.0.1/tcp/{PORT}/p2p/{trainer}"
+            yield f"{line} --bootstrap /ip4/127.0.0.1/tcp/{port}/p2p/{trainer}"

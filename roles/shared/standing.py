@@ -57,6 +57,12 @@ class RoleStanding:
         return self.objection or self._node.rest.why_not
 
     @property
+    def is_paused(self) -> bool:
+        """Whether it is this machine's owner alone who lets the role begin nothing: what it has
+        begun it finishes."""
+        return bool(self._node.rest.why_not) and not self.objection
+
+    @property
     def objection(self) -> str:
         """Why the run does not let the role work, even to finish what it has begun."""
         run = self.run
@@ -88,7 +94,7 @@ class RoleStanding:
         why_not = book.why_not(own, Capability.GENERATE)
         if why_not:
             return f"epoch {run.epoch} of run {run.name!r} does not admit it: {why_not}"
-        if book.lacks_work(own):
+        if self._node.lacks_work(own):
             return f"it makes {run.work_stamp}"
         return ""
 

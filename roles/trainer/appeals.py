@@ -5,6 +5,7 @@ Theory of operation
 A worker that is refused, or left waiting, tells the trainer (`roles.protocol.core.refusals`).
 An appeal costs the trainer a pass of its model over one submission, so it is rationed: a few an
 hour for each identity, one at a time for all, and none any more for who has appealed in vain.
+Names without accepted work cost nothing, so theirs are tried last, and one a minute.
 What the trainer's engine finds in order was rejected wrongly; what that says of the validator,
 `roles.trainer.watch` weighs. Work that is a little beyond a limit here, too, is nobody's fault.
 
@@ -34,7 +35,7 @@ from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from p2p.wire import FrameReader
+from p2p.wire import FrameReader, Holds
 from p2p.world import decode_off_loop
 from roles.engines.base import EngineError
 from roles.envs.client import ContainedEnvironment
@@ -55,7 +56,7 @@ from roles.protocol.core.refusals import (
 from roles.protocol.replay import open_refused, violated
 from roles.protocol.request import PATIENCE
 from roles.run import Run
-from roles.shared.seats import Seats
+from roles.shared.seats import STRANGERS, Seat, Seats
 from roles.shared.sizes import MAX_VERDICT
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
@@ -74,6 +75,14 @@ COMPLAINTS: Final = 60.0
 """Complaints of one identity an hour: one a minute is more than a validator takes to answer."""
 MAX_WAITING: Final = 16
 """Appeals that wait for the engine. A step waits for one group of them at most."""
+NEWCOMERS_WAITING: Final = MAX_WAITING // 2
+"""Of workers without accepted work, whose names cost nothing: they are tried when no other
+waits."""
+NEWCOMERS: Final = 1 / 60
+"""Of them that are tried a second, as of their bans (`roles.validator.prosecution`): each is a
+forward pass of the engine that learns."""
+NEWCOMERS_AT_ONCE: Final = 32.0
+"""Of them after a pause: a validator that rejects every newcomer is convicted by one."""
 MAX_WORKERS: Final = 4_096
 """Identities whose appeals are counted, or heard no more."""
 MAX_RULED: Final = 1_024
@@ -83,8 +92,29 @@ MAX_RULED: Final = 1_024
 @dataclass(slots=True, eq=False)
 class _Case:
     appeal: Appeal | Acceptance
+    is_newcomers: bool
     done: trio.Event = field(default_factory=trio.Event)
-    ruling: tuple[Ruled, str] = (Ruled.LATER, "the trainer is busy")
+    ruling: tuple[Ruled, str] = (Ruled.LATER, "it waits for the trainer's engine")
+
+
+@dataclass(frozen=True, slots=True)
+class _Counting:
+    """A stream whose bytes count for the seat in which it is read."""
+
+    stream: Stream
+    seat: Seat
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        data = await self.stream.receive_some(max_bytes)
+        self.seat.received += len(data)
+        return data
+
+    def keep(self, size: int) -> None:
+        if isinstance(self.stream, Holds):
+            self.stream.keep(size)
+
+
+_BUSY: Final = (Ruled.LATER, "the trainer is busy")
 
 
 class AppealDesk:
@@ -115,7 +145,8 @@ class AppealDesk:
         """Told of content that is not to be learnt from."""
         self._has_worked = has_worked
         self._has_room = has_room
-        self._seats = Seats()
+        self._seats = Seats(strangers=STRANGERS)
+        self._newcomers = RateLimit(NEWCOMERS, NEWCOMERS_AT_ONCE)
         self._appeals: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_WORKERS)
         self._complaints: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_WORKERS)
         self._barred: BoundedDict[PeerId, None] = BoundedDict(MAX_WORKERS)
@@ -130,22 +161,41 @@ class AppealDesk:
 
     async def serve(self, stream: Stream) -> None:
         """A `StreamHandler`: one question in, one ruling out."""
-        peer, ruling = stream.peer, (Ruled.LATER, "the trainer is busy")
-        if not self._node.may(peer, Capability.GENERATE) or self._standing.why_not:
-            ruling = Ruled.LATER, "the trainer rests, or you may not generate in this run"
-        elif peer in self._barred:
-            ruling = Ruled.IN_VAIN, "you have appealed in vain before"
-        else:
-            with self._seats.seat(peer) as seated:
-                if seated:
-                    most = self._run.terms.work_size.max_submission + 2 * MAX_VERDICT
-                    payload = None
-                    with trio.move_on_after(ASK_SECONDS):
-                        payload = await FrameReader(stream, most).receive()
-                    if payload is None:
-                        return
-                    ruling = await self.hear(peer, payload)
+        ruling = self._why_unheard(stream.peer)
+        if ruling is None:
+            payload = await self._read(stream)
+            ruling = _BUSY if payload is None else await self.hear(stream.peer, payload)
         await send_frame(stream, encode_ruling(*ruling))
+
+    def _why_unheard(self, peer: PeerId) -> tuple[Ruled, str] | None:
+        """What a peer is told of which not a byte is read; None if it is heard. Who is banned
+        is: this may be how it says that it should not be."""
+        if not self._node.may(peer, Capability.GENERATE) or self._standing.why_not:
+            return Ruled.LATER, "the trainer rests, or you may not generate in this run"
+        if self._node.lacks_work(peer):
+            return Ruled.LATER, self._run.lacks_stamp
+        if peer in self._barred:
+            return Ruled.IN_VAIN, "you have appealed in vain before"
+        return None
+
+    async def _read(self, stream: Stream) -> bytes | None:
+        """The question on ``stream``; None if there is no seat for it, or it is too slow."""
+        peer, most = stream.peer, self._run.terms.work_size.max_submission + 2 * MAX_VERDICT
+        with trio.move_on_after(ASK_SECONDS) as scope:
+            seat = self._seats.take(
+                peer,
+                self._node.world.now(),
+                network=self._node.host.network_of(peer),
+                is_stranger=not self._has_worked(peer),
+                evict=scope.cancel,
+            )
+            if seat is None:
+                return None
+            try:
+                return await FrameReader(_Counting(stream, seat), most).receive()
+            finally:
+                self._seats.leave(seat)
+        return None
 
     async def hear(self, peer: PeerId, payload: bytes) -> tuple[Ruled, str]:
         """What comes of a question of ``peer``. Raises `BadMessage` if it is none, or not
@@ -178,9 +228,14 @@ class AppealDesk:
     ) -> tuple[Ruled, str]:
         now, commitment = self._node.world.now(), complaint.commitment
         judges = away_of(self._node).judges_of(self._run, worker, commitment.version)
+        age = self._node.shardcast.newest - commitment.version
+        # a worker could name the version whose judge is the one that it likes
+        is_of_now = 0 <= age <= self._run.terms.recipe.lag
         # where lots fall, each validator is the judge of some of its places
         is_its_judge = self._run.terms.has_lots or validator in judges
-        if not self._has_worked(worker) or not self._has_room() or not is_its_judge:
+        if not is_of_now or not is_its_judge:
+            return Ruled.UNSURE, "it is not the judge of work that can be used"
+        if not self._has_worked(worker) or not self._has_room():
             return Ruled.UNSURE, "it does not count"
         if not _meter(self._complaints, worker, COMPLAINTS).allows(1.0, now):
             return Ruled.LATER, "too many complaints"
@@ -193,23 +248,33 @@ class AppealDesk:
             return self._ruled[key]
         case = self._waiting.get(key)
         if case is None:
-            if len(self._waiting) >= MAX_WAITING:
-                return Ruled.LATER, "too many appeals wait"
-            meter = _meter(self._appeals, worker, APPEALS)
-            if not meter.allows(1.0, self._node.world.now()):
-                return Ruled.LATER, f"at most {APPEALS:g} appeals an hour"
-            case = self._waiting[key] = _Case(appeal)
+            why_not = self._why_not_tried(worker)
+            if why_not:
+                return Ruled.LATER, why_not
+            case = self._waiting[key] = _Case(appeal, not self._has_worked(worker))
             self._asked.notify_all()
         with trio.move_on_after(PATIENCE):
             await case.done.wait()
         return case.ruling
+
+    def _why_not_tried(self, worker: PeerId) -> str:
+        """Why another appeal of a worker does not wait for the engine; empty if it does."""
+        now, is_newcomer = self._node.world.now(), not self._has_worked(worker)
+        waiting = [one.is_newcomers for one in self._waiting.values()]
+        if len(waiting) >= MAX_WAITING or (is_newcomer and sum(waiting) >= NEWCOMERS_WAITING):
+            return "too many appeals wait"
+        if not _meter(self._appeals, worker, APPEALS).allows(1.0, now):
+            return f"at most {APPEALS:g} appeals an hour"
+        if is_newcomer and not self._newcomers.allows(1.0, now):
+            return "too many appeals of nodes without accepted work"
+        return ""
 
     async def work_forever(self) -> None:
         """Try what waits, one appeal after the other, until cancelled. Raises `WorkerDied`."""
         while True:
             while not self._waiting:
                 await self._asked.wait()
-            key, case = next(iter(self._waiting.items()))
+            key, case = min(self._waiting.items(), key=lambda one: one[1].is_newcomers)
             case.ruling = await self._try(case.appeal)
             self._ruled.renew(key, case.ruling)
             del self._waiting[key]

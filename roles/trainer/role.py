@@ -160,7 +160,8 @@ class Trainer:
     async def _learn(self, node: Node, run: Run) -> None:
         limits, config = self._config.machine, self._config
         run.check_job(node.peer_id, self.name)
-        run.check_store(node.config.shardcast.keep_versions)
+        kept = node.config.shardcast
+        run.check_store(kept.keep_versions, kept.keep_bytes)
         engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
         if run.terms.model.base and node.shardcast.newest == NO_POLICY:
             await check_base(node.world, run)

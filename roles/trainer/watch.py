@@ -33,7 +33,13 @@ from roles.protocol.away import away_of
 from roles.protocol.core.away import MAX_AWAY, Away, away_topic
 from roles.protocol.core.lies import STRIKES, WINDOW, Weight
 from roles.protocol.core.messages import SignedVerdict
-from roles.protocol.core.refusals import REFUSAL_KIND, REFUSALS, Appeal, FalseRefusal
+from roles.protocol.core.refusals import (
+    REFUSAL_KIND,
+    REFUSALS,
+    Appeal,
+    FalseRefusal,
+    accusation,
+)
 from roles.run import run_of
 from roles.run.core.proposal import MAX_WHY, Proposal
 from roles.shared.durable import Durable
@@ -115,7 +121,9 @@ class ValidatorWatch:
         validator, content = verdict.validator, verdict.commitment.content
         self.complain(validator, verdict.commitment.node)
         refusal = FalseRefusal(verdict, f"{REFUSALS}/{content.hex()}")
-        weight = refusal.finding.weight if self._auditor.may_accuse() else Weight.BORDERLINE
+        run = run_of(self._node)
+        finding = accusation(verdict, run.terms.limits, run.shape())
+        weight = finding.weight if self._auditor.may_accuse() else Weight.BORDERLINE
         looks = self._looks_at(validator)
         strike = refusal if weight is Weight.STRIKE else None
         looks.note(content, strike, verdict.commitment.node)

@@ -118,6 +118,10 @@ class Judge:
 
     def window_state(self, window: Window) -> PlaceState:
         """What filling the places of ``window`` now, one behind the other, would be."""
+        if self._may_succeed(window.node, window.version):
+            self._sequences.succeed_all(
+                window.node, window.version, window.places, self._openings
+            )
         return self._sequences.judge_all(window.node, window.version, window.places)
 
     def fill_window(self, window: Window) -> None:
@@ -263,15 +267,20 @@ class Judge:
     def _succeed(self, commitment: Commitment) -> None:
         """Forgive the places that another validator judged before this edition, while it is
         new."""
-        if self._world.now() >= self._succeeds_until:
-            return
         node, version = commitment.node, commitment.version
-        if self._before is not None:
-            judge = validator_among(self._before, self.run.id, node, version, self._were_away)
-            if judge == self.node.host.peer_id:  # all its places were judged here
-                return
-        lot = self._lots.randint(1, LOT)
-        self._sequences.succeed(node, version, commitment.index, self._openings, lot)
+        if self._may_succeed(node, version):
+            lot = self._lots.randint(1, LOT)
+            self._sequences.succeed(node, version, commitment.index, self._openings, lot)
+
+    def _may_succeed(self, node: PeerId, version: PolicyVersion) -> bool:
+        """Whether this is a new edition, or other lots came here of late, and another validator
+        may have judged the node under ``version`` before."""
+        if self._world.now() >= self._succeeds_until:
+            return False
+        if self._before is None:
+            return True
+        judge = validator_among(self._before, self.run.id, node, version, self._were_away)
+        return judge != self.node.host.peer_id
 
     async def take_up_edition(self, durable: Durable) -> None:
         """Before the first judgement: have the validators changed since this one judged

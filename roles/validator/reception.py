@@ -188,7 +188,7 @@ class Reception:
                 reply = self._refuse("not admitted", why_not)
             elif why_banned := bans_of(self._node).why_banned(stream.peer):
                 reply = self._refuse("banned", why_banned)
-            elif self._node.book.lacks_work(stream.peer):
+            elif self._node.lacks_work(stream.peer):
                 reply = self._refuse("no work stamp", self._judge.run.lacks_stamp, retry=True)
             elif not await self._pass_door(stream.peer):
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)

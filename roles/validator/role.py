@@ -77,7 +77,8 @@ class Validator:
         """Judge until cancelled."""
         run = run_of(node)
         run.check_job(node.peer_id, self.name)
-        run.check_store(node.config.shardcast.keep_versions)
+        kept = node.config.shardcast
+        run.check_store(kept.keep_versions, kept.keep_bytes)
         self._watch = TrainerWatch(node)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch.watch)

@@ -9,6 +9,7 @@ import io
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -28,6 +29,7 @@ from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
 from roles.own.drafts import Plan, Source, write_draft
+from roles.own.init import start_lines
 from roles.own.layout import RunFolder
 from roles.rl.recipes import NETWORK, SMALL_MODEL
 from roles.run import Run, decode_run_untrusted
@@ -111,7 +113,12 @@ def test_init_makes_keys_draft_and_signed_run(
     lines = [line for line in said.splitlines() if line.startswith("shoal node --role ")]
     assert len(lines) == 5
     assert "--run" in lines[0]
-    assert all(line.endswith(f"/tcp/4001/p2p/{peers['trainer']}") for line in lines[1:])
+    port = lines[0].rpartition("/tcp/")[2]
+    assert all(line.endswith(f"/tcp/{port}/p2p/{peers['trainer']}") for line in lines[1:])
+    with socket.socket() as other:  # another run on this machine
+        other.bind(("0.0.0.0", int(port)))
+        other.listen(1)
+        assert f"/tcp/{port}" not in "".join(start_lines(RunFolder(folder), run))
     before = (folder / "run.shoal").read_bytes()
     code, said = init(capsys, folder)
     assert (code, "holds a run already: start it with shoal run start" in said) == (2, True)

@@ -252,3 +252,43 @@ def test_a_member_of_another_run_is_not_listened_to(quiet: Quiet) -> None:
     assert metrics["convicted"] == 0
     assert metrics["members_end"] == 3
     assert metrics["newest"] == 6
+
+
+@pytest.mark.parametrize("settings", [{}, {"overlap": 1}, {"parallel": 1}])
+def test_a_paused_member_leaves_at_a_border_and_comes_back(
+    monkeypatch: pytest.MonkeyPatch, settings: Mapping[str, int]
+) -> None:
+    """It went on computing for others on a machine that its owner wanted for something else."""
+    session: list[DilocoSession] = []
+    at: list[int] = []
+    taken: list[int] = []
+    work = DilocoSession.work_forever
+
+    async def paused(self: DilocoSession) -> None:
+        if self._host.peer_id != self._founders[1]:
+            await work(self)
+            return
+        session.append(self)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(work, self)
+            while self.step < 1:
+                await self._world.sleep(0.5)
+            self.rest(True)
+            while self.step < 4:
+                await self._world.sleep(0.5)
+                if self.step >= 3:
+                    taken.append(self.figures.inner_steps)
+            at.append(self.step)
+            assert not self.core.is_member
+            self.rest(False)
+
+    monkeypatch.setattr(DilocoSession, "work_forever", paused)
+    metrics = played(changed(founders(settings), {"rounds": 8}))
+    (one,) = session
+    members = [one.core.me in record.members for record in one.core.records]
+    assert metrics["rounds"] == 8
+    assert metrics["convicted"] == 0
+    assert metrics["members_end"] == 4
+    assert not any(members[3 : at[0] + 1])
+    assert members[-1]
+    assert len({*taken}) == 1  # nothing is computed meanwhile

@@ -134,3 +134,38 @@ def test_what_a_trainer_may_still_use_is_drawn_to_its_end(
     assert (judge["rejected"], judge["left_out"]) == (0, 0)
     assert max(watched.behind) > 0
     watched.check_order()
+
+
+def test_a_paused_worker_draws_to_its_end_what_its_engine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It waited with the places half drawn in a batch that had room, until it was resumed."""
+    watched = Watched(monkeypatch, turn=0.2)
+    begun: list[int] = []
+    left: list[int] = []
+
+    class Pausing(Lingering):
+        async def disturb(self, swarm: Swarm) -> None:
+            node, (role,) = self._open["inference-1"]
+            session = getattr(role, "_session", None)
+            assert isinstance(session, InferenceSession)
+            while len(session._places) < UNDER_WAY:
+                await swarm.sleep(0.05)
+            await node.rest.pause()
+            begun.append(session._places.next_index)
+            await swarm.sleep(10.0)
+            left.append(len(session._places))
+            handed_in = [
+                one.commitment.index
+                for one in watched.handed_in
+                if one.commitment.node == node.peer_id
+                and one.commitment.version == session.loaded
+            ]
+            begun.append(max(handed_in) + 1)
+            await node.rest.resume()
+
+    health = perform(Pausing(CAST), steps=5)
+    assert health["done"] == 1
+    assert left == [0]
+    assert begun[0] == begun[1]  # nothing was begun, and nothing left out
+    watched.check_order()

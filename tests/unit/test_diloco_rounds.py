@@ -204,6 +204,10 @@ def test_a_member_that_leaves_is_out_at_the_next_border() -> None:
         swarm.machines[1].peer not in record.members
         for record in swarm.machines[0].records[at + 2 :]
     )
+    swarm.feed(swarm.machines[1], ev.Stay())  # it is back as a joiner is
+    swarm.run(100)
+    swarm.check()
+    assert swarm.machines[1].peer in swarm.machines[0].records[-1].members
 
 
 @pytest.mark.parametrize("seed", swept(range(10), 3))

@@ -135,6 +135,12 @@ def test_every_check_has_a_machine_on_which_it_complains() -> None:
     assert {name for name, *_ in LACKS.values()} == {one.name for one in examine(SOUND)}
 
 
+def test_what_a_small_run_asks_for_is_more_than_nothing() -> None:
+    seen = replace(SOUND, need=replace(NEED, memory=3 * 2**20))
+    assert finding("memory", seen).seen == "64.0 GiB, the run 'ours' asks for 3 MiB"
+    assert finding("gpu memory", seen).seen.endswith("asks for 3 MiB")
+
+
 def test_clocks_may_differ_as_signed_records_allow() -> None:
     assert finding("clock", replace(SOUND, now=SOUND.newest - 299)).level is Level.OK
 

@@ -63,12 +63,20 @@ def report(step: int = 1, **change: float) -> StepReport:
     ("change", "said"),
     [
         ({"k3": 1.08}, "step 1 goes wrong: k3 is 1.08, over 0.5. Lower `rate`"),
-        ({"ratio_max": 227.0}, "step 1 goes wrong: ratio_max is 227, over 20. Lower `rate`"),
+        (
+            {"ratio_max": 227.0, "k3": 0.2},
+            "step 1 goes wrong: ratio_max is 227, over 20. Lower `rate`",
+        ),
     ],
 )
 def test_a_step_too_far_from_its_samplers_is_told(change: dict[str, float], said: str) -> None:
     assert LearningGuards().why_wrong(report()) == ""
     assert LearningGuards().why_wrong(report(**change)).startswith(said)
+
+
+def test_one_token_among_thousands_is_no_step_that_goes_wrong() -> None:
+    """`shoal run init --nodes 1` said so of steps 11, 14 and 23, and learnt well."""
+    assert LearningGuards().why_wrong(report(ratio_max=157.0, k3=0.0098)) == ""
 
 
 def test_entropy_that_rises_for_five_steps_is_told() -> None:

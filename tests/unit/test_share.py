@@ -76,6 +76,7 @@ def test_hours_are_this_machines_and_may_pass_midnight(
     ("table", "said"),
     [
         ("upload = 100", "upload is at least 16384"),
+        ("upload = inf", "at most a TiB"),
         ('hours = "20-7"', "hours are such as"),
         ('hours = "24:00-07:00"', "hours are such as"),
         ('hours = "07:00-07:00"', "hours are such as"),

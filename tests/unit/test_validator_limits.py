@@ -207,9 +207,13 @@ def test_a_pool_smaller_than_a_step_is_refused() -> None:
 
 def test_a_store_too_small_for_the_runs_lag_is_named() -> None:
     run = sign_run(replace(TERMS, recipe=replace(TERMS.recipe, lag=4)), OWNER)
-    run.check_store(5)
+    run.check_store(5, 2**40)
     with pytest.raises(ConfigError, match=r"keep_versions in .shardcast. to at least 5"):
-        run.check_store(4)
+        run.check_store(4, 2**40)
+    size = 4 * run.terms.model.shape.parameters
+    run.check_store(5, 5 * size)
+    with pytest.raises(ConfigError, match=r"disk in \[share\]"):
+        run.check_store(5, 5 * size - 1)
 
 
 def test_a_job_that_a_node_cannot_do_is_named_before_it_waits_for_ever() -> None:

@@ -53,7 +53,7 @@ class Sparing(Inference):
     name: ClassVar[str] = "sparing"
 
     async def run(self, node: Node) -> None:
-        node.book.lacks_work = lambda peer: False  # type: ignore[method-assign]
+        node.book.lacks_work = lambda *_, **__: False  # type: ignore[method-assign]
         await super().run(node)
 
 

@@ -193,6 +193,11 @@ class MembershipCore:
         """Whether ``peer`` is one of the `members`."""
         return peer in self._members and self._verifier.may(peer)
 
+    def shown_by(self, peer: PeerId) -> bytes:
+        """What the newest heartbeat of a living member shows; nothing of others."""
+        member = self._members.get(peer)
+        return b"" if member is None else member.signed.heartbeat.profile.stamp
+
     @property
     def size(self) -> int:
         """How many `members` there are."""

@@ -70,11 +70,18 @@ class Leave:
 
 
 @dataclass(frozen=True, slots=True)
+class Stay:
+    """The owner wants it no longer to leave; if it has, it joins at a border."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time is ``next_deadline``."""
 
 
-Event = Received | Trained | Reduced | ReduceFailed | Held | Found | Scored | Leave | Tick
+Event = (
+    Received | Trained | Reduced | ReduceFailed | Held | Found | Scored | Leave | Stay | Tick
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,8 +342,8 @@ class RoundCore:
                 self._convict(fault)
             case ev.Scored():
                 self._scored(event)
-            case ev.Leave():
-                self._leaving = True
+            case ev.Leave() | ev.Stay():
+                self._leaving = isinstance(event, ev.Leave)
                 self._beat(now)
             case ev.Tick():
                 if now >= self._next_beat:

@@ -30,7 +30,7 @@ is kept that it is about. A bystander opens it with `open_refusal` and replays t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final
@@ -38,7 +38,7 @@ from typing import Final
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, Verify, decode_peer_id_untrusted
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
-from proofs.checks import Reason, Verdict
+from proofs.checks import Limits, Reason, Shape, Verdict
 from roles.protocol.core.lies import (
     MAX_PATH,
     Acceptance,
@@ -227,6 +227,45 @@ def finding_of(verdict: SignedVerdict) -> Finding:
     if verdict.reason not in _NUMERIC:
         return Finding(verdict.reason, math.nan, 1)  # weighs nothing
     return Finding(verdict.reason, verdict.statistic, verdict.limit)
+
+
+def accusation(verdict: SignedVerdict, limits: Limits, shape: Shape) -> Finding:
+    """`finding_of` for a trainer that has looked by the ``limits`` and the ``shape`` of now,
+    while the verdict may be of an edition before.
+
+    The statistic is held against the looser of the two limits, the one that the verdict names
+    and that of now: work that an edition has made acceptable was rejected rightly before it.
+    Where the shape was another one, nothing is said.
+    """
+    finding, reason = finding_of(verdict), verdict.reason
+    if reason in _SHAPED_BY:
+        return finding if verdict.limit == _SHAPED_BY[reason](shape) else _SAYS_NOTHING
+    if reason not in _LIMITED_BY:
+        return finding
+    looser = min if reason == Reason.IMPROBABLE_END.value else max
+    limit = looser(verdict.limit, _LIMITED_BY[reason](limits))
+    return Finding(reason, verdict.statistic, limit)
+
+
+_SAYS_NOTHING: Final = Finding("judged by another edition", math.nan, 1)
+_SHAPED_BY: Final[Mapping[str, Callable[[Shape], float]]] = {
+    Reason.GROUP_SIZE.value: lambda shape: shape.group_size,
+    Reason.LENGTH.value: lambda shape: shape.max_new_tokens,
+    Reason.UNFINISHED.value: lambda shape: shape.max_new_tokens,
+    Reason.TOKEN.value: lambda shape: shape.vocabulary,
+}
+"""The limit that a verdict on a shape names (`proofs.checks.check_shape`)."""
+_LIMITED_BY: Final[Mapping[str, Callable[[Limits], float]]] = {
+    Reason.EXPONENTS.value: lambda limits: limits.exponent_mismatches,
+    Reason.MANTISSA_MEAN.value: lambda limits: limits.mantissa_limit(1.0),
+    Reason.MANTISSA_CHUNK.value: lambda limits: limits.mantissa_limit(1.0),
+    Reason.MANTISSA_MEDIAN.value: lambda limits: limits.mantissa_median,
+    Reason.DRAW_DISTANCE.value: lambda limits: limits.draw_distance,
+    Reason.DRAW_GAP.value: lambda limits: limits.gap_max,
+    Reason.SURPRISE.value: lambda limits: limits.surprise,
+    Reason.IMPROBABLE_END.value: lambda limits: limits.end_probability,
+}
+"""What a statistic is held against at most (`proofs.checks.judge`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
 MAX_BAN: Final = 366 * 24 * 3600
 """Seconds that a ban may last: a year, longer than any run."""
-MAX_EXPIRY: Final = 2**40
-"""Seconds since 1970: the year 36812, and exact as a float."""
+MAX_EXPIRY: Final = 2**37
+"""Seconds since 1970: the year 6325, which every calendar has, and exact as a float."""
 MAX_MEMORY: Final = 2**50
 """Bytes: a petabyte is no machine's."""
 _BEGINNING: Final = b"\x94"
@@ -635,14 +635,23 @@ class Run:
         ]
         return " and ".join(changed)
 
-    def check_store(self, keep_versions: int) -> None:
+    def check_store(self, keep_versions: int, keep_bytes: int) -> None:
         """Raise `ConfigError` if a trainer or validator that keeps so few policies cannot serve
-        this run."""
+        this run: workers would pay for it, whose work it could not judge."""
         if keep_versions <= self.terms.recipe.lag:
             raise ConfigError(
                 f"run {self.name!r} uses policies that are {self.terms.recipe.lag} versions"
                 " old: set keep_versions in [shardcast] to at least"
                 f" {self.terms.recipe.lag + 1}, not {keep_versions}"
+            )
+        model = self.terms.model
+        size = model.shape.parameters * (2 if model.dtype is Dtype.BFLOAT16 else 4)
+        needed = (self.terms.recipe.lag + 1) * size
+        if keep_bytes < needed:
+            raise ConfigError(
+                f"run {self.name!r} uses policies of {size:,} bytes that are"
+                f" {self.terms.recipe.lag} versions old: lend it more (disk in [share], or"
+                f" keep_bytes in [shardcast]), at least {needed:,} bytes, not {keep_bytes:,}"
             )
 
     def check_environments(self) -> None:

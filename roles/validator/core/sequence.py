@@ -141,16 +141,32 @@ class DrawSequences:
         if known is None:
             if index == 0:
                 return
-            known = _Seen()
         elif known.opening == opening or self.judge(node, version, index) is not PlaceState.GAP:
             return
+        begins = 0 if index <= REORDER_WINDOW else index + lot
+        self._begin_anew(node, version, index, opening, begins)
+
+    def succeed_all(
+        self, node: PeerId, version: PolicyVersion, places: range, opening: int
+    ) -> None:
+        """As `succeed`, of places that a worker commits to, one behind the other, of which
+        another lot says what is looked at: none is taken unseen."""
+        known = self._find(node, version)
+        is_known = known is not None and known.opening == opening
+        if not is_known and self.judge_all(node, version, places) is PlaceState.GAP:
+            self._begin_anew(node, version, places.start, opening)
+
+    def _begin_anew(
+        self, node: PeerId, version: PolicyVersion, index: int, opening: int, begins: int = 0
+    ) -> None:
+        known = self._find(node, version) or _Seen()
         below = range(max(known.lowest_missing, index - REORDER_WINDOW), index)
         home = self._seen if (version, node) in self._seen else self._passing
         home[version, node] = _Seen(
             lowest_missing=index,
             misplaced=known.misplaced,
             unsure={place: None for place in below if place not in known.beyond},
-            begins=0 if index <= REORDER_WINDOW else index + lot,
+            begins=begins,
             opening=opening,
         )
 
