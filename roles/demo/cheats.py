@@ -184,7 +184,7 @@ class CheatSession(InferenceSession):
         self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
     ) -> Iterator[Attempt]:
         """First this turn's own way, then the others, then what cannot pass."""
-        mine, others = (self.loaded, False), _redrawn(tasks)
+        mine, others = (self.loaded, False), redrawn(tasks)
         made = {
             CheatMode.GREEDY: Attempt(mine, tasks, replace(honest, temperature=0.0)),
             CheatMode.WARM: Attempt(mine, tasks, replace(honest, temperature=WARMTH)),
@@ -223,7 +223,7 @@ class CheatSession(InferenceSession):
         return ROUNDED
 
 
-def _redrawn(tasks: Sequence[GroupTask]) -> list[GroupTask]:
+def redrawn(tasks: Sequence[GroupTask]) -> list[GroupTask]:
     """The tasks with seeds that are not derived from the run."""
     return [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
 

@@ -23,7 +23,9 @@ from roles.protocol.core.refusals import (
     APPEAL_PROTOCOL,
     MAX_RULING,
     Appeal,
+    Asked,
     Complaint,
+    Forewarning,
     Ruled,
     decode_ruling_untrusted,
     encode_asked,
@@ -40,8 +42,11 @@ IN_TIME: Final = 120.0
 of one that is busy takes (`roles.protocol.request.PATIENCE`)."""
 AGAIN: Final = 60.0
 """Seconds between two complaints of the same validator."""
+OFFERED: Final = 256
+"""First attempts that are remembered: of the 52 submissions under way with lots, by four
+validators each."""
 KEPT: Final = 64
-"""Submissions whose first attempt is remembered, and validators of whom was complained."""
+"""Validators of whom was complained."""
 WAITING: Final = 4
 """Appeals and complaints that wait to be told; each may hold a submission."""
 ATTEMPTS: Final = 5
@@ -54,10 +59,10 @@ class Appeals:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._is_on = run_of(node).terms.appeals
-        self._offered: BoundedDict[bytes, float] = BoundedDict(KEPT)
-        """When each submission was offered first, by content."""
+        self._offered: BoundedDict[tuple[bytes, PeerId], float] = BoundedDict(OFFERED)
+        """When each submission was offered first to each of its judges, by content."""
         self._complained: BoundedDict[PeerId, float] = BoundedDict(KEPT)
-        self._waiting: BoundedDict[bytes, Appeal | Complaint] = BoundedDict(WAITING)
+        self._waiting: BoundedDict[bytes, Asked] = BoundedDict(WAITING)
         self._came = Notifier()
         self._is_barred = False
         """Whether an appeal was in vain: no other is heard."""
@@ -66,33 +71,35 @@ class Appeals:
 
     def note_verdict(self, submission: Submission, verdict: SignedVerdict) -> None:
         """A signed verdict has come."""
-        self._offered.pop(submission.commitment.content, None)
+        self._offered.pop((submission.commitment.content, verdict.validator), None)
         if verdict.verdict is not Verdict.REJECTED:
             return
         if not is_repeatable(verdict.reason):
             self._complain(verdict.validator, submission)
         elif not self._is_barred:
-            self._tell(verdict.signature, Appeal(verdict, submission))
+            self.tell(verdict.signature, Appeal(verdict, submission))
 
-    def note_offered(self, submission: Submission) -> None:
+    def note_offered(self, submission: Submission, validator: PeerId) -> None:
         """A validator is asked."""
-        content = submission.commitment.content
-        if content not in self._offered:
-            self._offered[content] = self._node.world.now()
+        offered = submission.commitment.content, validator
+        if offered not in self._offered:
+            self._offered[offered] = self._node.world.now()
 
     def note_unanswered(self, submission: Submission, validator: PeerId) -> None:
         """A validator gave no verdict when it was asked."""
         now = self._node.world.now()
-        if now - self._offered.get(submission.commitment.content, now) >= IN_TIME:
+        offered = submission.commitment.content, validator
+        if now - self._offered.get(offered, now) >= IN_TIME:
             self._complain(validator, submission)
 
     def _complain(self, validator: PeerId, submission: Submission) -> None:
         now = self._node.world.now()
         if now - self._complained.get(validator, -AGAIN) >= AGAIN:
             self._complained.renew(validator, now)
-            self._tell(validator.digest, Complaint(validator, submission.commitment))
+            self.tell(validator.digest, Complaint(validator, submission.commitment))
 
-    def _tell(self, key: bytes, asked: Appeal | Complaint) -> None:
+    def tell(self, key: bytes, asked: Asked) -> None:
+        """The trainer is to hear of it, once."""
         if self._is_on:
             self._waiting[key] = asked
         self._came.notify_all()
@@ -104,9 +111,10 @@ class Appeals:
                 await self._came.wait()
             key, asked = next(iter(self._waiting.items()))
             del self._waiting[key]
-            await self._ask(asked)
+            await self.ask(asked)
 
-    async def _ask(self, asked: Appeal | Complaint) -> None:
+    async def ask(self, asked: Asked) -> Ruled | None:
+        """Tell the trainer now, and return what it says; None if it has said nothing."""
         backoff = Backoff(self._node.world, "appeal")
         for _ in range(ATTEMPTS):
             trainer = run_of(self._node).terms.trainers[0]
@@ -118,15 +126,16 @@ class Appeals:
                     ruled, sentence = decode_ruling_untrusted(data)
                 except BadMessage as error:
                     logger.info("appeal_nonsense: %s", error)
-                    return
+                    return None
                 if ruled is not Ruled.LATER:
                     self._note_ruling(asked, ruled, printable(sentence))
-                    return
+                    return ruled
             await backoff.wait()
+        return None
 
-    def _note_ruling(self, asked: Appeal | Complaint, ruled: Ruled, sentence: str) -> None:
+    def _note_ruling(self, asked: Asked, ruled: Ruled, sentence: str) -> None:
         self.ruled[ruled.value] = self.ruled.get(ruled.value, 0) + 1
-        if isinstance(asked, Complaint):
+        if isinstance(asked, Complaint | Forewarning):
             return
         self._is_barred = self._is_barred or ruled is Ruled.IN_VAIN
         log = logger.warning if ruled in (Ruled.UPHELD, Ruled.IN_VAIN) else logger.info

@@ -32,7 +32,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import Final
+from typing import ClassVar, Final
 
 import trio
 
@@ -103,6 +103,8 @@ HEARING: Final = 30.0
 class InferenceSession:
     """One inference node's work for one run, from its start to its end."""
 
+    appeals_type: ClassVar[type[Appeals]] = Appeals
+
     def __init__(
         self,
         node: Node,
@@ -128,7 +130,7 @@ class InferenceSession:
         self._failures = Failures()
         self.glance = Glance(node.world, environment)
         """Some of its answers, for people."""
-        self.appeals = Appeals(node)
+        self.appeals = self.appeals_type(node)
         """What the trainer is told of this node's judges."""
         self._promise = WorkPromise(
             *(node.world, f"{name}/promise", self._durable),
@@ -142,6 +144,7 @@ class InferenceSession:
                 *(node, run, environment, self._ask_in_time, self._finish, self._deliver),
                 self._promise,
             )
+            self._windows.appeals = self.appeals
             under_way += WINDOWS * run.terms.lots.window
         self._room = trio.Semaphore(under_way)
         self._places = OpenPlaces()
@@ -256,11 +259,15 @@ class InferenceSession:
         if self.book is not None:
             self.book.tokens += tokens
 
+    def groups_of(self, place: OpenPlace) -> tuple[Group, ...]:
+        """What is handed in of a full place."""
+        return place.groups()
+
     async def _keep(self, place: OpenPlace) -> Submission:
         """Sign a full place, as soon as the run file allows it, and put it on disk."""
         await self._standing.wait_run()
         node, order = self.node, place.order
-        content = encode_groups(place.groups())
+        content = encode_groups(self.groups_of(place))
         commitment = Commitment(
             self.run.id, order.node, order.version, order.policy, place.index,
             content_digest(content),
@@ -514,7 +521,7 @@ class InferenceSession:
         """One attempt; None when it should be repeated. With the window that it is a place of,
         or alone."""
         node, counts = self.node, self.counts
-        self.appeals.note_offered(submission)
+        self.appeals.note_offered(submission, validator)
 
         def is_sent_for(reply: bytes) -> bool:
             is_send = reply == SEND

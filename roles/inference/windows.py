@@ -41,6 +41,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
+from roles.inference.appeals import Appeals
 from roles.inference.earned import keep_earned
 from roles.inference.promise import WorkPromise
 from roles.protocol.away import away_of
@@ -109,8 +110,8 @@ class _Case:
     """A window whose lot has fallen."""
 
     witnessed: WitnessedWindow
-    asked: int
-    """How many answers of judges may come."""
+    asked: dict[tuple[int, PeerId], None] = field(default_factory=dict)
+    """By place: judges whose answers may come."""
     verdicts: list[SignedVerdict] = field(default_factory=list)
     given_up: int = 0
     changed: Notifier = field(default_factory=Notifier)
@@ -119,7 +120,7 @@ class _Case:
     def is_heard(self) -> bool:
         """Whether there is something to tell of each drawn place, or all is said."""
         places = {verdict.commitment.index for verdict in self.verdicts}
-        return self.asked <= len(self.verdicts) + self.given_up or self.drawn <= places
+        return len(self.asked) <= len(self.verdicts) + self.given_up or self.drawn <= places
 
     drawn: frozenset[int] = frozenset()
 
@@ -154,6 +155,8 @@ class Windows:
         self._finish = finish
         self._alone = alone
         self._promise = promise
+        self.appeals: Appeals | None = None
+        """Told of witnesses that give no answer."""
         self._beacon = beacon_of(node)
         self._collected: list[Submission] = []
         self._batch = 0
@@ -273,8 +276,12 @@ class Windows:
         run = run_of(self._node)
         witness = away_of(self._node).judge_of(run, first.node, first.version)
         asked = encode_commit(SignedWindow.sign(window, self._world.signer), self._note)
+        if self.appeals is not None:
+            self.appeals.note_offered(places[0], witness)
         data = await ask(self._node, witness, COMMIT_PROTOCOL, asked, max_reply=MAX_WITNESSED)
         if data is None:
+            if self.appeals is not None:
+                self.appeals.note_unanswered(places[0], witness)
             return None
         self.bytes_committed += len(asked) + len(data)
         try:
@@ -324,23 +331,34 @@ class Windows:
         self, witnessed: WitnessedWindow, lot: Lot, places: Sequence[Submission]
     ) -> tuple[SettlementReply | None, dict[int, list[SignedVerdict]]]:
         """What the trainer makes of the window, and what judges say of its drawn places."""
-        terms = run_of(self._node).terms
         drawn = frozenset(lot.drawn(witnessed.share))
-        asked = [
-            (one, judge)
-            for one in places
-            if one.commitment.index in drawn
-            for judge in lot.judges(
-                one.commitment.index, terms.validators, terms.lots.validators
-            )
-        ]
-        case = _Case(witnessed, len(asked), drawn=drawn)
+        case = _Case(witnessed, drawn=drawn)
+        checked = [one for one in places if one.commitment.index in drawn]
         async with trio.open_nursery() as nursery:
-            for one, judge in asked:
-                nursery.start_soon(self._judge, case, one, judge)
+            self._ask_judges(case, lot, checked, nursery)
+            nursery.start_soon(self._follow_absences, case, lot, checked, nursery)
             reply = await self._settle(case)
             nursery.cancel_scope.cancel()
         return reply, verdicts_by_place(case.verdicts)
+
+    async def _follow_absences(
+        self, case: _Case, lot: Lot, checked: Sequence[Submission], nursery: trio.Nursery
+    ) -> None:
+        """Turns of judges that are passed over from now on fall to others."""
+        while True:
+            await away_of(self._node).wait_change()
+            self._ask_judges(case, lot, checked, nursery)
+
+    def _ask_judges(
+        self, case: _Case, lot: Lot, checked: Sequence[Submission], nursery: trio.Nursery
+    ) -> None:
+        """Offer drawn places to who checks them now, but for those that have been asked."""
+        for one in checked:
+            place = one.commitment.index
+            for judge in away_of(self._node).checks(run_of(self._node), lot, place):
+                if (place, judge) not in case.asked:
+                    case.asked[place, judge] = None
+                    nursery.start_soon(self._judge, case, one, judge)
 
     async def _judge(self, case: _Case, submission: Submission, judge: PeerId) -> None:
         case.note(await self._ask_until(judge, submission, case.witnessed))

@@ -25,6 +25,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.away import REMEMBERED, Away, away_topic, decode_away_untrusted
+from roles.protocol.core.lots import Lot, judges_now
 from roles.protocol.demand import HOLDS
 from roles.run import Run, run_of
 
@@ -82,9 +83,27 @@ class HeardAway:
 
     def judges_of(self, run: Run, node: PeerId, version: PolicyVersion) -> Iterator[PeerId]:
         """Who does, or did by an earlier statement."""
-        yield self.judge_of(run, node, version)
-        for away in self._before:
+        for away in self.statements():
             yield validator_of(run, node, version, away)
+
+    def statements(self) -> Iterator[frozenset[PeerId]]:
+        """Who is passed over now, and who was by each statement that is remembered."""
+        yield self.validators
+        yield from self._before
+
+    def checks(self, run: Run, lot: Lot, place: int) -> list[PeerId]:
+        """Who is to check a drawn place now."""
+        return self._checks(run, lot, place, self.validators)
+
+    def may_check(self, run: Run, lot: Lot, place: int, validator: PeerId) -> bool:
+        """Whether it does, or did by an earlier statement."""
+        return any(
+            validator in self._checks(run, lot, place, away) for away in self.statements()
+        )
+
+    def _checks(self, run: Run, lot: Lot, place: int, away: frozenset[PeerId]) -> list[PeerId]:
+        terms = run.terms
+        return judges_now(lot, place, terms.validators, terms.lots.validators, away)
 
     async def wait_change(self) -> frozenset[PeerId]:
         """Return what held before, once others are passed over."""

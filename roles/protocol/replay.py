@@ -20,9 +20,11 @@ from roles.protocol.core.lies import (
     LOGPROBS,
     LOGPROBS_LIMIT,
     MOST_NATS,
+    NO_ANSWER,
     NO_REWARD,
     REWARDS,
     REWARDS_LIMIT,
+    Acceptance,
     Finding,
 )
 from roles.protocol.core.messages import (
@@ -48,7 +50,7 @@ async def replay(
     Raises what the engine raises: then nothing is known.
     """
     scored = await _score(run, engine, tasks, groups)
-    found = _violated(run, scored)
+    found = exceeded(run, scored)
     apart = _apart(logprobs, b"".join(one.logprobs for one in scored))
     if not apart <= LOGPROBS_LIMIT:
         found.append(Finding(LOGPROBS, apart, LOGPROBS_LIMIT))
@@ -65,7 +67,7 @@ async def _score(
     return scored
 
 
-def _violated(run: Run, scored: Sequence[Scored]) -> list[Finding]:
+def exceeded(run: Run, scored: Sequence[Scored]) -> list[Finding]:
     """The limits of the run that are exceeded."""
     broken = violations([one.evidence for one in scored], run.terms.limits)
     return [Finding(one.reason.value, one.statistic, one.limit) for one in broken]
@@ -78,14 +80,23 @@ async def open_refused(
     place, or has the wrong shape, and what the environment raises."""
     commitment = submission.commitment
     order = draw_order(run, commitment.node, commitment.version, commitment.policy)
+    groups = open_place(run, submission)
+    made = await environment.tasks(order.task_seeds(commitment.index))
+    return [task for _, task in order.with_draws(commitment.index, made)], groups
+
+
+def open_place(run: Run, submission: Submission) -> tuple[Group, ...]:
+    """The groups of a submission. Raises `BadMessage` if it is not of its place, or has the
+    wrong shape."""
+    commitment = submission.commitment
+    order = draw_order(run, commitment.node, commitment.version, commitment.policy)
     groups = decode_groups_untrusted(submission.content)
     if [group.group for group in groups] != list(order.numbers(commitment.index)):
         raise BadMessage("it is not the groups of its place in the draw order")
     shaped = check_shapes(groups, run.shape())
     if shaped.verdict is not Verdict.ACCEPTED:
         raise BadMessage(f"its shape is wrong: {shaped.reason.value}")
-    made = await environment.tasks(order.task_seeds(commitment.index))
-    return [task for _, task in order.with_draws(commitment.index, made)], groups
+    return groups
 
 
 async def violated(
@@ -93,7 +104,7 @@ async def violated(
 ) -> list[Finding]:
     """What of rejected work a replay finds wrong, too: nothing, if the verdict was false.
     Raises what the engine raises."""
-    return _violated(run, await _score(run, engine, tasks, groups))
+    return exceeded(run, await _score(run, engine, tasks, groups))
 
 
 def _apart(theirs: bytes, ours: bytes) -> float:
@@ -130,20 +141,30 @@ def wrong_reward(signed: Sequence[float], ours: Sequence[float]) -> Finding | No
 
 
 async def examine(
-    run: Run, environment: ContainedEnvironment, engine: Engine, work: AcceptedWork
+    run: Run,
+    environment: ContainedEnvironment,
+    engine: Engine,
+    work: AcceptedWork | Acceptance,
 ) -> list[Finding]:
     """All that an accepting verdict says and a replay does not, for who has the policy.
 
-    ``engine`` holds the policy that the work names. Raises `BadMessage` if the content is no
-    groups, and what engine and environment raise.
+    ``engine`` holds the policy that the work names. Raises `BadMessage` if log-probs are not as
+    many as the tokens, and what engine and environment raise.
     """
     commitment = work.verdict.commitment
     order = draw_order(run, commitment.node, commitment.version, commitment.policy)
-    groups = decode_groups_untrusted(work.submission.content)
-    decode_logprobs_untrusted(work.logprobs, groups)  # as many as there are tokens
+    try:
+        groups = open_place(run, work.submission)
+    except BadMessage:
+        return [Finding(NO_ANSWER, 1, 0)]
     made = await environment.tasks(order.task_seeds(commitment.index))
     tasks = order.with_draws(commitment.index, made)
-    found = await replay(run, engine, [task for _, task in tasks], groups, work.logprobs)
+    drawn = [task for _, task in tasks]
+    if isinstance(work, AcceptedWork):
+        decode_logprobs_untrusted(work.logprobs, groups)  # as many as there are tokens
+        found = await replay(run, engine, drawn, groups, work.logprobs)
+    else:
+        found = await violated(run, engine, drawn, groups)
     ours = await environment.rewards(answers_of([task for task, _ in tasks], groups))
     signed = work.verdict.rewards
     wrong = impossible_reward(signed) or wrong_reward(signed, ours)

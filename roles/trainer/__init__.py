@@ -11,7 +11,9 @@ the learning goes, for people, and `metrics` a line for each step; `account` are
 what became of each node's work, which nodes may ask about, `status` is the snapshot for people,
 and `panels` is what the dashboard shows of it; `policies` are the checkpoints and weights on
 disk; `config` is the owner's table; `role` is what a node opens. `appeals` hears workers whom a
-validator rejects or leaves waiting, and `watch` finds validators that are of no use.
+validator rejects or leaves waiting, and whoever confesses a lie that was accepted; `crosscheck`
+holds what judges have signed against what the engine finds, and `watch` finds validators that
+are of no use.
 
 How data flows: delivery -> `check` (now and then `audit`) -> `inbox` (disk) -> receipt ->
 `core.buffer` -> the engine's step -> log, weights, now and then a checkpoint -> SHARDCAST

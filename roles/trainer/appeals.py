@@ -9,9 +9,14 @@ Names without accepted work cost nothing, so theirs are tried last, and one a mi
 What the trainer's engine finds in order was rejected wrongly; what that says of the validator,
 `roles.trainer.watch` weighs. Work that is a little beyond a limit here, too, is nobody's fault.
 
+A confession is an appeal the other way round: its worker lied, and a validator accepted it. It
+is tried and rationed as appeals are, and one whose work is in order is in vain. What follows
+for the validator, `roles.trainer.crosscheck` knows. What was forewarned of is not learnt from.
+
 A complaint costs nothing, proves nothing, and counts only of a worker whose work was accepted
-before (of any, while nobody's was: all may have the same judge), against the judge of its work,
-and while the trainer has room: where it has none, all validators wait for it.
+before (of any, while nobody's was: all may have the same judge; where lots fall, by one judge
+of two), against a judge of its work, and while the trainer has room: where it has none, all
+validators wait for it.
 """
 
 from __future__ import annotations
@@ -36,12 +41,14 @@ from roles.engines.base import EngineError
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed
 from roles.protocol.away import away_of
-from roles.protocol.core.lies import Weight, worst
-from roles.protocol.core.messages import HASH_RATE
+from roles.protocol.core.lies import NO_ANSWER, Acceptance, Finding, Weight, worst
+from roles.protocol.core.messages import HASH_RATE, Commitment, Submission
 from roles.protocol.core.refusals import (
     Appeal,
     Complaint,
+    Forewarning,
     Ruled,
+    commitment_of,
     decode_asked_untrusted,
     encode_ruling,
     is_repeatable,
@@ -53,6 +60,7 @@ from roles.shared.seats import STRANGERS, Seat, Seats
 from roles.shared.sizes import MAX_VERDICT
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
+from roles.trainer.crosscheck import CrossCheck
 from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
@@ -83,7 +91,7 @@ MAX_RULED: Final = 1_024
 
 @dataclass(slots=True, eq=False)
 class _Case:
-    appeal: Appeal
+    appeal: Appeal | Acceptance
     is_newcomers: bool
     done: trio.Event = field(default_factory=trio.Event)
     ruling: tuple[Ruled, str] = (Ruled.LATER, "it waits for the trainer's engine")
@@ -127,6 +135,14 @@ class AppealDesk:
         self._standing = standing
         self._auditor = auditor
         self._watch = watch
+        self.crosscheck = CrossCheck(auditor)
+        """Where what the engine finds is held against what judges have signed."""
+        self.on_upheld: Callable[[Commitment], object] = lambda _: None
+        """Told of work that was rejected and is in order."""
+        self.on_confessed: Callable[[PeerId], object] = lambda _: None
+        """Told of a worker that has lied."""
+        self.disown: Callable[[bytes], object] = lambda _: None
+        """Told of content that is not to be learnt from."""
         self._has_worked = has_worked
         self._has_room = has_room
         self._seats = Seats(strangers=STRANGERS)
@@ -188,16 +204,21 @@ class AppealDesk:
         asked = await decode_off_loop(
             world, decode_asked_untrusted, payload, world.verify, rate=HASH_RATE
         )
-        commitment = asked.verdict.commitment if isinstance(asked, Appeal) else asked.commitment
+        commitment = commitment_of(asked)
         if commitment.node != peer:
-            raise BadMessage("a worker appeals for its own work only")
+            raise BadMessage("a worker speaks of its own work only")
         if commitment.run != self._run.id:
             return Ruled.UNSURE, "it is work for another run"
         if isinstance(asked, Complaint):
             return self._complain(asked.validator, peer, asked)
+        if isinstance(asked, Forewarning):
+            if not _meter(self._complaints, peer, COMPLAINTS).allows(1.0, world.now()):
+                return Ruled.LATER, "too much is said"
+            self.disown(commitment.content)
+            return Ruled.HEARD, ""
         if asked.verdict.validator not in self._run.terms.validators:
             return Ruled.UNSURE, "the validator is none of this run any more"
-        if not is_repeatable(asked.verdict.reason):
+        if isinstance(asked, Appeal) and not is_repeatable(asked.verdict.reason):
             complaint = Complaint(asked.verdict.validator, commitment)
             return self._complain(asked.verdict.validator, peer, complaint)
         return await self._appeal(peer, asked)
@@ -210,7 +231,9 @@ class AppealDesk:
         age = self._node.shardcast.newest - commitment.version
         # a worker could name the version whose judge is the one that it likes
         is_of_now = 0 <= age <= self._run.terms.recipe.lag
-        if not is_of_now or validator not in judges:
+        # where lots fall, each validator is the judge of some of its places
+        is_its_judge = self._run.terms.has_lots or validator in judges
+        if not is_of_now or not is_its_judge:
             return Ruled.UNSURE, "it is not the judge of work that can be used"
         if not self._has_worked(worker) or not self._has_room():
             return Ruled.UNSURE, "it does not count"
@@ -219,7 +242,7 @@ class AppealDesk:
         self._watch.complain(validator, worker)
         return Ruled.HEARD, ""
 
-    async def _appeal(self, worker: PeerId, appeal: Appeal) -> tuple[Ruled, str]:
+    async def _appeal(self, worker: PeerId, appeal: Appeal | Acceptance) -> tuple[Ruled, str]:
         key = appeal.verdict.signature
         if key in self._ruled:
             return self._ruled[key]
@@ -257,29 +280,49 @@ class AppealDesk:
             del self._waiting[key]
             case.done.set()
 
-    async def _try(self, appeal: Appeal) -> tuple[Ruled, str]:
+    async def _try(self, asked: Appeal | Acceptance) -> tuple[Ruled, str]:
         """What the trainer's own engine says of the work, and what follows from it."""
-        commitment, shardcast = appeal.verdict.commitment, self._node.shardcast
+        commitment, shardcast = asked.verdict.commitment, self._node.shardcast
         version = commitment.version
         if not shardcast.holds(version):
             return Ruled.UNSURE, "the policy is not held here any more"
         if shardcast.manifest(version).weights_digest != commitment.policy:
             return Ruled.UNSURE, "it was drawn under another policy of that version"
         try:
-            tasks, groups = await open_refused(self._run, self._environment, appeal.submission)
-            async with self._auditor.holding(commitment) as engine:
-                found = worst(await violated(self._run, engine, tasks, groups))
-        except BadMessage as error:
-            return self._bar(commitment.node, str(error))
+            found = await self._replay(asked.submission)
         except (EnvironmentFailed, EngineError, StorageError) as error:
             logger.warning("appeal_failed %s: %s", commitment.content.hex(), error)
             return Ruled.UNSURE, "the trainer could not replay it"
+        if isinstance(asked, Acceptance):
+            await self.crosscheck.note_verdict(asked.verdict)
+        await self.crosscheck.note_found(asked.submission, found)
+        if found is not None and found.weight < Weight.STRIKE:
+            return Ruled.UNSURE, f"it is a little beyond a limit here: {found}"
+        if isinstance(asked, Appeal):
+            return await self._rule(asked, found)
         if found is None:
-            await self._watch.uphold(appeal)
-            return Ruled.UPHELD, "the trainer finds nothing wrong with it"
-        if found.weight < Weight.STRIKE:
-            return Ruled.UNSURE, f"it is beyond a limit here, too: {found}"
-        return self._bar(commitment.node, f"the trainer finds it wrong, too: {found}")
+            return self._bar(commitment.node, "the trainer finds nothing wrong with it")
+        self.on_confessed(commitment.node)
+        return Ruled.UPHELD, f"the trainer finds it wrong, too: {found}"
+
+    async def _replay(self, submission: Submission) -> Finding | None:
+        """The worst that is wrong with it. Raises `EnvironmentFailed`, `EngineError`,
+        `StorageError`."""
+        try:
+            tasks, groups = await open_refused(self._run, self._environment, submission)
+            async with self._auditor.holding(submission.commitment) as engine:
+                return worst(await violated(self._run, engine, tasks, groups))
+        except BadMessage as error:
+            logger.info("no_answer %s: %s", submission.commitment.node.short, error)
+            return Finding(NO_ANSWER, 1, 0)
+
+    async def _rule(self, appeal: Appeal, found: Finding | None) -> tuple[Ruled, str]:
+        commitment = appeal.verdict.commitment
+        if found is not None:
+            return self._bar(commitment.node, f"the trainer finds it wrong, too: {found}")
+        await self._watch.uphold(appeal)
+        self.on_upheld(commitment)
+        return Ruled.UPHELD, "the trainer finds nothing wrong with it"
 
     def _bar(self, worker: PeerId, why: str) -> tuple[Ruled, str]:
         self._barred.renew(worker, None)

@@ -45,6 +45,7 @@ from p2p.ledger import Ledger
 from p2p.node.node import Node
 from roles.engines.base import Engine, EngineError, Group, GroupTask
 from roles.protocol.core.lies import (
+    Acceptance,
     Finding,
     Lie,
     Strikes,
@@ -307,7 +308,7 @@ class Auditor:
             self._strikes.note(verdict, case.kind, None)
         else:
             self.counts.lies += 1
-            await self._suspect(case.kind, lie, work)
+            await self._suspect(case.kind, lie, work.to_bytes())
         return f"the trainer finds otherwise: {found}"
 
     async def _forget_old(self) -> None:
@@ -324,7 +325,21 @@ class Auditor:
             self._limits, self._accuses_from = limits, now + SETTLING
         return now >= self._accuses_from
 
-    async def _suspect(self, kind: str, lie: Lie, work: AcceptedWork) -> None:
+    async def hold_against(self, accepted: Acceptance, found: Finding | None) -> None:
+        """What this trainer's engine, asked for another reason, has found in work that a
+        validator accepted."""
+        verdict = accepted.verdict
+        if verdict.validator in self.liars:
+            return
+        if found is None or found.weight < Weight.STRIKE or not self.may_accuse():
+            self._strikes.note(verdict, REPLAY, None)
+            return
+        self.counts.lies += 1
+        name = content_digest(verdict.to_bytes()).hex()  # its other judge may have lied, too
+        lie = Lie(verdict, found, f"{LIES}/{name}")
+        await self._suspect(REPLAY, lie, accepted.to_bytes())
+
+    async def _suspect(self, kind: str, lie: Lie, kept: bytes) -> None:
         """Keep a lie or a strike, and convict its validator if it is enough."""
         validator, world = lie.verdict.validator, self._node.world
         logger.warning(
@@ -336,7 +351,7 @@ class Auditor:
         is_news = bool(convicting) and validator not in self.liars
         if is_news:  # before anything is awaited: no more of it is taken
             self.liars[validator] = str(lie.finding)
-        await self._durable.insist(partial(world.disk.replace, lie.path, work.to_bytes()))
+        await self._durable.insist(partial(world.disk.replace, lie.path, kept))
         self._kept[lie.path] = None
         if not is_news:
             await self._forget_old()

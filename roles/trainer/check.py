@@ -30,7 +30,7 @@ the trainer knows itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from p2p.errors import RemoteProtocolError
@@ -45,6 +45,7 @@ from roles.envs.client import ContainedEnvironment
 from roles.protocol.away import away_of
 from roles.protocol.core.assignment import DrawOrder, draw_order
 from roles.protocol.core.judging import check_shapes, judge_all
+from roles.protocol.core.lies import NO_ANSWER, Finding, worst
 from roles.protocol.core.messages import (
     DECODE_RATE,
     LIED,
@@ -59,7 +60,7 @@ from roles.protocol.core.messages import (
     decode_logprobs_untrusted,
 )
 from roles.protocol.core.pooled import PooledSignals, Signals
-from roles.protocol.replay import answers_of, as_signed, count_work
+from roles.protocol.replay import answers_of, as_signed, count_work, exceeded
 from roles.run import Run
 from roles.shared.bans import bans_of
 from roles.shared.standing import RoleStanding
@@ -100,6 +101,8 @@ class DeliveryCheck:
         """Scores what workers bring; None in a run without lots."""
         self.on_leaning: Callable[[PeerId], object] = lambda _: None
         """Told of a worker whose work is acceptable each time, and not all together."""
+        self.on_found: Callable[[Submission, Finding | None], Awaitable[None]] = _nothing
+        """Told what the trainer's engine finds in what a worker brings."""
         self._pooled = PooledSignals(
             node.world.rng("check/pooled signals"), run.terms.lots.margin
         )
@@ -164,11 +167,17 @@ class DeliveryCheck:
         own fault; `NotBorneOut` if they are not what it signed, or might not be; and
         `EnvironmentFailed`, which is no peer's fault.
         """
+        # where lots fall, one validator's word is the exception, and is never taken alone
+        return await self._looked_at(work, always=self.scoring is not None)
+
+    async def groups_replayed(self, work: AcceptedWork) -> list[BufferedGroup]:
+        """The same of a delivery that is replayed, whether the lot falls on it or not."""
+        return await self._looked_at(work, always=True)
+
+    async def _looked_at(self, work: AcceptedWork, *, always: bool) -> list[BufferedGroup]:
         await self.auditor.check_possible(work)
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]
-        # where lots fall, one validator's word is the exception, and is never taken alone
-        always = self.scoring is not None
         await self.auditor.audit(work, drawn, claim.claimed, always=always)
         ours = await self._pay(claim)
         await self.auditor.check_rewards(work, ours)
@@ -189,6 +198,8 @@ class DeliveryCheck:
             order, claimed = await self._open_claim(commitment, policy, submission.content)
         except RemoteProtocolError as error:
             verdict = self.sign(commitment, Verdict.REJECTED, str(error))
+            if commitment.policy == policy:
+                await self.on_found(submission, Finding(NO_ANSWER, 1, 0))
             return AcceptedWork(verdict, submission, b""), []
         made = await self._environment.tasks(order.task_seeds(commitment.index))
         tasks = order.with_draws(commitment.index, made)
@@ -196,6 +207,7 @@ class DeliveryCheck:
             commitment.version, policy, [task for _, task in tasks], claimed
         )
         evidence = [one.evidence for one in scored]
+        await self.on_found(submission, worst(exceeded(self._run, scored)))
         judgement = judge_all(evidence, self._run.terms.limits)
         if judgement.verdict is not Verdict.ACCEPTED:
             verdict = self.sign(commitment, judgement.verdict, judgement.reason.value)
@@ -312,6 +324,9 @@ class DeliveryCheck:
                 BufferedGroup(commitment.version, commitment.content, number, training)
             )
         return buffered
+
+
+async def _nothing(*_: object) -> None: ...
 
 
 def _open_groups_untrusted(

@@ -29,6 +29,7 @@ from typing import Final
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
 from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
@@ -75,6 +76,9 @@ logger = logging.getLogger(__name__)
 
 DELIVERY_SECONDS: Final = 90.0
 """How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
+MAX_DISOWNED: Final = 1_024
+"""Contents that are not learnt from since their workers say so: those of a thousand canaries
+at a time, which each have one."""
 PLACE_TAKEN: Final = "another submission was taken for this place in the draw order"
 
 DrawPlace = tuple[PeerId, PolicyVersion, int]
@@ -123,6 +127,8 @@ class Intake:
         """Which validator each submission in the buffer is of."""
         self._authors: dict[bytes, PeerId] = {}
         """Which node each of them is of."""
+        self._disowned: BoundedDict[bytes, None] = BoundedDict(MAX_DISOWNED)
+        """Contents that their workers have called lies beforehand."""
         self._learning: list[BufferedGroup] = []
         """Taken out of the buffer by the step that is under way."""
         self.accounts = Accounts()
@@ -416,6 +422,11 @@ class Intake:
         if self.demand is not None:
             self.demand.arrive(node, version, 0)
 
+    def disown(self, content: bytes) -> None:
+        """Its worker says that it will be a lie: who delivers it is judged, nothing is learnt
+        from it."""
+        self._disowned[content] = None
+
     def drop_work_of(self, node: PeerId) -> None:
         """Nothing is learnt from what waits of a worker that was caught."""
         self.buffer.drop([of for of, author in self._authors.items() if author == node])
@@ -423,13 +434,18 @@ class Intake:
     async def _take_in(self, work: AcceptedWork) -> tuple[Receipt, str]:
         """Look at a delivery as closely as need be, and keep it."""
         verdict = work.verdict
-        groups = await self._check.groups(work)
+        is_disowned = verdict.commitment.content in self._disowned
+        check = self._check
+        groups = await (check.groups_replayed if is_disowned else check.groups)(work)
         # All of it may have changed while environment and engine worked.
         refused = self._check.why_refused(verdict.validator)
         if refused:
             return Receipt.UNWANTED, refused
         if _place(verdict.commitment) in self._filled:
             return Receipt.UNWANTED, PLACE_TAKEN
+        if is_disowned:
+            self._taken[verdict.commitment.content] = None
+            return Receipt.TAKEN, ""
         await self._keep(work, groups)
         if self.watch is not None:
             self.watch.note_taken(verdict)

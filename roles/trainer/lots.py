@@ -17,6 +17,7 @@ What the trainer answers, it first has on disk: windows below `WINDOWS`, standin
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any, Final
@@ -112,6 +113,14 @@ class LotDesk:
         self._promises = WorkPromises(self.standings, run_of(node).terms.recipe.lag)
         self._left_out: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
         """By worker that has left a place out: windows that it settled since."""
+        self.why_refused: Callable[[PeerId], str] = lambda _: ""
+        """Why the word of a validator counts no more; empty if it does."""
+        self.on_verdict: Callable[[SignedVerdict], Awaitable[None]] = _nothing
+        """Told of each verdict that a judge gave on a drawn place."""
+        self._accepted: BoundedDict[PeerId, int] = BoundedDict(MAX_WORKERS)
+        """By worker: drawn places that a judge has accepted, since one was rejected."""
+        self._fallen: BoundedDict[PeerId, tuple[bytes, float]] = BoundedDict(MAX_WORKERS)
+        """By worker: the content that ended its standing last, and what it had earned."""
         self._is_dirty = False
         self._kept_at = node.world.now()
         self.voided = 0
@@ -190,11 +199,14 @@ class LotDesk:
     @property
     def _bench(self) -> Bench:
         terms = self._run.terms
-        return Bench(terms.validators, terms.lots.validators)
+        passed = away_of(self._node).validators
+        return Bench(terms.validators, terms.lots.validators, passed)
 
     def _away(self) -> frozenset[PeerId]:
         """The validators of which no word is waited for."""
-        return frozenset(away_of(self._node).absent(self._bench.validators))
+        validators = self._bench.validators
+        liars = [one for one in validators if self.why_refused(one)]
+        return frozenset(away_of(self._node).absent(validators)).union(liars)
 
     def _here(self) -> list[PeerId]:
         """The validators that a worker could have shown its places to."""
@@ -245,6 +257,21 @@ class LotDesk:
     def end_standing(self, node: PeerId) -> None:
         """Its work is acceptable each time, and leans all together: it is checked whole."""
         logger.warning("standing_ends %s: its work leans to one side", node)
+        self.standings.note_rejected(node)
+        self._is_dirty = True
+
+    def has_worked(self, node: PeerId) -> bool:
+        """Whether work of a node was taken, or a window's worth of its places accepted by one
+        judge at least: where the other never answers, no newcomer's window is settled."""
+        accepted = self._accepted.get(node, 0)
+        is_window = accepted >= self._run.terms.lots.window
+        return is_window or self._intake.accounts.has_worked(node)
+
+    def note_confessed(self, node: PeerId) -> None:
+        """It has lied, whoever accepted it: nothing of it is learnt from."""
+        self._fallen.pop(node, None)
+        self._accepted.pop(node, None)
+        self._intake.drop_work_of(node)
         self.standings.note_rejected(node)
         self._is_dirty = True
 
@@ -312,15 +339,21 @@ class LotDesk:
 
     async def _take_verdicts(self, record: WindowRecord, settlement: Settlement) -> None:
         """What judges of drawn places have said; of others it is passed over."""
-        lots, drawn = self._run.terms.lots, record.drawn
+        drawn, heard, lot = record.drawn, away_of(self._node), record.lot
         for verdict in settlement.verdicts:
-            place = verdict.commitment.index
-            judges = record.judges(place, self._run.terms.validators, lots.validators)
-            if place not in drawn or verdict.validator not in judges:
+            place, judge = verdict.commitment.index, verdict.validator
+            if lot is None or place not in drawn or self.why_refused(judge):
                 continue
+            if not heard.may_check(self._run, lot, place, judge):
+                continue
+            await self.on_verdict(verdict)
+            is_new = all(known != place for known, _ in record.verdicts)
+            if is_new and verdict.verdict is Verdict.ACCEPTED:
+                self._accepted.renew(record.node, self._accepted.get(record.node, 0) + 1)
             record.verdicts[place, verdict.validator] = verdict.verdict
             if verdict.verdict is Verdict.REJECTED and record.state is not WindowState.VOID:
-                await self._void(record, verdict.reason)
+                content = verdict.commitment.content
+                await self._void(record, verdict.reason, content)
 
     async def _answer(self, record: WindowRecord) -> SettlementReply:
         """What the worker of a window is told."""
@@ -336,7 +369,10 @@ class LotDesk:
 
     def _why_open(self, record: WindowRecord) -> str:
         bench, now = self._bench, self._world.now()
-        return record.why_unsettled(bench.validators, bench.count, self._away()) or (
+        why_not = record.why_unsettled(
+            bench.validators, bench.count, self._away(), bench.passed
+        )
+        return why_not or (
             "an earlier window is open" if self.book.is_blocked(record, bench, now) else ""
         )
 
@@ -380,10 +416,24 @@ class LotDesk:
         )
         return [place for place in window.places if is_learnt and window.teaches(place)]
 
-    async def _void(self, record: WindowRecord, reason: str) -> None:
+    def restore(self, commitment: Commitment) -> None:
+        """A rejection was false: what its worker had earned before it counts again, unless
+        something else has ended its standing since. The window stays void."""
+        content, had = self._fallen.pop(commitment.node, (b"", 0.0))
+        if content == commitment.content and had:
+            self.standings.note_accepted(commitment.node, round(had), self._world.wall())
+            self._is_dirty = True
+            logger.info("standing_restored %s", commitment.node)
+
+    async def _void(self, record: WindowRecord, reason: str, content: bytes = b"") -> None:
         """Nothing more is learnt from the window, nor from what waits of its worker, which is a
-        newcomer again. One that had earned nothing leaves no line and no file."""
+        newcomer again. One that had earned nothing leaves no line and no file. ``content`` is
+        what was rejected, if a validator says so."""
         node, had = record.node, self.standings.earned(record.node, self._world.wall())
+        self._fallen.pop(node, None)
+        self._accepted.pop(node, None)
+        if content and had:
+            self._fallen[node] = content, had
         record.state = WindowState.VOID
         self.voided += 1
         self.standings.note_rejected(node)
@@ -506,3 +556,6 @@ class LotDesk:
         except StorageError as error:
             self._is_dirty = True
             logger.info("standing_not_kept: %s", error)
+
+
+async def _nothing(*_: object) -> None: ...

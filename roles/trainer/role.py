@@ -35,6 +35,7 @@ from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import BufferCounts, GroupBuffer
+from roles.trainer.crosscheck import CrossCheck
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import Inbox
@@ -225,19 +226,29 @@ class Trainer:
             checkpoint_every=config.checkpoint_every,
         )
         session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
+        crosscheck = CrossCheck(auditor)
         if run.terms.has_lots:
             check.scoring = ScoringDesk(node, scorer)
             session.lots = LotDesk(node, intake, check.scoring, durable)
+            session.lots.why_refused = check.why_refused
+            session.lots.on_verdict = crosscheck.note_verdict
+            check.on_found = crosscheck.note_found
             check.on_leaning = session.lots.end_standing
         if run.terms.appeals:
             watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
-            session.appeals = AppealDesk(
+            crosscheck.on_spoken = watch.note_spoken
+            session.appeals = desk = AppealDesk(
                 node,
                 environment,
                 standing,
                 auditor,
                 watch,
-                has_worked=intake.accounts.has_worked,
+                has_worked=(session.lots or intake.accounts).has_worked,
                 has_room=lambda: intake.has_room,
             )
+            desk.crosscheck = crosscheck
+            desk.disown, desk.on_confessed = intake.disown, intake.drop_work_of
+            if session.lots is not None:
+                desk.on_upheld = session.lots.restore
+                desk.on_confessed = session.lots.note_confessed
         return session

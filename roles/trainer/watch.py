@@ -108,6 +108,10 @@ class ValidatorWatch:
         self._punctual.note_served(verdict.validator, verdict.commitment.node, now)
         self._looks_at(verdict.validator).note(verdict.commitment.content, None, None)
 
+    def note_spoken(self, validator: PeerId, worker: PeerId) -> None:
+        """It has judged a drawn place of ``worker``."""
+        self._punctual.note_served(validator, worker, self._node.world.now())
+
     def complain(self, validator: PeerId, worker: PeerId) -> None:
         """A worker, whose word counts, was left waiting, or turned away without proof."""
         self._punctual.note_complaint(validator, worker, self._node.world.now())

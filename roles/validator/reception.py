@@ -309,10 +309,10 @@ class Reception:
         lot = self.witness.lot(witnessed)
         if lot is None:
             return self._refuse("no lot yet", "the lot is not known here yet", retry=True)
-        judges = lot.judges(commitment.index, run.terms.validators, run.terms.lots.validators)
-        if commitment.index not in lot.drawn(witnessed.share):
+        place, own = commitment.index, self._node.peer_id
+        if place not in lot.drawn(witnessed.share):
             return self._refuse("not drawn", "the lot does not name this place")
-        if self._node.peer_id not in judges:
+        if not away_of(self._node).may_check(run, lot, place, own):
             return self._refuse("another judge", "the lot names other judges", retry=True)
         return None
 

@@ -14,6 +14,7 @@ from roles.engines.base import Completion, Group
 from roles.protocol.core.account import decode_account_untrusted
 from roles.protocol.core.away import decode_away_untrusted
 from roles.protocol.core.beacon import decode_pledge_untrusted, decode_reveal_untrusted
+from roles.protocol.core.lies import decode_acceptance_untrusted
 from roles.protocol.core.lots import (
     MAX_WINDOW,
     decode_commit_untrusted,
@@ -123,6 +124,7 @@ def test_windows_in_form_are_windows_or_bad_messages(
         decode_ruling_untrusted,
         lambda data: decode_appeal_untrusted(data, verify),
         lambda data: decode_asked_untrusted(data, verify),
+        lambda data: decode_acceptance_untrusted(data, verify),
         lambda data: decode_refusal_untrusted(data, verify),
         decode_commitment_untrusted,
         decode_groups_untrusted,

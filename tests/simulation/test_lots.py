@@ -148,11 +148,12 @@ class Turncoat(Forger):
 
     name: ClassVar[str] = "inference"
     turn = 0
+    turns_at: ClassVar[int] = 100
     forged: ClassVar[dict[bytes, None]] = {}
 
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         self.turn += 1
-        if self.turn < 100 or self.turn % 4:
+        if self.turn < self.turns_at or self.turn % 4:
             return groups
         first, *others = groups[0].completions
         changed = (replace(first, tokens=first.tokens[::-1]), *others)

@@ -20,13 +20,24 @@ from proofs.checks import Reason, Verdict
 from roles.protocol.away import SETTLING, HeardAway
 from roles.protocol.core.assignment import validator_among
 from roles.protocol.core.away import Away
-from roles.protocol.core.lies import STRIKES, WINDOW, Weight
+from roles.protocol.core.lies import (
+    STRIKES,
+    WINDOW,
+    Acceptance,
+    Finding,
+    Weight,
+    decode_lie_untrusted,
+    open_lie,
+    worst,
+)
 from roles.protocol.core.messages import LIED, Receipt, SignedVerdict
 from roles.protocol.core.refusals import (
     REFUSAL_KIND,
     REFUSALS,
     Appeal,
+    Asked,
     Complaint,
+    Forewarning,
     Ruled,
     decode_refusal_untrusted,
     encode_asked,
@@ -34,12 +45,15 @@ from roles.protocol.core.refusals import (
     is_repeatable,
     open_refusal,
 )
-from roles.protocol.replay import open_refused, violated
+from roles.protocol.core.statements import LIE_KIND
+from roles.protocol.replay import examine, open_refused, violated
 from roles.run.core.proposal import decode_proposal_untrusted
 from roles.shared.durable import Durable
 from roles.trainer import appeals
 from roles.trainer.appeals import APPEALS, AppealDesk
 from roles.trainer.core.punctual import AWAY_SECONDS, LONGEST, LOOKS_BACK, Punctuality
+from roles.trainer.lots import LotDesk
+from roles.trainer.scoring import PolicyScorer, ScoringDesk
 from roles.trainer.watch import PROPOSAL, ValidatorWatch
 from tests.trainer_bench import JUDGE, WORKER, Bench, open_bench
 from tests.unit.test_bans import RUN
@@ -85,7 +99,7 @@ class Court:
         )
         return Appeal(verdict.signed(JUDGE), work.submission)
 
-    async def hear(self, appeal: Appeal, peer: KeyPair = WORKER) -> Ruled:
+    async def hear(self, appeal: Asked, peer: KeyPair = WORKER) -> Ruled:
         ruled, _ = await self.desk.hear(peer.peer_id, encode_asked(appeal))
         return ruled
 
@@ -280,6 +294,179 @@ async def test_a_validator_in_whose_verdicts_there_is_much_doubt_is_named_to_the
         assert [who for who, _ in proposal.drop] == [JUDGE.peer_id]
         assert (proposal.run, proposal.epoch) == (court.bench.run.id, 1)
         assert court.liars == {}
+
+
+# Acceptances that are false: confessions, and what the trainer's own pass finds.
+
+
+async def test_a_worker_that_confesses_convicts_who_accepted_its_lie(tmp_path: Path) -> None:
+    """Both of two judges stamped, and nothing but a replay of the trainer's own knew."""
+    async with open_court(tmp_path) as court:
+        bench, other = court.bench, OTHER
+        confessed: list[Any] = []
+        court.desk.on_confessed = confessed.append
+        lie = await bench.made_up(0)
+        also = replace(lie.verdict, validator=other.peer_id).signed(other)
+        await court.desk.crosscheck.note_verdict(also)  # as it came with a settlement
+        said = Acceptance(lie.verdict, lie.submission)
+        assert await court.hear(said) is Ruled.UPHELD
+        assert set(court.liars) == {JUDGE.peer_id, other.peer_id}
+        assert confessed == [WORKER.peer_id]
+        # a bystander repeats both
+        entries = [one.body async for one in bench.ledger.entries(LIE_KIND)]
+        assert len(entries) == 2
+        verify = bench.world.verify
+        for entry in entries:
+            kept = await bench.world.disk.read(decode_lie_untrusted(entry, verify).path)
+            opened = open_lie(entry, kept, verify)
+            assert opened.submission == lie.submission
+            found = worst(await examine(bench.run, bench.environment, bench.engine, opened))
+            assert found is not None
+            assert found.weight is Weight.LIE
+
+
+async def test_a_confession_of_honest_work_accuses_nobody_and_is_the_last(
+    tmp_path: Path,
+) -> None:
+    async with open_court(tmp_path) as court:
+        work = await court.bench.honest(0)
+        assert await court.hear(Acceptance(work.verdict, work.submission)) is Ruled.IN_VAIN
+        assert court.liars == {}
+        assert WORKER.peer_id in court.desk._barred
+        rejecting = (await court.refused(1)).verdict
+        for said in (
+            Acceptance(rejecting, (await court.bench.honest(1)).submission),
+            Acceptance(replace(work.verdict, statistic=1.0), work.submission),
+            Acceptance(work.verdict, (await court.bench.honest(1)).submission),
+        ):
+            with pytest.raises(BadMessage):
+                await court.hear(said)
+
+
+async def test_content_that_is_no_answer_to_its_place_convicts_who_accepted_it(
+    tmp_path: Path,
+) -> None:
+    """A truncated answer, or another place's, needs no engine to be found."""
+    async with open_court(tmp_path) as court:
+        bench = court.bench
+        groups = await bench.draw(0)
+        replayed = await bench.verdict_on(groups, 0, place=1)
+        assert await court.hear(Acceptance(replayed.verdict, replayed.submission)) is (
+            Ruled.UPHELD
+        )
+        assert JUDGE.peer_id in court.liars
+        opened = Acceptance(replayed.verdict, replayed.submission)
+        found = worst(await examine(bench.run, bench.environment, bench.engine, opened))
+        assert found is not None
+        assert found.weight is Weight.LIE
+
+
+async def test_what_an_appeal_in_vain_shows_is_held_against_who_accepted(
+    tmp_path: Path,
+) -> None:
+    """A cheat appeals against the judge that saw it, and brings the verdict of the one that did
+    not look."""
+    async with open_court(tmp_path) as court:
+        appeal = await court.refused(0, made_up=True)
+        accepting = (await court.bench.made_up(0, judge=OTHER)).verdict
+        assert await court.hear(appeal) is Ruled.IN_VAIN
+        assert court.liars == {}
+        await court.desk.crosscheck.note_verdict(accepting)
+        assert list(court.liars) == [OTHER.peer_id]
+
+
+async def test_what_the_trainer_scores_to_learn_from_it_is_held_against_its_judges(
+    tmp_path: Path,
+) -> None:
+    """It rejected what two judges had accepted, and asked neither why."""
+    async with open_court(tmp_path) as court, trio.open_nursery() as nursery:
+        bench, check = court.bench, court.bench.intake._check
+        node: Any = bench.intake._node
+        check.scoring = ScoringDesk(node, PolicyScorer(node, bench.engine))
+        check.on_found = court.desk.crosscheck.note_found
+        nursery.start_soon(check.scoring.work_forever)
+        for index, judge in enumerate((JUDGE, OTHER)):
+            lie = await bench.made_up(index, judge=judge)
+            if judge is OTHER:  # of another place
+                lie = await bench.verdict_on(await bench.draw(0), 5, judge=OTHER)
+            await court.desk.crosscheck.note_verdict(lie.verdict)
+            work, groups = await check.groups_of_worker(lie.submission)
+            assert work.verdict.verdict is Verdict.REJECTED
+            assert groups == []
+            assert judge.peer_id in court.liars
+        nursery.cancel_scope.cancel()
+
+
+async def test_acceptances_that_are_borne_out_count_as_looks_and_convict_nobody(
+    tmp_path: Path,
+) -> None:
+    async with open_court(tmp_path) as court:
+        work = await court.bench.honest(0)
+        await court.desk.crosscheck.note_verdict(work.verdict)
+        await court.desk.crosscheck.note_found(work.submission, None)
+        near = Finding(DISTANCE, 1.4e-4, 1e-4)
+        other = await court.bench.honest(1)
+        await court.desk.crosscheck.note_verdict(other.verdict)
+        await court.desk.crosscheck.note_found(other.submission, near)
+        looks = court.bench.auditor._strikes._looks[JUDGE.peer_id, "replay"]
+        assert list(looks.values()) == [None, None]
+        for index in range(STRIKES):
+            assert court.liars == {}
+            work = await court.bench.honest(2 + index)
+            await court.desk.crosscheck.note_verdict(work.verdict)
+            strike = Finding(DISTANCE, 3e-4, 1e-4)
+            await court.desk.crosscheck.note_found(work.submission, strike)
+        assert JUDGE.peer_id in court.liars
+
+
+async def test_content_that_was_called_a_lie_beforehand_is_not_learnt_from(
+    tmp_path: Path,
+) -> None:
+    """The lot falls on it as well, so that who delivers it is judged by it."""
+    async with open_court(tmp_path) as court:
+        bench = court.bench
+        court.desk.disown = bench.intake.disown
+        works = await bench.honest(0), await bench.made_up(1)
+        for work in works:
+            said = Forewarning(work.verdict.commitment)
+            assert await court.hear(said) is Ruled.HEARD
+        with pytest.raises(BadMessage, match="its own work"):
+            await court.hear(said, OTHER)
+        assert (await bench.hand_over(works[0]))[0] is Receipt.TAKEN
+        assert len(bench.intake.buffer) == 0
+        assert (await bench.hand_over(works[1]))[0] is Receipt.UNWANTED
+        assert JUDGE.peer_id in court.liars
+
+
+async def test_what_a_false_rejection_took_a_worker_has_again_and_nothing_else(
+    tmp_path: Path,
+) -> None:
+    """A validator that refuses honest work ended the standing of whom it liked: 64 places."""
+    async with open_court(tmp_path) as court:
+        bench = court.bench
+        node: Any = bench.intake._node
+        scoring = ScoringDesk(node, PolicyScorer(node, bench.engine))
+        lots = LotDesk(node, bench.intake, scoring, Durable(bench.world, "trainer"))
+        court.desk.on_upheld = lots.restore
+        worker, wall = WORKER.peer_id, bench.world.wall()
+        record: Any = SimpleNamespace(node=worker, was_proven=False, state=None)
+        for index, is_false in enumerate((True, False)):
+            lots.standings.note_accepted(worker, 70, wall)
+            appeal = await court.refused(index, times=1.2, made_up=not is_false)
+            await lots._void(record, DISTANCE, appeal.verdict.commitment.content)
+            assert not lots.standings.is_proven(worker, wall)
+            assert await court.hear(appeal) is (Ruled.UPHELD if is_false else Ruled.IN_VAIN)
+            assert lots.standings.is_proven(worker, wall) is is_false
+        # what has ended it since is not undone
+        lots.standings.note_accepted(worker, 70, wall)
+        first = await court.refused(2, times=1.2)
+        await lots._void(record, DISTANCE, first.verdict.commitment.content)
+        await lots._void(record, "a drawn place was shown to nobody in time")
+        lots.restore(first.verdict.commitment)
+        lots.standings.note_accepted(worker, 70, wall)
+        await lots._void(record, DISTANCE, b"another rejection")
+        lots.restore(first.verdict.commitment)
+        assert not lots.standings.is_proven(worker, wall)
 
 
 # Who is passed over.

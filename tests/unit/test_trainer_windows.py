@@ -77,6 +77,37 @@ def test_a_window_is_settled_by_all_judges_that_are_there_and_one_at_least() -> 
     assert record.doubtful
 
 
+def test_turns_of_a_judge_that_is_passed_over_fall_to_another() -> None:
+    """A window waited for two judges of which both were away, until its worker lost its
+    standing."""
+    record = opened(WindowBook())
+    place = record.drawn[0]
+    first, second = record.judges(place, VALIDATORS, 2)
+    now = record.judges(place, VALIDATORS, 2, passed=[first, second])
+    assert not {first, second} & {*now}
+    assert len(now) == 2
+    assert record.judges(place, VALIDATORS, 2, passed=VALIDATORS) == [first, second]
+    for one in record.drawn:
+        for judge in record.judges(one, VALIDATORS, 2, passed=[second]):
+            record.verdicts[one, judge] = Verdict.ACCEPTED
+    assert not record.why_unsettled(VALIDATORS, 2, [second], [second])
+    assert str(second) in record.why_unsettled(VALIDATORS, 2, AWAY)
+
+
+def test_windows_that_wait_for_a_judge_neither_block_each_other_nor_end_standing() -> None:
+    """A silent validator had each window of a worker wait for all others, and in the end it was
+    the worker that was to blame."""
+    book = WindowBook()
+    both = opened(book), opened(book, first=48)
+    for record in both:
+        for place in record.drawn:
+            record.verdicts[place, record.judges(place, VALIDATORS, 2)[0]] = Verdict.ACCEPTED
+    for record in both:
+        assert not book.is_blocked(record, BENCH, 100 + BLOCKS + 1)
+        assert record.why_unsettled(VALIDATORS, 2, AWAY)
+    assert endings(book, 5, 100 + DUE + 1) == [Ending.NOTHING, Ending.NOTHING]
+
+
 @pytest.mark.parametrize(
     ("newest", "now", "ending"),
     [

@@ -15,9 +15,10 @@ weighed by how far it lies beyond its limit:
   policy 20 times. In bfloat16 made-up tokens are 14 times, int8 weights and other temperatures
   strikes.
 
-A `Lie` is what an entry of a trainer's ledger says: the signed verdict, and where the delivery
-is kept that it is about. With both, a bystander needs no trust in the trainer: `open_lie`
-checks all signatures and digests, `roles.protocol.replay.examine` repeats the rest.
+A `Lie` is what an entry of a trainer's ledger says: the signed verdict, and where that is kept
+which it is about: the delivery, or, of work that came from its worker, an `Acceptance`, which
+has no log-probs. With both, a bystander needs no trust in the trainer: `open_lie` checks all
+signatures and digests, `roles.protocol.replay.examine` repeats the rest.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from roles.protocol.core.messages import (
     MAX_REASON,
     AcceptedWork,
     SignedVerdict,
+    Submission,
     decode_delivery_untrusted,
+    decode_submission_untrusted,
     decode_verdict_untrusted,
 )
 
@@ -66,8 +69,9 @@ MAX_PATH: Final = 200
 LOGPROBS: Final = "log-probs differ from a replay's"
 REWARDS: Final = "rewards differ from the environment's"
 NO_REWARD: Final = "a reward that no environment pays"
+NO_ANSWER: Final = "content that is no answer to the tasks of its place"
 
-_CERTAIN: Final = (Reason.MALFORMED_PROOF.value, NO_REWARD)
+_CERTAIN: Final = (Reason.MALFORMED_PROOF.value, NO_REWARD, NO_ANSWER)
 """Reasons that have no numerics in them."""
 _WHATEVER_THE_RUN: Final = (*_CERTAIN, REWARDS, LOGPROBS)
 """Reasons that no limits of the run have a part in."""
@@ -164,15 +168,47 @@ def decode_lie_untrusted(data: bytes, verify: Verify) -> Lie:
     return Lie(signed, Finding(reason, statistic, limit), path)
 
 
-def open_lie(entry: bytes, kept: bytes, verify: Verify) -> AcceptedWork:
-    """The delivery of which an entry of a trainer's ledger says that its verdict is a lie.
+@dataclass(frozen=True, slots=True)
+class Acceptance:
+    """Work that a validator accepted, as its worker has it: without log-probs."""
+
+    verdict: SignedVerdict
+    submission: Submission
+
+    def to_bytes(self) -> bytes:
+        """The wire form, and that on disk."""
+        return pack([self.verdict.to_bytes(), self.submission.to_bytes()])
+
+
+def decode_acceptance_untrusted(data: bytes, verify: Verify) -> Acceptance:
+    """Raise `BadMessage` unless both parts are whole, signed and belong together, and the
+    verdict accepts."""
+    verdict, submission = fields_untrusted(
+        unpack_untrusted(data), bytes, bytes, what="acceptance"
+    )
+    accepted = Acceptance(
+        decode_verdict_untrusted(verdict, verify),
+        decode_submission_untrusted(submission, verify),
+    )
+    if accepted.verdict.commitment != accepted.submission.commitment:
+        raise BadMessage("an acceptance is of another submission")
+    if accepted.verdict.verdict is not Verdict.ACCEPTED:
+        raise BadMessage("a verdict that does not accept is no acceptance")
+    return accepted
+
+
+def open_lie(entry: bytes, kept: bytes, verify: Verify) -> AcceptedWork | Acceptance:
+    """The work of which an entry of a trainer's ledger says that its verdict is a lie.
 
     For bystanders: ``kept`` is the file that `Lie.path` names. What comes out was signed by the
     validator as accepted, by the worker as its own, and is whole; whether it can have been
     drawn says `roles.protocol.replay.examine`. Raises `BadMessage`.
     """
     lie = decode_lie_untrusted(entry, verify)
-    work = decode_delivery_untrusted(kept, verify)
+    unpacked = unpack_untrusted(kept)
+    is_delivery = isinstance(unpacked, list) and len(unpacked) > 2
+    decode = decode_delivery_untrusted if is_delivery else decode_acceptance_untrusted
+    work = decode(kept, verify)
     if work.verdict != lie.verdict:
         raise BadMessage("what is kept is not what the verdict is about")
     return work

@@ -357,6 +357,19 @@ class Lot:
         return hashlib.sha256(self._seed + place.to_bytes(8, "big") + of).digest()
 
 
+def judges_now(
+    lot: Lot,
+    place: int,
+    validators: Sequence[PeerId],
+    count: int,
+    away: Collection[PeerId],
+) -> list[PeerId]:
+    """Who checks a drawn place while some are ``away`` (`roles.protocol.core.away`): others
+    take their turns. Where all are away, it is as good as if none were."""
+    present = lot.judges(place, validators, count, never=away)
+    return present or lot.judges(place, validators, count)
+
+
 def lot_of(window: Window, beacon: HeardLinks) -> Lot | None:
     """The lot of a window; None while its link is not out, as far as is known."""
     link = beacon.link(window.chain, window.link + DELAY)

@@ -18,6 +18,11 @@ reasons cannot be repeated from one submission: places in the draw order, and a 
 history. Of these a worker can complain, as it can of silence: a *complaint* proves nothing by
 itself.
 
+A worker that has lied and was accepted may *confess*: what it hands over convicts who accepted
+it, as any replay would, and nothing of the worker's is learnt from any more. Canaries do
+(`roles.demo.canary`); so may any cheat. Before it hands such work in it *forewarns* the
+trainer, which then does not learn from that content, however it comes.
+
 A `FalseRefusal` is what an entry of a trainer's ledger says: the verdict, and where the content
 is kept that it is about. A bystander opens it with `open_refusal` and replays the rest.
 """
@@ -34,7 +39,12 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, Verify, decode_peer_id_untrusted
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Reason, Shape, Verdict
-from roles.protocol.core.lies import MAX_PATH, Finding
+from roles.protocol.core.lies import (
+    MAX_PATH,
+    Acceptance,
+    Finding,
+    decode_acceptance_untrusted,
+)
 from roles.protocol.core.messages import (
     MAX_REASON,
     Commitment,
@@ -78,9 +88,10 @@ class Ruled(Enum):
     """What came of an appeal or a complaint."""
 
     UPHELD = "upheld"
-    """The replay finds nothing wrong with the work."""
+    """The replay says of the work what its worker does, and not what the validator signed."""
     IN_VAIN = "in vain"
-    """The replay finds it wrong, too: no more appeals of this worker are heard."""
+    """The replay says what the validator signed: no more of this worker's appeals and
+    confessions are heard."""
     UNSURE = "unsure"
     """Nothing can be said: the policy is gone, or the reason is not of one submission."""
     HEARD = "heard"
@@ -144,19 +155,54 @@ def decode_complaint_untrusted(data: bytes) -> Complaint:
     )
 
 
-def encode_asked(asked: Appeal | Complaint) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Forewarning:
+    """That a submission, which is yet to be handed in, is a lie: it is not to be learnt
+    from."""
+
+    commitment: Commitment
+
+    def to_bytes(self) -> bytes:
+        """The wire form; the connection says that the work is the worker's own."""
+        return self.commitment.to_bytes()
+
+
+Asked = Appeal | Complaint | Acceptance | Forewarning
+"""What a worker tells its trainer."""
+_KINDS: Final[Mapping[type, str]] = {
+    Appeal: "appeal",
+    Complaint: "complaint",
+    Acceptance: "confession",
+    Forewarning: "forewarning",
+}
+
+
+def commitment_of(asked: Asked) -> Commitment:
+    """The work that it is about."""
+    if isinstance(asked, Appeal | Acceptance):
+        return asked.verdict.commitment
+    return asked.commitment
+
+
+def encode_asked(asked: Asked) -> bytes:
     """The question on `APPEAL_PROTOCOL`."""
-    return pack(["appeal" if isinstance(asked, Appeal) else "complaint", asked.to_bytes()])
+    return pack([_KINDS[type(asked)], asked.to_bytes()])
 
 
-def decode_asked_untrusted(data: bytes, verify: Verify) -> Appeal | Complaint:
+def decode_asked_untrusted(data: bytes, verify: Verify) -> Asked:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
     kind, body = fields_untrusted(unpack_untrusted(data), str, bytes, what="question")
-    if kind == "appeal":
-        return decode_appeal_untrusted(body, verify)
-    if kind != "complaint":
-        raise BadMessage(f"{kind[:20]!r} is nothing that a trainer is asked")
-    return decode_complaint_untrusted(body)
+    match kind:
+        case "appeal":
+            return decode_appeal_untrusted(body, verify)
+        case "complaint":
+            return decode_complaint_untrusted(body)
+        case "confession":
+            return decode_acceptance_untrusted(body, verify)
+        case "forewarning":
+            return Forewarning(decode_commitment_untrusted(body))
+        case _:
+            raise BadMessage(f"{kind[:20]!r} is nothing that a trainer is asked")
 
 
 def encode_ruling(ruled: Ruled, sentence: str) -> bytes:

@@ -30,7 +30,7 @@ from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.protocol.core.beacon import HeardLinks
-from roles.protocol.core.lots import Lot, WitnessedWindow, lot_of
+from roles.protocol.core.lots import Lot, WitnessedWindow, judges_now, lot_of
 
 DUE: Final = 600.0
 """Seconds after its lot in which a window must be settled: a worker that is started again, or a
@@ -97,12 +97,25 @@ class WindowRecord:
         """The places that are checked; none before the lot is out."""
         return [] if self.lot is None else self.lot.drawn(self.witnessed.share)
 
-    def judges(self, place: int, validators: Sequence[PeerId], count: int) -> list[PeerId]:
-        """Who checks a drawn place; nobody before the lot is out."""
-        return [] if self.lot is None else self.lot.judges(place, validators, count)
+    def judges(
+        self,
+        place: int,
+        validators: Sequence[PeerId],
+        count: int,
+        passed: Collection[PeerId] = (),
+    ) -> list[PeerId]:
+        """Who checks a drawn place while some are ``passed`` over; nobody before the lot is
+        out."""
+        if self.lot is None:
+            return []
+        return judges_now(self.lot, place, validators, count, passed)
 
     def why_unsettled(
-        self, validators: Sequence[PeerId], count: int, away: Collection[PeerId]
+        self,
+        validators: Sequence[PeerId],
+        count: int,
+        away: Collection[PeerId],
+        passed: Collection[PeerId] = (),
     ) -> str:
         """What is missing, in a sentence; empty if nothing is. Judges that are ``away`` are not
         waited for, but one must have spoken."""
@@ -111,7 +124,7 @@ class WindowRecord:
         for place in self.drawn:
             said = {
                 judge: self.verdicts.get((place, judge))
-                for judge in self.judges(place, validators, count)
+                for judge in self.judges(place, validators, count, passed)
             }
             silent = [judge for judge, verdict in said.items() if verdict is None]
             if len(silent) == len(said) or any(judge not in away for judge in silent):
@@ -133,6 +146,8 @@ class Bench:
 
     validators: Sequence[PeerId]
     count: int
+    passed: Collection[PeerId] = ()
+    """Those that the trainer passes over: turns of theirs fall to others."""
 
 
 class Ending(Enum):
@@ -209,7 +224,9 @@ class WindowBook:
                 record.lot_at = now
 
     def is_blocked(self, record: WindowRecord, bench: Bench, now: float) -> bool:
-        """Whether its worker has kept a drawn place of another window back for too long."""
+        """Whether its worker has kept a drawn place of another window back for too long. One
+        that waits for a judge blocks none: all that wait for the same one would block each
+        other."""
         return any(
             one is not record
             and one.state is WindowState.OPEN
@@ -225,7 +242,7 @@ class WindowBook:
             self._was_there(judge, record.lot_at, now)
             for place in record.drawn
             if place not in shown
-            for judge in record.judges(place, bench.validators, bench.count)
+            for judge in record.judges(place, bench.validators, bench.count, bench.passed)
         ) and not self._is_doubled(record, shown)
 
     def take_overdue(
