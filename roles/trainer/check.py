@@ -160,19 +160,24 @@ class DeliveryCheck:
         judges = list(heard.judges_of(run, commitment.node, commitment.version))
         return "" if peer in judges else f"{judges[0]} judges this node under this policy"
 
-    async def groups(self, work: AcceptedWork, *, always: bool = False) -> list[BufferedGroup]:
+    async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
         """The groups of a delivery, with rewards computed here and the validator's log-probs.
-        It is replayed if the lot falls on it, or ``always``.
 
         Raises `RemoteProtocolError` if they are not what this run learns from: a validator's
         own fault; `NotBorneOut` if they are not what it signed, or might not be; and
         `EnvironmentFailed`, which is no peer's fault.
         """
+        # where lots fall, one validator's word is the exception, and is never taken alone
+        return await self._looked_at(work, always=self.scoring is not None)
+
+    async def groups_replayed(self, work: AcceptedWork) -> list[BufferedGroup]:
+        """The same of a delivery that is replayed, whether the lot falls on it or not."""
+        return await self._looked_at(work, always=True)
+
+    async def _looked_at(self, work: AcceptedWork, *, always: bool) -> list[BufferedGroup]:
         await self.auditor.check_possible(work)
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]
-        # where lots fall, one validator's word is the exception, and is never taken alone
-        always = always or self.scoring is not None
         await self.auditor.audit(work, drawn, claim.claimed, always=always)
         ours = await self._pay(claim)
         await self.auditor.check_rewards(work, ours)

@@ -435,7 +435,8 @@ class Intake:
         """Look at a delivery as closely as need be, and keep it."""
         verdict = work.verdict
         is_disowned = verdict.commitment.content in self._disowned
-        groups = await self._check.groups(work, always=is_disowned)
+        check = self._check
+        groups = await (check.groups_replayed if is_disowned else check.groups)(work)
         # All of it may have changed while environment and engine worked.
         refused = self._check.why_refused(verdict.validator)
         if refused:
