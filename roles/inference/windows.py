@@ -163,6 +163,9 @@ class Windows:
         self._turn = trio.Lock()
         """Windows are committed in the draw order."""
         self._queue: list[list[Submission]] = []
+        self._refused = Backoff(self._world, "commit/refused")
+        """Between windows that witnesses refuse for good: those of a banned worker come again
+        as long as its places do."""
         self._lanes: dict[PeerId, trio.Semaphore] = {}
         self._note = b""
         self._nursery: trio.Nursery | None = None
@@ -211,7 +214,7 @@ class Windows:
 
     async def _commit_next(self) -> None:
         async with self._turn:
-            self._queue.sort(key=lambda places: _place(places[0]))
+            self._queue.sort(key=_first)
             await self._commit(self._queue.pop(0))
 
     async def _commit(self, places: list[Submission]) -> None:
@@ -230,15 +233,22 @@ class Windows:
                 if not held:
                     return await self._give_up(places, "its witness has signed another window")
                 self._nursery.start_soon(self._see_through, reply, held)
+                self._refused = Backoff(self._world, "commit/refused")
                 places = [one for one in places if one not in held]
                 teaching, rewards = await self._rewards(places)
             elif reply is not None and not reply.retry:
                 logger.info("window_refused: %s", printable(reply.reason))
+                await self._refused.wait()
                 self._dissolve(places[:1])  # it may have been judged in an earlier life
                 places = places[1:]
                 teaching, rewards = await self._rewards(places)
             else:
                 await backoff.wait()
+                if self._queue and min(map(_first, self._queue)) < _first(places):
+                    # a witness takes places in their order: what has come meanwhile goes first
+                    self._queue.append(places)
+                    self._nursery.start_soon(self._commit_next)
+                    return None
         return None
 
     async def _rewards(self, places: Sequence[Submission]) -> tuple[int, bytes]:
@@ -441,6 +451,10 @@ class Windows:
 
 def _key(submission: Submission) -> tuple[PolicyVersion, bytes]:
     return submission.commitment.version, submission.commitment.policy
+
+
+def _first(places: Sequence[Submission]) -> tuple[PolicyVersion, int]:
+    return _place(places[0])
 
 
 def _place(submission: Submission) -> tuple[PolicyVersion, int]:

@@ -127,7 +127,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
         await stage.children["trainer-1"].wait_status(holds(1))
         newcomer = NodeProcess("newcomer", tmp_path)
         newcomer.folder.mkdir()
-        command = re.sub(r"~/shoal-\w+", str(newcomer.folder), join_command(stage)).split()[3:]
+        command = re.sub(r"~/shoal-\w+", str(newcomer.folder), join_command(stage)).split()[2:]
         process = await newcomer.start(
             [*command, "--json", "--status", "0.5", "--die-with-parent"]
         )
