@@ -419,7 +419,7 @@ class InferenceSession:
     async def load_newest(self) -> PolicyVersion:
         """Make the engine run the newest whole policy, or the one that was promised; returns
         it."""
-        node, outbox, loaded = self.node, self._outbox, self.counts.version
+        node, loaded = self.node, self.counts.version
         if node.shardcast.newest == NO_POLICY:
             self.counts.doing = Doing.WAITS_FOR_POLICY
         version = self._choose(await node.shardcast.wait_policy(self.loaded))
@@ -434,7 +434,8 @@ class InferenceSession:
             self.counts.doing = Doing.LOADS
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
             if self._windows is not None:
-                await self._promise.begin(version, outbox.next_index(outbox.newest))
+                filled = self._outbox.next_index(self._outbox.newest)
+                await self._promise.begin(version, filled)
             self._policy = b""  # an engine that fails in the middle holds none
             await self.engine.drop()  # what it had when it failed before
             with node.shardcast.pin(version):

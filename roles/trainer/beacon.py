@@ -55,18 +55,14 @@ class BeaconTeller:
             known = await recall(disk, PATH)
         except DamagedFile as error:
             await discard(disk, PATH, error)
+            await self._node.world.sleep(1.0)  # a second's chain is pledged once
         if known is not None:
             secret, began, self._number = known
             self._take_up(bytes.fromhex(secret), began)
 
     async def _begin(self) -> None:
-        """A chain of its own second, later than all that were heard of.
-
-        It waits for a second to begin: an earlier life may have pledged this one, and lost it.
-        """
-        world = self._node.world
-        await world.sleep(1.0 - world.wall() % 1.0)
-        began = max(int(world.wall()), self._heard.links.newest[0] + 1)
+        """A chain of its own second, later than all that were heard of."""
+        began = max(int(self._node.world.wall()), self._heard.links.newest[0] + 1)
         self._number = 0
         self._take_up(self._node.world.entropy(SECRET_BYTES), began)
         await self._durable.insist(self._keep)

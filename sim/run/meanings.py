@@ -78,6 +78,7 @@ MEANINGS: Final = {
     "tables_growing": "Tables in a node's memory that grow without a limit.",
     "validators_spend": "Work of validators for checks by lot, for each unit of drawing.",
     "volunteers_generating": "Of the volunteers' time, the share in which they generate.",
+    "windows_missed": "Policies under which a worker handed in less than it had promised.",
     "windows_void": "Windows of which nothing was learnt since a place was rejected, or did not"
     " come.",
     # DiLoCo

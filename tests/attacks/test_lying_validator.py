@@ -285,7 +285,7 @@ def make_intake(check: type[DeliveryCheck] = CheckWithoutModel, inbox: Any = Non
         world=world,
         shardcast=SimpleNamespace(holds=lambda _: True),
         may=may,
-        ledgers=SimpleNamespace(is_forked=lambda _: False),
+        ledgers=SimpleNamespace(is_forked=lambda _: False, forks=(), on_news=lambda _: None),
     )
     node.book = SimpleNamespace(hint=lambda _: False)
     node.gossip, node.run = Silent(), make_run()

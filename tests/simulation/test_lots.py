@@ -206,6 +206,24 @@ def test_a_banned_worker_does_not_knock_without_end(monkeypatch: pytest.MonkeyPa
     assert sum(one["refused"].get("banned", 0) for one in validators(health)) < 500
 
 
+def test_lots_that_begin_while_work_is_on_its_way_hold_nobody_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Places sent alone came back to be committed to, behind later ones whose witness waited
+    for them: the run stood still."""
+    begin = BeaconTeller._begin
+
+    async def begin_late(teller: BeaconTeller) -> None:
+        await teller._node.world.sleep(1.0)
+        await begin(teller)
+
+    monkeypatch.setattr(BeaconTeller, "_begin", begin_late)
+    health = perform(Play(CAST), steps=3, **SMALL)
+    assert health["done"] == 1
+    assert health["trainer-1"]["roles"]["trainer"]["windows_settled"] > 0
+    assert all(one["life"]["rejected"] == 0 for one in workers(health))
+
+
 def test_kills_lose_nothing_and_double_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A window is with its worker, its witness, its judges and the trainer at a time."""
 

@@ -55,6 +55,7 @@ class Court:
             run=self.run,
             peer_id=me,
             gossip=Silent(),
+            ledgers=SimpleNamespace(forks=(), on_news=lambda _: None, statements=lambda *_: []),
             shardcast=shardcast,
             membership=SimpleNamespace(
                 find=lambda _: [SimpleNamespace(peer=one) for one in self.here]

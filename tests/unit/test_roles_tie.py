@@ -51,6 +51,7 @@ async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
         loaded.append(path)
 
     session = InferenceSession.__new__(InferenceSession)
+    session._windows = None
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
     node: Any = SimpleNamespace(shardcast=shardcast, world=world)
     engine: Any = SimpleNamespace(load=load, drop=trio.lowlevel.checkpoint)
@@ -106,6 +107,7 @@ async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
             return self.newest
 
     session = InferenceSession.__new__(InferenceSession)
+    session._windows = None
     shardcast, engine = Versions(), FragileEngine()
     shardcast.chosen = b"bad"
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
