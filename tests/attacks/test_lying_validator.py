@@ -195,7 +195,7 @@ def test_a_validator_that_accepts_greedy_tokens_is_found_and_refused() -> None:
     """It was believed for as long as the run lasted, and its friend's tokens were learnt
     from."""
     # with this seed some of its groups wait in the buffer when it is convicted
-    health = play(RubberStampingValidator, 400, seed=10, **{"inference-2": CAST["cheat-1"]})
+    health = play(RubberStampingValidator, 400, seed=11, **{"inference-2": CAST["cheat-1"]})
     trainer = health["trainer-1"]["roles"]["trainer"]
     assert list(trainer["liars"]) == [health["validator-1"]["peer"]]
     assert trainer["lies"] == 1

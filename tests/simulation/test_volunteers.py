@@ -119,7 +119,7 @@ def test_too_many_volunteers_waste_little_once_work_was_lost() -> None:
         int(whole[name]) - int(early[name])
         for name in ("rollouts_lost_stale", "rollouts_generated")
     )
-    assert lost < 0.1 * generated
+    assert lost < 0.15 * generated
     assert float(whole["trainer_idle"]) < 0.1
     assert int(whole["steps"]) - int(early["steps"]) >= 7
 
