@@ -34,9 +34,12 @@ class PolicyScorer:
 
     @asynccontextmanager
     async def holding(self, version: PolicyVersion, policy: bytes) -> AsyncIterator[Engine]:
-        """The engine with this policy, for the length of the block. Raises `EngineError` and
-        `StorageError`."""
+        """The engine with this policy, for the length of the block. Raises `EngineError`, also
+        of a policy that is not held any more once it is the caller's turn, and `StorageError`.
+        """
         async with self._turn:
+            if not self._node.shardcast.holds(version):
+                raise EngineError("the policy is not held any more")
             with self._node.shardcast.pin(version) as weights:
                 if (version, policy) != self._loaded:
                     await self._node.shardcast.check_weights(version)
@@ -103,8 +106,6 @@ class ScoringDesk:
     async def _do(self, job: _Job) -> None:
         sampling = run_sampling(run_of(self._node))
         try:
-            if not self._node.shardcast.holds(job.version):
-                raise EngineError("the policy is not held any more")
             async with self._scorer.holding(job.version, job.policy) as engine:
                 for task, group in zip(job.tasks, job.groups, strict=True):
                     # one at a time: a step waits for one group at most

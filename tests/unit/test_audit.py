@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 import struct
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 
 from p2p.errors import BadMessage, WorkerDied
 from p2p.identity import PeerId
@@ -40,6 +42,7 @@ from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import examine
 from roles.trainer.audit import LIES, SETTLING
 from roles.trainer.core.lot import REPLAYED_SHARE, Lot
+from roles.trainer.scoring import PolicyScorer
 from tests.trainer_bench import JUDGE, WORKER, Bench, open_bench
 
 GAP = Reason.DRAW_GAP.value
@@ -396,3 +399,32 @@ async def test_a_tiny_model_in_float32_convicts_no_honest_validator_and_each_lia
         assert bench.auditor.counts.unsure == bench.auditor.counts.lies == 0
         assert (await bench.hand_over(await bench.made_up(24)))[1].startswith(LIED)
         assert list(bench.auditor.liars) == [JUDGE.peer_id]
+
+
+async def test_a_policy_that_goes_while_a_caller_waits_for_the_engine_ends_no_trainer() -> None:
+    """It was looked for before the wait, and not found after it: a `KeyError`."""
+    held = [PolicyVersion(7)]
+
+    @contextmanager
+    def pin(version: PolicyVersion) -> Iterator[str]:
+        if version not in held:
+            raise KeyError(version)
+        yield "weights"
+
+    async def nothing(_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    shardcast = SimpleNamespace(holds=held.__contains__, pin=pin, check_weights=nothing)
+    node, engine = SimpleNamespace(shardcast=shardcast), SimpleNamespace(load=nothing)
+    scorer = PolicyScorer(cast(Any, node), cast(Any, engine))
+
+    async def second() -> None:
+        with pytest.raises(EngineError, match="not held any more"):
+            async with scorer.holding(PolicyVersion(7), b""):
+                pass
+
+    async with trio.open_nursery() as nursery:
+        async with scorer.holding(PolicyVersion(7), b""):
+            nursery.start_soon(second)
+            await trio.testing.wait_all_tasks_blocked()
+            held.clear()
