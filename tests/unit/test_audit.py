@@ -423,8 +423,7 @@ async def test_a_policy_that_goes_while_a_caller_waits_for_the_engine_ends_no_tr
             async with scorer.holding(PolicyVersion(7), b""):
                 pass
 
-    async with trio.open_nursery() as nursery:
-        async with scorer.holding(PolicyVersion(7), b""):
-            nursery.start_soon(second)
-            await trio.testing.wait_all_tasks_blocked()
-            held.clear()
+    async with trio.open_nursery() as nursery, scorer.holding(PolicyVersion(7), b""):
+        nursery.start_soon(second)
+        await trio.testing.wait_all_tasks_blocked()
+        held.clear()
