@@ -1,7 +1,7 @@
 """What a demo plays: a model, its tasks, the recipe, and what is promised of it.
 
-`SORTING` is the three-minute default: 105,088 parameters that learn to sort digits. `arithmetic`
-is the same swarm around a real chat model, a folder in Hugging Face's layout.
+`SORTING` is the default of three minutes: 105,088 parameters that learn to sort digits.
+`arithmetic` is the same swarm around a real chat model, a folder in Hugging Face's layout.
 """
 
 from __future__ import annotations
