@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import torch
 
+from bench.llm import PROMPT, random_tasks
 from bench.report import Report
 from proofs.sampling import DrawRule
 from roles.engines.base import GroupTask, Sampling, TrainingGroup
@@ -36,8 +37,6 @@ from roles.engines.torch.model import TransformerModel
 from roles.models.config import ModelConfig, write_config
 from roles.rl.recipe import Recipe
 
-PROMPT: Final = 29
-"""Tokens of a prompt: a short question in its template."""
 GROUP: Final = 16
 """Completions of a group."""
 LEARNT: Final = 16
@@ -115,7 +114,10 @@ def generate(
         case, tokens = f"{name}, {rows} rows of {options.new}", rows * options.new
         rounds = [
             take_turns(
-                model, other, make_tasks(number, rows // GROUP, shape.vocabulary), sampling
+                model,
+                other,
+                random_tasks(number, rows // GROUP, shape.vocabulary, GROUP),
+                sampling,
             )
             for number in range(options.rounds + 1)  # the first warms up
         ][1:]
@@ -161,7 +163,7 @@ def learn(report: Report, name: str, device: torch.device, options: argparse.Nam
     rng, seconds, peaks = Random(0), list[float](), list[float]()
     model = TransformerModel(shape, Dtype.BFLOAT16, device)
     fill(model)
-    tasks = make_tasks(0, LEARNT, shape.vocabulary)
+    tasks = random_tasks(0, LEARNT, shape.vocabulary, GROUP)
     sampling = Sampling(1.0, options.new, GROUP)
     drawn = sampler.draw(model, tasks, sampling, frozenset(), DrawRule.GUMBEL)
     del model
@@ -186,19 +188,6 @@ def fill(model: TransformerModel) -> None:
     """Random weights, drawn where they lie; norms are 1."""
     for weight in model.parameters():
         weight.normal_(0.0, SPREAD) if weight.dim() > 1 else weight.fill_(1.0)
-
-
-def make_tasks(number: int, groups: int, vocabulary: int) -> list[GroupTask]:
-    """Random prompts."""
-    rng = Random(number)
-    return [
-        GroupTask(
-            group,
-            tuple(rng.randrange(vocabulary) for _ in range(PROMPT)),
-            tuple(rng.randbytes(32) for _ in range(GROUP)),
-        )
-        for group in range(groups)
-    ]
 
 
 @contextmanager

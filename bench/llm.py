@@ -106,7 +106,7 @@ def generate(
                 process = _foreign(interpreter, name, folder, dtype, rows, new)
                 others[name] = stack.enter_context(process)
         for number in range(rounds + 1):  # the first warms up
-            tasks = _tasks(number, rows // GROUP, shape.vocabulary)
+            tasks = random_tasks(number, rows // GROUP, shape.vocabulary, GROUP)
             seconds, tokens = time.process_time(), rows * new
             groups = sampler.generate(model, tasks, sampling, frozenset(), RULES[dtype])
             drawn = time.process_time() - seconds
@@ -128,13 +128,14 @@ def generate(
     report.compare(case, "tokens per CPU s", "draw and prove", "score")
 
 
-def _tasks(number: int, groups: int, vocabulary: int) -> list[GroupTask]:
+def random_tasks(number: int, groups: int, vocabulary: int, size: int) -> list[GroupTask]:
+    """Prompts of `PROMPT` random tokens, for groups of ``size`` answers."""
     rng = Random(number)
     return [
         GroupTask(
             group,
             tuple(rng.randrange(vocabulary) for _ in range(PROMPT)),
-            tuple(rng.randbytes(32) for _ in range(GROUP)),
+            tuple(rng.randbytes(32) for _ in range(size)),
         )
         for group in range(groups)
     ]

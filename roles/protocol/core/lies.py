@@ -183,18 +183,23 @@ class Acceptance:
 def decode_acceptance_untrusted(data: bytes, verify: Verify) -> Acceptance:
     """Raise `BadMessage` unless both parts are whole, signed and belong together, and the
     verdict accepts."""
-    verdict, submission = fields_untrusted(
-        unpack_untrusted(data), bytes, bytes, what="acceptance"
-    )
-    accepted = Acceptance(
-        decode_verdict_untrusted(verdict, verify),
-        decode_submission_untrusted(submission, verify),
-    )
-    if accepted.verdict.commitment != accepted.submission.commitment:
-        raise BadMessage("an acceptance is of another submission")
-    if accepted.verdict.verdict is not Verdict.ACCEPTED:
+    verdict, submission = decode_judged_untrusted(data, verify, "acceptance")
+    if verdict.verdict is not Verdict.ACCEPTED:
         raise BadMessage("a verdict that does not accept is no acceptance")
-    return accepted
+    return Acceptance(verdict, submission)
+
+
+def decode_judged_untrusted(
+    data: bytes, verify: Verify, what: str
+) -> tuple[SignedVerdict, Submission]:
+    """A verdict, and the work that it is about. Raises `BadMessage` unless both are whole,
+    signed and belong together."""
+    parts = fields_untrusted(unpack_untrusted(data), bytes, bytes, what=what)
+    verdict = decode_verdict_untrusted(parts[0], verify)
+    submission = decode_submission_untrusted(parts[1], verify)
+    if verdict.commitment != submission.commitment:
+        raise BadMessage(f"the verdict of this {what} is about another submission")
+    return verdict, submission
 
 
 def open_lie(entry: bytes, kept: bytes, verify: Verify) -> AcceptedWork | Acceptance:

@@ -44,6 +44,7 @@ from roles.protocol.core.lies import (
     Acceptance,
     Finding,
     decode_acceptance_untrusted,
+    decode_judged_untrusted,
 )
 from roles.protocol.core.messages import (
     MAX_REASON,
@@ -51,7 +52,6 @@ from roles.protocol.core.messages import (
     SignedVerdict,
     Submission,
     decode_commitment_untrusted,
-    decode_submission_untrusted,
     decode_verdict_untrusted,
 )
 
@@ -120,16 +120,10 @@ def is_repeatable(reason: str) -> bool:
 def decode_appeal_untrusted(data: bytes, verify: Verify) -> Appeal:
     """Raise `BadMessage` unless both parts are whole, signed and belong together, and the
     verdict rejects."""
-    verdict, submission = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="appeal")
-    appeal = Appeal(
-        decode_verdict_untrusted(verdict, verify),
-        decode_submission_untrusted(submission, verify),
-    )
-    if appeal.verdict.commitment != appeal.submission.commitment:
-        raise BadMessage("an appeal's verdict is about another submission")
-    if appeal.verdict.verdict is not Verdict.REJECTED:
+    verdict, submission = decode_judged_untrusted(data, verify, "appeal")
+    if verdict.verdict is not Verdict.REJECTED:
         raise BadMessage("an appeal is against a verdict that rejects")
-    return appeal
+    return Appeal(verdict, submission)
 
 
 @dataclass(frozen=True, slots=True)
