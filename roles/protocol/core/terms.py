@@ -1,0 +1,46 @@
+"""The digest of what work is made and judged under.
+
+An edition of the run file may change the temperature, the lengths, the environments or the
+limits while work is on its way. Each window and verdict carries this digest, so work of other
+terms is told from work that is wrong: it accuses nobody.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from p2p.wire import pack
+from roles.protocol.core.window import content_digest
+from roles.run import Run
+
+_TABLES: Final = ("environments", "model", "limits")
+_SAMPLING: Final = (
+    "group_size",
+    "submission",
+    "temperature",
+    "max_new_tokens",
+    "lag",
+    "proof_values",
+)
+"""Fields of the recipe that workers and scorers read; the others are the trainer's alone."""
+
+
+@lru_cache(maxsize=8)
+def terms_digest(run: Run) -> bytes:
+    """Return the 32 bytes of BLAKE3 over the terms that decide whether work is right."""
+    table = run.terms.to_table()
+    recipe = table["recipe"]
+    assert isinstance(recipe, dict)
+    shaping = {name: table[name] for name in _TABLES}
+    shaping |= {name: recipe[name] for name in _SAMPLING}
+    return content_digest(pack(_canonical(shaping)))
+
+
+def _canonical(value: object) -> object:
+    """Return tables as sorted lists of pairs, so that equal tables have one encoding."""
+    if isinstance(value, dict):
+        return [[key, _canonical(value[key])] for key in sorted(value)]
+    if isinstance(value, (list, tuple)):
+        return [_canonical(item) for item in value]
+    return value
