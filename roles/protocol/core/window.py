@@ -206,7 +206,9 @@ def decode_window_untrusted(data: bytes, verify: Verify | None) -> SignedWindow:
         raise BadMessage(f"a window of {len(data)} bytes is over the limit of {MAX_WINDOW}")
     body, signature = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="window")
     run, terms, node, version, policy, first, contents, claims = fields_untrusted(
-        unpack_untrusted(body), bytes, bytes, bytes, int, bytes, int, bytes, bytes, what="window"
+        unpack_untrusted(body),
+        *(bytes, bytes, bytes, int, bytes, int, bytes, bytes),
+        what="window",
     )
     places, rest = divmod(len(contents), DIGEST_BYTES)
     if rest or places > MAX_PLACES:
@@ -220,9 +222,7 @@ def decode_window_untrusted(data: bytes, verify: Verify | None) -> SignedWindow:
         PolicyVersion(_index_untrusted(version, "a version")),
         _digest_untrusted(policy, "policy digest"),
         _index_untrusted(first, "the index of a place"),
-        tuple(
-            contents[at : at + DIGEST_BYTES] for at in range(0, len(contents), DIGEST_BYTES)
-        ),
+        tuple(contents[at : at + DIGEST_BYTES] for at in range(0, len(contents), DIGEST_BYTES)),
         claims,
     )
     if window.first + places > MAX_INDEX:
