@@ -48,7 +48,7 @@ from roles.envs.arithmetic import ArithmeticEnvironment
 from roles.envs.text import TextTask
 from roles.models.bundle import end_tokens, read_config
 from roles.models.tokenizer import Tokenizer
-from roles.validator.history import DrawHistory
+from roles.protocol.history import DrawHistory
 
 GROUPS: Final = 8
 """Of a submission."""

@@ -100,6 +100,11 @@ class ContainedEnvironment(Protocol):
         """What each completion earns, from 0 to 1, in order. Raises `EnvironmentFailed`."""
         ...
 
+    async def pay(self, answers: Answers) -> Payment:
+        """Return the rewards, and on which completions the environment failed. Raises
+        `EnvironmentFailed`."""
+        ...
+
     async def evaluation(self) -> list[Task]:
         """The fixed held-out tasks. Raises `EnvironmentFailed`."""
         ...
@@ -136,12 +141,16 @@ class LocalEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
+        return (await self.pay(answers)).rewards
+
+    async def pay(self, answers: Answers) -> Payment:
+        """See `ContainedEnvironment`."""
         payment = Payment()
         for task, given in answers:
             for tokens in given:
                 payment.pay(self._environment, task, tokens)
         self._tally.count(payment)
-        return payment.rewards
+        return payment
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -223,12 +232,16 @@ class WorkerEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
+        return (await self.pay(answers)).rewards
+
+    async def pay(self, answers: Answers) -> Payment:
+        """See `ContainedEnvironment`."""
         try:
             payment = await self._pay(answers)
         except EnvironmentDied:
             payment = await self._pay_singly(answers)
         self._tally.count(payment)
-        return payment.rewards
+        return payment
 
     async def _pay(self, answers: Answers) -> Payment:
         count = sum(len(given) for _, given in answers)

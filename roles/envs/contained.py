@@ -136,8 +136,9 @@ class Payment:
     rewards: list[float] = field(default_factory=list)
     """From 0 to 1, in order."""
 
-    failures: int = 0
-    """Completions that earn nothing because the environment raised on them."""
+    failed: list[bool] = field(default_factory=list)
+    """Which completions earn nothing because the environment raised, or its time or memory
+    ended, on them: on another machine they may earn something."""
 
     place: str = ""
     """What the first of them raised, and where."""
@@ -145,10 +146,16 @@ class Payment:
     said: str = ""
     """In the environment's words."""
 
+    @property
+    def failures(self) -> int:
+        """Number of completions that failed."""
+        return sum(self.failed)
+
     def pay(self, environment: Environment, task: Task, tokens: Sequence[int]) -> None:
         """One completion more. Raises `EnvironmentFailed`."""
         try:
             self.rewards.append(reward_of(environment, task, tokens))
+            self.failed.append(False)
         except AnswerFailed as error:
             self.fail(str(error), error.place)
 
@@ -157,14 +164,14 @@ class Payment:
         if not self.failures:
             self.said, self.place = said, place
         self.rewards.append(0.0)
-        self.failures += 1
+        self.failed.append(True)
 
     def add(self, more: Payment) -> None:
         """What others earned, behind these."""
         if not self.failures:
             self.said, self.place = more.said, more.place
         self.rewards += more.rewards
-        self.failures += more.failures
+        self.failed += more.failed
 
 
 def _call(environment: Environment, what: str, work: Callable[[], T]) -> T:

@@ -97,19 +97,23 @@ def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
 def payment_to_wire(payment: Payment) -> list[object]:
     """As a list."""
     words = payment.place[:MAX_FAILURE], payment.said[:MAX_FAILURE]
-    return [payment.rewards, payment.failures, *words]
+    failed = [at for at, has_failed in enumerate(payment.failed) if has_failed]
+    return [payment.rewards, failed, *words]
 
 
 def payment_untrusted(value: object, count: int) -> Payment:
     """As many rewards as completions, each from 0 to 1. Raises `BadMessage`."""
-    paid, failures, place, said = fields_untrusted(value, list, int, str, str, what="payment")
+    paid, failed, place, said = fields_untrusted(value, list, list, str, str, what="payment")
     rewards = _listed_untrusted(paid, count, count)
     for reward in rewards:
         if type(reward) is not float or not (math.isfinite(reward) and 0.0 <= reward <= 1.0):
             raise BadMessage(f"a reward is a number from 0 to 1, not {reward!r:.40}")
-    if not 0 <= failures <= count:
-        raise BadMessage(f"{failures} of {count} answers were raised on")
-    return Payment(rewards, failures, place[:MAX_FAILURE], said[:MAX_FAILURE])
+    if not all(type(at) is int and 0 <= at < count for at in failed):
+        raise BadMessage(f"not all answers that were raised on are among {count}")
+    flags = [False] * count
+    for at in failed:
+        flags[at] = True
+    return Payment(rewards, flags, place[:MAX_FAILURE], said[:MAX_FAILURE])
 
 
 def _task_untrusted(value: object, vocabulary: int, context: int) -> Task:

@@ -34,7 +34,7 @@ from roles.protocol.core.messages import (
 from roles.protocol.replay import count_work
 from roles.run import Run
 from roles.shared.standing import RoleStanding
-from roles.validator.history import DrawHistory
+from roles.protocol.history import DrawHistory
 from roles.validator.verdicts import Job, Ruling
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,376 @@
+"""The one scorer: repeats what a worker has done to a place, for the trainer and for validators.
+
+Submissions wait by version and worker. One pass goes through the versions, the oldest first, and
+takes of each what waited when its turn came, so that weights are loaded once a version a pass.
+Within a version workers take turns, a place a turn: of a window one place is scored before the
+others. Cheap checks come first:
+
+    terms     made under the terms that hold now, and under the policy that is held here
+    shape     groups of this place; every token, length and end token
+    rewards   the environment makes the tasks once, and pays once
+    replay    the model is run over the groups that the caller chooses, in one call
+
+What cannot be checked (other terms, a policy that is gone, an engine or environment that fails)
+is inconclusive and accuses nobody. The scorer signs nothing and remembers nothing but the draws
+of each worker's last submissions (`roles.protocol.history`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from p2p.concurrency import Notifier
+from p2p.errors import BadMessage, StorageError, WorkerDied
+from p2p.identity import PeerId
+from p2p.node.node import Node
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
+from p2p.world import dawdle, decode_off_loop
+from proofs.checks import Verdict
+from roles.engines.base import Engine, EngineError, Group, GroupTask
+from roles.envs.base import Task
+from roles.envs.client import ContainedEnvironment
+from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.core.assignment import draw_order, run_sampling
+from roles.protocol.core.judging import check_shapes, judge_all
+from roles.protocol.core.lies import NO_ANSWER, Finding
+from roles.protocol.core.messages import DECODE_RATE, decode_groups_untrusted
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.window import Claim, Submission, claim_of
+from roles.protocol.core.work import Work
+from roles.protocol.history import DrawHistory
+from roles.protocol.replay import answers_of, as_signed, count_work
+from roles.run import Run, run_of
+
+logger = logging.getLogger(__name__)
+
+OTHER_TERMS: Final = "it was made under terms that do not hold any more"
+OTHER_POLICY: Final = "its policy is not the one that is held here under this version"
+NOT_HELD: Final = "its policy is not held here any more"
+ENGINE_FAILED: Final = "the engine could not score it"
+ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
+WINDOW_DROPPED: Final = "another place of its window was wrong"
+
+Choice = Callable[[Sequence[Claim]], Sequence[int]]
+"""Given what the scorer finds of each group's rewards: the groups to replay, in order."""
+
+
+def replay_all(found: Sequence[Claim]) -> range:
+    """Choose every group."""
+    return range(len(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ruling:
+    """What the scorer finds of one place."""
+
+    verdict: Verdict
+    reason: str
+    statistic: float = 0.0
+    limit: float = 0.0
+    tasks: tuple[Task, ...] = ()
+    groups: tuple[Group, ...] = ()
+    """As the worker drew them; empty if nothing was scored."""
+    rewards: tuple[float, ...] = ()
+    """One for each completion, as a verdict carries them (float32)."""
+    found: tuple[Claim, ...] = ()
+    """What the claim about each group should have been."""
+    replayed: tuple[int, ...] = ()
+    """Which groups the model was run over."""
+    logprobs: bytes = b""
+    """Little-endian float16 of every token of the replayed groups, in order."""
+    work: Work | None = None
+
+    @property
+    def finding(self) -> Finding | None:
+        """What is wrong; None unless the place is rejected."""
+        if self.verdict is not Verdict.REJECTED:
+            return None
+        return Finding(self.reason, self.statistic, self.limit)
+
+
+def inconclusive(reason: str) -> Ruling:
+    """Return the ruling that accuses nobody."""
+    return Ruling(verdict=Verdict.INCONCLUSIVE, reason=reason)
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    submission: Submission
+    choose: Choice
+    since: float
+    done: trio.Event = field(default_factory=trio.Event)
+    ruling: Ruling | None = None
+
+
+class Scorer:
+    """A queue in front of one engine and one environment."""
+
+    def __init__(
+        self,
+        node: Node,
+        engine: Engine,
+        environment: ContainedEnvironment,
+        *,
+        survives_engine: bool,
+    ) -> None:
+        """Make a scorer; `work_forever` does the work.
+
+        Args:
+            node: Holds the policies.
+            engine: Scores; its weights are replaced.
+            environment: Makes the tasks and pays the rewards.
+            survives_engine: Whether another engine takes the place of one that has died. A
+                learner's engine takes the learner with it: then `work_forever` raises.
+        """
+        self._node = node
+        self._engine = engine
+        self._environment = environment
+        self._survives_engine = survives_engine
+        self._queues: dict[PolicyVersion, dict[PeerId, deque[_Job]]] = {}
+        self._arrived = Notifier()
+        self._left = 0
+        """Places of the current version that are still of this pass."""
+        self._version = NO_POLICY
+        """The version whose turn it is."""
+        self._loaded = NO_POLICY, b""
+        self._turn = trio.Lock()
+        self._history = DrawHistory()
+        self._failures = Failures()
+        self._began = node.world.now()
+        self.busy = 0.0
+        """Seconds spent on places."""
+        self.groups = 0
+        """Groups that the model was run over."""
+        self.loads = 0
+        """How often weights were loaded."""
+
+    @property
+    def loaded(self) -> PolicyVersion:
+        """The version in the engine."""
+        return self._loaded[0]
+
+    @property
+    def waiting(self) -> int:
+        """Places in the queue."""
+        return sum(len(jobs) for own in self._queues.values() for jobs in own.values())
+
+    @property
+    def oldest(self) -> float:
+        """Seconds that the place which waits longest has waited; 0 if none does."""
+        since = [
+            jobs[0].since for own in self._queues.values() for jobs in own.values() if jobs
+        ]
+        return self._node.world.now() - min(since) if since else 0.0
+
+    @property
+    def busy_share(self) -> float:
+        """Share of its life that it spent on places."""
+        return self.busy / max(self._node.world.now() - self._began, 1e-9)
+
+    async def score(self, submission: Submission, choose: Choice = replay_all) -> Ruling:
+        """Wait for a place's turn and return what is found of it.
+
+        Whoever calls this for a peer does so in a task of its own: a peer that goes away must
+        not leave an engine in the middle of a call.
+
+        Args:
+            submission: Signed and bound; its groups are still encoded.
+            choose: Which groups the model is run over.
+        """
+        job = _Job(submission, choose, self._node.world.now())
+        commitment = submission.commitment
+        own = self._queues.setdefault(commitment.version, {})
+        own.setdefault(commitment.node, deque()).append(job)
+        self._arrived.notify_all()
+        await job.done.wait()
+        assert job.ruling is not None
+        return job.ruling
+
+    def drop_window(self, digest: bytes) -> None:
+        """Score none of a window's places that still wait."""
+        for version, own in list(self._queues.items()):
+            for worker, jobs in list(own.items()):
+                for job in [one for one in jobs if one.submission.signed.window.digest == digest]:
+                    jobs.remove(job)
+                    self._end(job, inconclusive(WINDOW_DROPPED))
+                self._tidy(version, worker)
+
+    def forget_policy(self) -> None:
+        """Load weights again before the next place: the engine is another."""
+        self._loaded = NO_POLICY, b""
+
+    async def work_forever(self) -> None:
+        """Score what waits until cancelled.
+
+        Raises:
+            WorkerDied: The engine has died, and nobody starts another.
+        """
+        try:
+            while True:
+                job = self._next()
+                if job is None:
+                    await self._arrived.wait()
+                    continue
+                began = self._node.world.now()
+                ruling = inconclusive(ENGINE_FAILED)
+                try:
+                    ruling = await self._score(job)
+                finally:
+                    self.busy += self._node.world.now() - began
+                    self._end(job, ruling)
+        finally:
+            for own in self._queues.values():
+                for jobs in own.values():
+                    for job in jobs:
+                        self._end(job, inconclusive(ENGINE_FAILED))
+            self._queues.clear()
+
+    def _end(self, job: _Job, ruling: Ruling) -> None:
+        job.ruling = ruling
+        job.done.set()
+
+    def _next(self) -> _Job | None:
+        if self._version not in self._queues or not self._left:
+            if not self._queues:
+                return None
+            later = [version for version in self._queues if version > self._version]
+            self._version = min(later or self._queues)
+            self._left = sum(map(len, self._queues[self._version].values()))
+        self._left -= 1
+        own = self._queues[self._version]
+        worker, jobs = next(iter(own.items()))
+        job = jobs.popleft()
+        own[worker] = own.pop(worker)  # behind the others
+        self._tidy(self._version, worker)
+        return job
+
+    def _tidy(self, version: PolicyVersion, worker: PeerId) -> None:
+        own = self._queues.get(version, {})
+        if not own.get(worker, True):
+            del own[worker]
+        if version in self._queues and not own:
+            del self._queues[version]
+
+    async def _score(self, job: _Job) -> Ruling:
+        commitment = job.submission.commitment
+        run, shardcast = run_of(self._node), self._node.shardcast
+        if commitment.terms != terms_digest(run):
+            return inconclusive(OTHER_TERMS)
+        if not shardcast.holds(commitment.version):
+            return inconclusive(NOT_HELD)
+        if commitment.policy != shardcast.manifest(commitment.version).weights_digest:
+            return inconclusive(OTHER_POLICY)
+        try:
+            return await self._check(job, run)
+        except EnvironmentFailed as error:
+            self._failures.tell(error, "places on which it fails are inconclusive")
+            return inconclusive(ENVIRONMENT_FAILED)
+        except (EngineError, StorageError) as error:
+            place = f"{commitment.node.short} v{commitment.version}/{commitment.index}"
+            logger.error("engine_failed %s: %s", place, error)
+            return inconclusive(ENGINE_FAILED)
+        except WorkerDied as error:
+            self.forget_policy()
+            if not self._survives_engine:
+                raise
+            logger.error("engine_died: %s; it is started again", error)
+            return inconclusive(ENGINE_FAILED)
+
+    async def _check(self, job: _Job, run: Run) -> Ruling:
+        """Check terms, shape, rewards and draws, in this order.
+
+        Raises:
+            EnvironmentFailed, EngineError, StorageError, WorkerDied: Nothing is known.
+        """
+        commitment = job.submission.commitment
+        order = draw_order(run, commitment.node, commitment.version, commitment.policy)
+        try:
+            groups = await decode_off_loop(
+                self._node.world,
+                decode_groups_untrusted,
+                job.submission.content,
+                rate=DECODE_RATE,
+            )
+        except BadMessage as error:
+            return _no_answer(str(error))
+        if [group.group for group in groups] != list(order.numbers(commitment.index)):
+            return _no_answer("not the groups of its place in the draw order")
+        shaped = check_shapes(groups, run.shape())
+        if shaped.verdict is not Verdict.ACCEPTED:
+            return _no_answer(shaped.reason.value)
+        made = await self._environment.tasks(order.task_seeds(commitment.index))
+        pairs = order.with_draws(commitment.index, made)
+        tasks = tuple(task for task, _ in pairs)
+        paid = await self._environment.pay(answers_of(tasks, groups))
+        rewards = tuple(map(as_signed, paid.rewards))
+        size = run.terms.recipe.group_size
+        found = tuple(
+            claim_of(
+                rewards[at : at + size],
+                is_certain=not any(paid.failed[at : at + size]),
+            )
+            for at in range(0, len(rewards), size)
+        )
+        chosen = tuple(job.choose(found))
+        ruling = await self._replay(
+            job, run, [pairs[place][1] for place in chosen], [groups[place] for place in chosen]
+        )
+        return Ruling(
+            verdict=ruling.verdict,
+            reason=ruling.reason,
+            statistic=ruling.statistic,
+            limit=ruling.limit,
+            tasks=tasks,
+            groups=groups,
+            rewards=rewards,
+            found=found,
+            replayed=chosen,
+            logprobs=ruling.logprobs,
+            work=count_work(pairs, groups),
+        )
+
+    async def _replay(
+        self, job: _Job, run: Run, tasks: Sequence[GroupTask], groups: Sequence[Group]
+    ) -> Ruling:
+        if not groups:
+            return Ruling(verdict=Verdict.ACCEPTED, reason="")
+        commitment = job.submission.commitment
+        await dawdle(self._node.world, "scorer/slow replay")
+        async with self._turn:
+            with self._node.shardcast.pin(commitment.version) as weights:
+                await self._load(commitment.version, commitment.policy, weights)
+                scored = await self._engine.score(tasks, groups, run_sampling(run))
+        self.groups += len(groups)
+        limits = run_of(self._node).terms.limits
+        evidence = [one.evidence for one in scored]
+        judgement = judge_all(evidence, limits)
+        if judgement.verdict is Verdict.ACCEPTED:
+            judgement = self._history.judge(commitment.node, evidence, limits)
+        return Ruling(
+            verdict=judgement.verdict,
+            reason=judgement.reason.value,
+            statistic=float(judgement.statistic),
+            limit=float(judgement.limit),
+            logprobs=b"".join(one.logprobs for one in scored),
+        )
+
+    async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
+        if (version, policy) == self._loaded:
+            return
+        await self._node.shardcast.check_weights(version)
+        self.forget_policy()  # an engine that fails in the middle holds none
+        await self._engine.load(weights)
+        self._loaded = version, policy
+        self.loads += 1
+
+
+def _no_answer(detail: str) -> Ruling:
+    """Return the rejection of content that is no answer to the tasks of its place."""
+    logger.info("no_answer: %s", detail)
+    return Ruling(verdict=Verdict.REJECTED, reason=NO_ANSWER, statistic=1.0)
