@@ -1,46 +1,130 @@
-"""Submissions without a verdict, on disk from before they are sent until they have one.
+"""A worker's full places and signed windows, on disk until each place is settled.
 
-A node that is killed sends them again after its restart, and goes on where it was in the draw
-order. A submission whose file has changed is not sent: no validator could check its signature.
-A lost cursor costs work done twice, at most that of one policy: what is drawn at a place is the
-same again, and so is the answer to it.
+A place is on disk before anything else happens to it, and so is a signed window before it is
+sent: after a restart the same windows are sent again, since another window for the same places
+would be refused. A lost cursor costs work done twice, at most that of one version: what is drawn
+at a place is the same again. Files whose digest or signature is wrong are removed and named.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World, dawdle
-from roles.protocol.core.messages import Submission, decode_submission_untrusted
+from roles.protocol.core.window import (
+    SignedWindow,
+    Submission,
+    Window,
+    bind_untrusted,
+    content_digest,
+    decode_window_untrusted,
+)
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 
 logger = logging.getLogger(__name__)
 
 _CURSOR: Final = "cursor"
+_PLACE: Final = "place-"
+_WINDOW: Final = "window-"
+
+PlaceKey = tuple[PolicyVersion, int]
+"""Version and index of a place."""
 
 
-class SubmissionOutbox:
-    """Pending submissions and the cursor of the draw order, below one folder of the node's
-    disk."""
+@dataclass(frozen=True, slots=True)
+class FullPlace:
+    """What a worker has drawn at one place. The content lies on disk."""
+
+    run: bytes
+    terms: bytes
+    version: PolicyVersion
+    policy: bytes
+    index: int
+    digest: bytes
+    """Of the content."""
+    claims: bytes
+    """A `Claim` for each group."""
+
+    @property
+    def key(self) -> PlaceKey:
+        """What names the place."""
+        return self.version, self.index
+
+    def fits_behind(self, other: FullPlace) -> bool:
+        """Return True if one window can hold `other` and then this place."""
+        shared = self.run, self.terms, self.version, self.policy, self.index - 1
+        return shared == (other.run, other.terms, other.version, other.policy, other.index)
+
+    def to_bytes(self, content: bytes) -> bytes:
+        """Return the form on disk."""
+        head = [self.run, self.terms, self.version, self.policy, self.index, self.claims]
+        body = pack([*head, content])
+        return pack([content_digest(body), body])
+
+
+def _decode_place_untrusted(data: bytes) -> tuple[FullPlace, bytes]:
+    digest, body = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="place on disk")
+    if content_digest(body) != digest:
+        raise BadMessage("it does not have the digest that it was written with")
+    run, terms, version, policy, index, claims, content = fields_untrusted(
+        unpack_untrusted(body),
+        bytes,
+        bytes,
+        int,
+        bytes,
+        int,
+        bytes,
+        bytes,
+        what="place on disk",
+    )
+    bound = content_digest(content)
+    return FullPlace(run, terms, PolicyVersion(version), policy, index, bound, claims), content
+
+
+def window_of(places: Sequence[FullPlace], world: World) -> SignedWindow:
+    """Sign a window of consecutive places."""
+    first = places[0]
+    window = Window(
+        first.run,
+        first.terms,
+        world.signer.peer_id,
+        first.version,
+        first.policy,
+        first.index,
+        tuple(place.digest for place in places),
+        b"".join(place.claims for place in places),
+    )
+    return SignedWindow.sign(window, world.signer)
+
+
+class Outbox:
+    """Places and windows below one folder of the node's disk."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._folder = folder
-        self._pending: dict[str, Submission] = {}
-        self._next: tuple[PolicyVersion, int] = (PolicyVersion(-1), 0)
+        self._places: dict[PlaceKey, FullPlace] = {}
+        self._windows: dict[PlaceKey, SignedWindow] = {}
+        """By the key of the first place."""
+        self._next: PlaceKey = (PolicyVersion(-1), 0)
         self._removed = Notifier()
 
     @classmethod
-    async def open(cls, world: World, folder: str) -> SubmissionOutbox:
-        """Read back what a previous life left."""
+    async def open(cls, world: World, folder: str) -> Outbox:
+        """Read what a previous life left."""
         outbox = cls(world, folder)
-        for name in await world.disk.list(folder):
+        for name in sorted(await world.disk.list(folder)):
             await outbox._restore(name)
+        for key, signed in list(outbox._windows.items()):
+            if not any(outbox.unsettled(signed)):
+                await outbox._remove_window(key)
         return outbox
 
     async def _restore(self, name: str) -> None:
@@ -48,68 +132,144 @@ class SubmissionOutbox:
         try:
             if name == _CURSOR:
                 version, index = await recall(disk, path)
-                self._advance(PolicyVersion(version), index)
-                return
-            submission = decode_submission_untrusted(await disk.read(path), self._world.verify)
+                self._advance((PolicyVersion(version), index))
+            elif name.startswith(_PLACE):
+                place, _ = _decode_place_untrusted(await disk.read(path))
+                self._places[place.key] = place
+                self._advance((place.version, place.index + 1))
+            elif name.startswith(_WINDOW):
+                await self._restore_window(path)
+            else:
+                raise BadMessage("an outbox has no such file")
         except (BadMessage, DamagedFile) as error:
             await discard(disk, path, error)
-            return
-        if submission.commitment.node != self._world.signer.peer_id:
-            logger.warning(
-                "outbox_foreign %s: it was made under another key, no validator takes it now",
-                name,
-            )
-            return
-        self._pending[name] = submission
-        self._advance(submission.commitment.version, submission.commitment.index + 1)
 
-    def _advance(self, version: PolicyVersion, index: int) -> None:
-        self._next = max(self._next, (version, index))
+    async def _restore_window(self, path: str) -> None:
+        data = await self._world.disk.read(path)
+        signed = decode_window_untrusted(data, self._world.verify)
+        window = signed.window
+        if window.node != self._world.signer.peer_id:
+            raise BadMessage("it was signed with another key, and nobody takes it now")
+        self._windows[window.version, window.first] = signed
+        self._advance((window.version, window.places.stop))
 
-    def __iter__(self) -> Iterator[Submission]:
-        return iter(tuple(self._pending.values()))
+    def _advance(self, key: PlaceKey) -> None:
+        self._next = max(self._next, key)
 
     def __len__(self) -> int:
-        return len(self._pending)
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[FullPlace]:
+        return iter(tuple(self._places.values()))
+
+    def __contains__(self, key: PlaceKey) -> bool:
+        return key in self._places
 
     @property
     def newest(self) -> PolicyVersion:
-        """The newest policy that was worked under, in whatever life; -1 before the first."""
+        """The newest version that was worked under, in whatever life; -1 before the first."""
         return self._next[0]
 
     def next_index(self, version: PolicyVersion) -> int:
-        """The next place in the draw order under ``version``."""
+        """Return the next place in the draw order under `version`."""
         return self._next[1] if self._next[0] == version else 0
 
-    def lead(self, version: PolicyVersion, index: int) -> int:
-        """How many places this one under ``version`` is ahead of the oldest that is still
-        pending."""
-        places = [sent.commitment.index for sent in self if sent.commitment.version == version]
-        return index - min(places) if places else 0
+    @property
+    def windows(self) -> list[SignedWindow]:
+        """Signed windows with a place that is not settled, in the order of their places."""
+        return [self._windows[key] for key in sorted(self._windows)]
+
+    def unsettled(self, signed: SignedWindow) -> Iterator[int]:
+        """Yield the indices of a window's places that are still here."""
+        window = signed.window
+        return (index for index in window.places if (window.version, index) in self._places)
+
+    def loose(self) -> list[list[FullPlace]]:
+        """Return the places that no window holds, as runs that fit into one window each."""
+        held = {
+            (signed.window.version, index)
+            for signed in self._windows.values()
+            for index in signed.window.places
+        }
+        runs: list[list[FullPlace]] = []
+        for key in sorted(self._places.keys() - held):
+            place = self._places[key]
+            if runs and place.fits_behind(runs[-1][-1]):
+                runs[-1].append(place)
+            else:
+                runs.append([place])
+        return runs
 
     async def wait_removed(self) -> None:
-        """Return when the next submission is forgotten."""
+        """Return when the next place is settled."""
         await self._removed.wait()
 
-    async def add(self, submission: Submission) -> None:
-        """Keep it, durably, and move the cursor behind it. Raises `StorageError`; may be
-        repeated."""
-        name = _name(submission)
-        await self._world.disk.replace(f"{self._folder}/{name}", submission.to_bytes())
-        self._pending[name] = submission
-        self._advance(submission.commitment.version, submission.commitment.index + 1)
+    async def add(self, place: FullPlace, content: bytes) -> None:
+        """Keep a full place and move the cursor behind it. May be repeated.
+
+        Raises:
+            StorageError: The disk refuses it.
+        """
+        await self._world.disk.replace(self._place_path(place.key), place.to_bytes(content))
+        self._places[place.key] = place
+        self._advance((place.version, place.index + 1))
         await dawdle(self._world, "outbox/slow cursor")
         await keep(self._world.disk, f"{self._folder}/{_CURSOR}", list(self._next))
 
-    async def remove(self, submission: Submission) -> None:
-        """Forget it: a signed receipt is here. Raises `StorageError`; may be repeated."""
-        name = _name(submission)
-        if self._pending.pop(name, None) is not None:
+    async def sign(self, places: Sequence[FullPlace]) -> SignedWindow:
+        """Sign a window of consecutive places; it is on disk when this returns. May be repeated.
+
+        Raises:
+            StorageError: The disk refuses it.
+        """
+        key = places[0].key
+        signed = self._windows.get(key) or window_of(places, self._world)
+        await self._world.disk.replace(self._window_path(key), signed.to_bytes())
+        self._windows[key] = signed
+        return signed
+
+    async def submission(self, signed: SignedWindow, index: int) -> Submission:
+        """Read a place of a window back.
+
+        Raises:
+            StorageError: The disk does not give it back.
+            BadMessage: What it gives back is not what the window binds.
+        """
+        path = self._place_path((signed.window.version, index))
+        _, content = _decode_place_untrusted(await self._world.disk.read(path))
+        return bind_untrusted(signed, index, content)
+
+    async def settle(self, signed: SignedWindow, index: int) -> None:
+        """Forget a place of a window, and the window with its last place. May be repeated.
+
+        Raises:
+            StorageError: The disk refuses it.
+        """
+        window = signed.window
+        await self._settle((window.version, index))
+        if not any(self.unsettled(signed)):
+            await self._remove_window((window.version, window.first))
+
+    async def drop(self, place: FullPlace) -> None:
+        """Forget a place that no window holds. May be repeated.
+
+        Raises:
+            StorageError: The disk refuses it.
+        """
+        await self._settle(place.key)
+
+    async def _settle(self, key: PlaceKey) -> None:
+        if self._places.pop(key, None) is not None:
             self._removed.notify_all()
             await dawdle(self._world, "outbox/slow removal")
-        await self._world.disk.remove(f"{self._folder}/{name}")
+        await self._world.disk.remove(self._place_path(key))
 
+    async def _remove_window(self, key: PlaceKey) -> None:
+        await self._world.disk.remove(self._window_path(key))
+        self._windows.pop(key, None)
 
-def _name(submission: Submission) -> str:
-    commitment = submission.commitment
-    return f"{commitment.version:010d}-{commitment.index:010d}"
+    def _place_path(self, key: PlaceKey) -> str:
+        return f"{self._folder}/{_PLACE}{key[0]:010d}-{key[1]:010d}"
+
+    def _window_path(self, key: PlaceKey) -> str:
+        return f"{self._folder}/{_WINDOW}{key[0]:010d}-{key[1]:010d}"

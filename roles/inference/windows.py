@@ -1,461 +1,365 @@
-"""Work that is committed to before anybody sees it: windows, from the first place to the last
-byte.
+"""From full places to settled ones: windows to the trainer, content to the scorer it names.
 
-Theory of operation
--------------------
-Submissions are collected into windows of consecutive places under one policy
-(`roles.protocol.core.lots`). A window is closed when it is full, when the node has nothing to
-draw, when another policy is worked under, and `CLOSES` links after its first place. Then, in a
-task for each window:
-
-    commit   the witness signs it, one window after the other, in the draw order
-    lot      two links later it is known which places are drawn
-    judge    their content goes to the judges that the lot names, and to nobody else
-    settle   the trainer gets the verdicts, and says which places it wants
-    learn    those go to the trainer, drawn or not; what teaches nothing never leaves the node
-
-Until then each submission is on disk (`roles.inference.outbox`), and they are forgotten
-together. A node that is killed commits again, and its witness answers with what it has signed.
-
-When no links come, a window that no lot has fallen on is dissolved: each submission goes whole
-to the one validator that judges without lots.
+Full places gather in an open window, which closes when it is full, when its version is replaced,
+when nothing more is wanted, or after a twentieth of `lag` usual steps. Windows are signed, put
+on disk and sent to the trainer one after the other, since it takes places in their order. Its
+answer names the places it wants and who scores them: their content is sent, the others are
+settled as not wanted. It also says how many places it wants next; a worker that has no answer
+under a version draws one window and waits.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Awaitable, Callable
 from functools import partial
-from itertools import groupby
-from typing import Final, Protocol
+from typing import Final
 
 import trio
 
+from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, StorageError
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
-from roles.envs.client import ContainedEnvironment
-from roles.envs.contained import EnvironmentFailed
-from roles.inference.appeals import Appeals
-from roles.inference.earned import keep_earned
-from roles.inference.promise import WorkPromise
-from roles.protocol.away import away_of
-from roles.protocol.beacon import beacon_of
-from roles.protocol.core.assignment import draw_order
-from roles.protocol.core.lots import (
-    COMMIT_PROTOCOL,
-    MAX_WITNESSED,
-    SETTLE_PROTOCOL,
-    Lot,
-    SignedWindow,
-    Window,
-    WitnessedWindow,
-    decode_witness_reply_untrusted,
-    encode_commit,
-    lot_of,
-)
-from roles.protocol.core.messages import (
-    Receipt,
-    Refusal,
-    SignedVerdict,
-    Submission,
-    content_digest,
-    decode_groups_untrusted,
-)
-from roles.protocol.core.settlement import (
+from roles.inference.outbox import FullPlace, Outbox
+from roles.inference.stats import InferenceCounts
+from roles.protocol.core.answer import (
+    MAX_ANSWER,
     MAX_REPLY,
-    Settlement,
-    SettlementReply,
-    decode_settlement_reply_untrusted,
-    verdicts_by_place,
+    SEND,
+    WORK_PROTOCOL,
+    Refused,
+    SignedAnswer,
+    decode_answer_reply_untrusted,
+    decode_verdict_reply_untrusted,
+    encode_contest,
+    encode_content,
+    encode_window,
 )
-from roles.protocol.replay import answers_of
-from roles.protocol.request import Backoff, ask
-from roles.rl.advantage import has_spread
-from roles.run import Run, run_of
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.verdict import SignedVerdict
+from roles.protocol.core.window import SignedWindow, Submission, Window
+from roles.protocol.request import Backoff, ask, offer
+from roles.run import run_of
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
+from roles.shared.standing import RoleStanding
 
 logger = logging.getLogger(__name__)
 
-CLOSES: Final = 2
-"""Links after its first place in which a window that is not full is closed: a slow worker's
-work must not go stale over the wait for its last place."""
+NOT_WANTED: Final = "unchecked"
+"""What becomes of a place that the trainer did not ask for."""
+TOO_OLD: Final = "its policy has become too old"
 STREAMS: Final = 4
-"""Places that are offered to one peer at a time, of the eight streams that it serves."""
-UNCHECKED: Final = "unchecked"
-"""What became of a place that was neither drawn nor learnt from."""
+"""Contents on their way to one scorer at a time."""
+FIRST_PATIENCE: Final = 5.0
+"""Seconds until a window closes while no step's length is known."""
+CONTESTS: Final = 3
+"""Attempts to tell the trainer of a validator's rejection."""
+KEPT: Final = 8
+"""Versions of which it is remembered how many places were wanted."""
 
-Finish = Callable[[Submission, str, str], Awaitable[None]]
-"""Told what became of a submission, in a word and a sentence; it is forgotten then."""
-
-
-class Asks(Protocol):
-    """One attempt at an answer; None when it should be repeated."""
-
-    async def __call__(
-        self, peer: PeerId, submission: Submission, witnessed: WitnessedWindow, /
-    ) -> SignedVerdict | None:
-        """The peer's verdict."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class _Case:
-    """A window whose lot has fallen."""
-
-    witnessed: WitnessedWindow
-    asked: dict[tuple[int, PeerId], None] = field(default_factory=dict)
-    """By place: judges whose answers may come."""
-    verdicts: list[SignedVerdict] = field(default_factory=list)
-    given_up: int = 0
-    changed: Notifier = field(default_factory=Notifier)
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether there is something to tell of each drawn place, or all is said."""
-        places = {verdict.commitment.index for verdict in self.verdicts}
-        return len(self.asked) <= len(self.verdicts) + self.given_up or self.drawn <= places
-
-    drawn: frozenset[int] = frozenset()
-
-    def note(self, verdict: SignedVerdict | None) -> None:
-        """A judge has answered; None: it will not."""
-        if verdict is None:
-            self.given_up += 1
-        else:
-            self.verdicts.append(verdict)
-        self.changed.notify_all()
+Finish = Callable[[SignedWindow, int, str, str, SignedVerdict | None], Awaitable[None]]
+"""Settles a place of a window: its index, the kind, the reason, and the verdict if any."""
 
 
 class Windows:
-    """The windows of one worker."""
+    """One worker's windows."""
 
     def __init__(
         self,
         node: Node,
-        run: Run,
-        environment: ContainedEnvironment,
-        asks: Asks,
+        outbox: Outbox,
+        standing: RoleStanding,
+        counts: InferenceCounts,
+        durable: Durable,
         finish: Finish,
-        alone: Callable[[Submission], Awaitable[None]],
-        promise: WorkPromise,
     ) -> None:
-        """``alone`` hands a submission in whole, where no lots fall."""
         self._node = node
-        self._world = node.world
-        self._run = run
-        self._environment = environment
-        self._asks = asks
+        self._outbox = outbox
+        self._standing = standing
+        self._counts = counts
+        self._durable = durable
         self._finish = finish
-        self._alone = alone
-        self._promise = promise
-        self.appeals: Appeals | None = None
-        """Told of witnesses that give no answer."""
-        self._beacon = beacon_of(node)
-        self._collected: list[Submission] = []
-        self._batch = 0
-        self._turn = trio.Lock()
-        """Windows are committed in the draw order."""
-        self._queue: list[list[Submission]] = []
-        self._refused = Backoff(self._world, "commit/refused")
-        """Between windows that witnesses refuse for good: those of a banned worker come again
-        as long as its places do."""
+        self._open: list[FullPlace] = []
+        self._close_at: object | None = None
+        self._closed: deque[list[FullPlace]] = deque()
+        self._to_send = Notifier()
+        self._changed = Notifier()
+        self._wanted_until: BoundedDict[PolicyVersion, int] = BoundedDict(KEPT)
+        """By version: the places below this index are wanted."""
+        self._last_grant: int | None = None
+        """Places that were wanted under the version before; None before the first answer."""
+        self._is_hungry = False
+        """Whether the trainer is asked for more."""
         self._lanes: dict[PeerId, trio.Semaphore] = {}
-        self._note = b""
-        self._nursery: trio.Nursery | None = None
-        self.bytes_committed = 0
-        """Sent and received for commitments, in this life: for people."""
+        self._version_came: tuple[PolicyVersion, float] | None = None
+        self._step_seconds: float | None = None
 
-    def open(self, nursery: trio.Nursery) -> None:
-        """Windows are seen through by tasks of ``nursery``."""
-        self._nursery = nursery
+    # What the drawing loop asks.
 
-    @property
-    def is_live(self) -> bool:
-        """Whether lots fall now."""
-        return self._beacon.is_live
+    def why_not_wanted(self, version: PolicyVersion, index: int) -> str:
+        """Return why this place is not to be drawn now, for people; empty if it is."""
+        until = self._wanted_until.get(version)
+        if until is None:
+            window = run_of(self._node).terms.trust.window
+            first = self._outbox_first(version)
+            until = first + min(window, window if self._last_grant is None else self._last_grant)
+            if index < until:
+                return ""
+            return "waiting for the trainer's answer: how much it wants"
+        return "" if index < until else "the trainer wants nothing more for now"
+
+    def _outbox_first(self, version: PolicyVersion) -> int:
+        """Index of the first place under `version` that no answer has covered."""
+        pending = [place.index for place in self._outbox if place.version == version]
+        return min(pending, default=0)
 
     async def wait_change(self) -> None:
-        """Return when that may be otherwise."""
-        await self._beacon.wait_change(run_of(self._node).terms.lots.beacon)
+        """Return when the trainer has said something else; it is asked meanwhile."""
+        self._is_hungry = True
+        self._to_send.notify_all()
+        try:
+            await self._changed.wait()
+        finally:
+            self._is_hungry = False
 
-    def add(self, submission: Submission) -> None:
-        """Another place; it is on disk."""
-        assert self._nursery is not None
-        if self._collected and _key(self._collected[0]) != _key(submission):
+    def note_version(self, version: PolicyVersion) -> None:
+        """Learn from the time between two versions how long a step usually takes."""
+        now = self._node.world.now()
+        before = self._version_came
+        if before is not None and version > before[0]:
+            self._step_seconds = (now - before[1]) / (version - before[0])
+        if before is None or version > before[0]:
+            self._version_came = version, now
+            self._last_grant = self._wanted_until.get(before[0]) if before else None
+
+    def add(self, place: FullPlace) -> None:
+        """Put a full place, which is on disk, into the open window."""
+        if self._open and not place.fits_behind(self._open[-1]):
             self.close()
-        self._collected.append(submission)
-        if len(self._collected) >= self._run.terms.lots.window:
+        self._open.append(place)
+        terms = run_of(self._node).terms
+        if len(self._open) >= terms.trust.window:
             self.close()
-        elif len(self._collected) == 1:
-            self._nursery.start_soon(self._close_in_time, self._batch)
+        elif len(self._open) == 1:
+            patience = FIRST_PATIENCE
+            if self._step_seconds is not None:
+                patience = terms.recipe.lag * self._step_seconds / 20
+            world = self._node.world
+            self._close_at = world.call_at(world.now() + patience, self.close)
 
     def close(self) -> None:
-        """No place is added to the window any more."""
-        assert self._nursery is not None
-        places, self._collected = sorted(self._collected, key=_place), []
-        self._batch += 1
-        for _, some in groupby(enumerate(places), lambda one: _place(one[1])[1] - one[0]):
-            self._queue.append([submission for _, submission in some])
-            self._nursery.start_soon(self._commit_next)
+        """Send what is in the open window."""
+        if self._close_at is not None:
+            self._close_at.cancel()
+            self._close_at = None
+        if self._open:
+            self._closed.append(self._open)
+            self._open = []
+            self._to_send.notify_all()
 
-    async def _close_in_time(self, batch: int) -> None:
-        await self._world.sleep(CLOSES * self._run.terms.lots.beacon)
-        if batch == self._batch:
-            self.close()
+    # Windows to the trainer.
 
-    # Commit.
+    async def work_forever(self) -> None:
+        """Send windows and the content that is wanted of them, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._ask_when_hungry)
+            for signed in self._outbox.windows:
+                await self._commit(signed, nursery)
+            self._closed.extendleft(reversed(self._outbox.loose()))
+            while True:
+                while not self._closed:
+                    await self._to_send.wait()
+                places = self._closed.popleft()
+                signed = await self._durable.insist(partial(self._outbox.sign, places))
+                await self._commit(signed, nursery)
 
-    async def _commit_next(self) -> None:
-        async with self._turn:
-            self._queue.sort(key=_first)
-            await self._commit(self._queue.pop(0))
-
-    async def _commit(self, places: list[Submission]) -> None:
-        """Have these committed to, whatever it takes; what follows is seen to elsewhere."""
-        assert self._nursery is not None
-        backoff = Backoff(self._world, f"commit/{_place(places[0])}")
-        teaching, rewards = await self._rewards(places)
-        while places:
-            if self._is_too_old(places[0].commitment.version):
-                return await self._give_up(places, "the policy has become too old")
-            if not self.is_live:
-                return self._dissolve(places)
-            reply = await self._ask_witness(places, teaching, rewards)
-            if isinstance(reply, WitnessedWindow):
-                held = [one for one in places if reply.window.holds(one.commitment)]
-                if not held:
-                    return await self._give_up(places, "its witness has signed another window")
-                self._nursery.start_soon(self._see_through, reply, held)
-                self._refused = Backoff(self._world, "commit/refused")
-                places = [one for one in places if one not in held]
-                teaching, rewards = await self._rewards(places)
-            elif reply is not None and not reply.retry:
-                logger.info("window_refused: %s", printable(reply.reason))
-                await self._refused.wait()
-                self._dissolve(places[:1])  # it may have been judged in an earlier life
-                places = places[1:]
-                teaching, rewards = await self._rewards(places)
-            else:
+    async def _ask_when_hungry(self) -> None:
+        while True:
+            while not self._is_hungry:
+                await self._to_send.wait()
+            backoff = Backoff(self._node.world, "windows/hungry")
+            while self._is_hungry and not await self._ask_for_more():
                 await backoff.wait()
-                if self._queue and min(map(_first, self._queue)) < _first(places):
-                    # a witness takes places in their order: what has come meanwhile goes first
-                    self._queue.append(places)
-                    self._nursery.start_soon(self._commit_next)
-                    return None
-        return None
 
-    async def _rewards(self, places: Sequence[Submission]) -> tuple[int, bytes]:
-        """Which of them teach anything, and the digest of what all earn."""
-        teaching, earned = 0, []
-        for bit, submission in enumerate(places):
-            commitment = submission.commitment
-            groups = decode_groups_untrusted(submission.content)
-            order = draw_order(
-                self._run, commitment.node, commitment.version, commitment.policy
-            )
-            try:
-                tasks = await self._environment.tasks(order.task_seeds(commitment.index))
-                rewards = await self._environment.rewards(answers_of(tasks, groups))
-            except EnvironmentFailed:
-                continue  # it fails at the trainer as well
-            earned.append(repr(rewards))
-            size = self._run.terms.recipe.group_size
-            parts = [rewards[at : at + size] for at in range(0, len(rewards), size)]
-            teaching |= any(map(has_spread, parts)) << bit
-        return teaching, content_digest("".join(earned).encode())
-
-    async def _ask_witness(
-        self, places: Sequence[Submission], teaching: int, rewards: bytes
-    ) -> WitnessedWindow | Refusal | None:
-        """One attempt; None when it should be repeated."""
-        first = places[0].commitment
-        due = await self._promise.make(first.version, self._node.shardcast.newest)
-        chain, link = self._beacon.links.newest
-        contents = tuple(one.commitment.content for one in places)
+    async def _ask_for_more(self) -> bool:
+        """Ask how much is wanted; the trainer answers when it wants something. Return True if
+        it has answered."""
+        node, run = self._node, run_of(self._node)
+        version = node.shardcast.newest
+        policy = node.shardcast.manifest(version).weights_digest
+        first = self._outbox.next_index(version)
         window = Window(
-            *(first.run, first.node, first.version, first.policy, first.index, contents),
-            *(teaching, rewards, chain, link, due),
+            run.id, terms_digest(run), node.peer_id, version, policy, first, (), b""
         )
-        run = run_of(self._node)
-        witness = away_of(self._node).judge_of(run, first.node, first.version)
-        asked = encode_commit(SignedWindow.sign(window, self._world.signer), self._note)
-        if self.appeals is not None:
-            self.appeals.note_offered(places[0], witness)
-        data = await ask(self._node, witness, COMMIT_PROTOCOL, asked, max_reply=MAX_WITNESSED)
-        if data is None:
-            if self.appeals is not None:
-                self.appeals.note_unanswered(places[0], witness)
-            return None
-        self.bytes_committed += len(asked) + len(data)
-        try:
-            reply = decode_witness_reply_untrusted(data, self._world.verify)
-            if isinstance(reply, WitnessedWindow) and (
-                reply.witness != witness or reply.window.node != first.node
-            ):
-                raise BadMessage("a window of another witness or node")
-        except BadMessage as error:
-            self._node.host.penalise(witness, Offence.NONSENSE.points, str(error))
-            return None
-        return reply
+        reply = await self._ask(SignedWindow.sign(window, node.world.signer))
+        if isinstance(reply, SignedAnswer):
+            self._note_answer(window, reply)
+        self._changed.notify_all()
+        return isinstance(reply, SignedAnswer)
 
-    # After the lot.
-
-    async def _see_through(
-        self, witnessed: WitnessedWindow, places: Sequence[Submission]
-    ) -> None:
-        """From the lot to the last place."""
-        lot = await self._wait_lot(witnessed.window)
-        if lot is None:
-            if self._is_too_old(witnessed.window.version):
-                return await self._give_up(places, "the policy has become too old")
-            return self._dissolve(places)
-        drawn = lot.drawn(witnessed.share)
-        self._world.trace("lot", places=len(places), drawn=len(drawn))
-        reply, judged = await self._have_judged(witnessed, lot, places)
-        wanted = () if reply is None else reply.wanted
-        async with trio.open_nursery() as nursery:
-            for one in places:
-                verdicts = judged.get(one.commitment.index, [])
-                nursery.start_soon(
-                    self._end, witnessed, one, verdicts, one.commitment.index in wanted
-                )
+    async def _commit(self, signed: SignedWindow, nursery: trio.Nursery) -> None:
+        """Send a window until there is an answer for good, and see to its places."""
+        window = signed.window
+        backoff = Backoff(self._node.world, f"window/{window.version}/{window.first}")
+        while True:
+            if self._is_too_old(window.version):
+                return await self._give_up(signed, TOO_OLD)
+            await self._standing.wait_run()
+            reply = await self._ask(signed)
+            if isinstance(reply, SignedAnswer):
+                break
+            self._counts.retries += 1
+            if isinstance(reply, Refused) and not reply.retry:
+                return await self._give_up(signed, reply.reason)
+            await backoff.wait()
+        self._note_answer(window, reply)
+        self._node.world.trace(
+            "window", places=len(window.contents), wanted=len(reply.answer.wanted)
+        )
+        for index in list(self._outbox.unsettled(signed)):
+            if index in reply.answer.wanted:
+                nursery.start_soon(self._deliver, signed, reply, index)
+            else:
+                await self._finish(signed, index, NOT_WANTED, "", None)
         return None
 
-    async def _wait_lot(self, window: Window) -> Lot | None:
-        """The lot; None if it will not come."""
-        while (lot := lot_of(window, self._beacon.links)) is None:
-            chain, _ = self._beacon.links.newest
-            if not self.is_live or chain != window.chain or self._is_too_old(window.version):
-                return None
-            await self.wait_change()
-        return lot
+    def _note_answer(self, window: Window, signed: SignedAnswer) -> None:
+        answer = signed.answer
+        first = window.places.stop if answer.version == window.version else 0
+        self._wanted_until[answer.version] = first + answer.wanted_next
+        self._counts.note_answer(answer)
+        self._changed.notify_all()
 
-    async def _have_judged(
-        self, witnessed: WitnessedWindow, lot: Lot, places: Sequence[Submission]
-    ) -> tuple[SettlementReply | None, dict[int, list[SignedVerdict]]]:
-        """What the trainer makes of the window, and what judges say of its drawn places."""
-        drawn = frozenset(lot.drawn(witnessed.share))
-        case = _Case(witnessed, drawn=drawn)
-        checked = [one for one in places if one.commitment.index in drawn]
-        async with trio.open_nursery() as nursery:
-            self._ask_judges(case, lot, checked, nursery)
-            nursery.start_soon(self._follow_absences, case, lot, checked, nursery)
-            reply = await self._settle(case)
-            nursery.cancel_scope.cancel()
-        return reply, verdicts_by_place(case.verdicts)
+    async def _ask(self, signed: SignedWindow) -> SignedAnswer | Refused | None:
+        """Make one attempt; None if it should be repeated."""
+        node, trainer = self._node, run_of(self._node).terms.trainers[0]
+        asked = encode_window(signed)
+        data = await ask(node, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ANSWER)
+        self._note_reached(trainer, data is not None)
+        if data is None:
+            return None
+        self._counts.bytes_committed += len(asked) + len(data)
+        try:
+            reply = decode_answer_reply_untrusted(data, node.world.verify)
+            if isinstance(reply, SignedAnswer) and (
+                reply.trainer != trainer or reply.answer.window != signed.window.digest
+            ):
+                raise BadMessage("an answer to another window, or of another trainer")
+        except BadMessage as error:
+            node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
+            return None
+        if isinstance(reply, Refused):
+            self._note_refusal(trainer, reply)
+        return reply
 
-    async def _follow_absences(
-        self, case: _Case, lot: Lot, checked: Sequence[Submission], nursery: trio.Nursery
-    ) -> None:
-        """Turns of judges that are passed over from now on fall to others."""
+    def _note_reached(self, peer: PeerId, is_reached: bool) -> None:
+        counts, trainer = self._counts, run_of(self._node).terms.trainers[0]
+        if peer == trainer:
+            if is_reached:
+                counts.unanswered_since = None
+            elif counts.unanswered_since is None:
+                counts.unanswered_since = self._node.world.wall()
+
+    # Content to the scorer.
+
+    async def _deliver(self, signed: SignedWindow, answer: SignedAnswer, index: int) -> None:
+        """Send a wanted place to its scorer until there is a verdict, and settle it."""
+        window, scorer = signed.window, answer.answer.scorer
+        backoff = Backoff(self._node.world, f"deliver/{window.version}/{index}")
+        lane = self._lanes.setdefault(scorer, trio.Semaphore(STREAMS))
         while True:
-            await away_of(self._node).wait_change()
-            self._ask_judges(case, lot, checked, nursery)
-
-    def _ask_judges(
-        self, case: _Case, lot: Lot, checked: Sequence[Submission], nursery: trio.Nursery
-    ) -> None:
-        """Offer drawn places to who checks them now, but for those that have been asked."""
-        for one in checked:
-            place = one.commitment.index
-            for judge in away_of(self._node).checks(run_of(self._node), lot, place):
-                if (place, judge) not in case.asked:
-                    case.asked[place, judge] = None
-                    nursery.start_soon(self._judge, case, one, judge)
-
-    async def _judge(self, case: _Case, submission: Submission, judge: PeerId) -> None:
-        case.note(await self._ask_until(judge, submission, case.witnessed))
-
-    async def _ask_until(
-        self, peer: PeerId, submission: Submission, witnessed: WitnessedWindow
-    ) -> SignedVerdict | None:
-        """The peer's verdict; None if it has become of no use."""
-        commitment = submission.commitment
-        backoff = Backoff(self._world, f"lot/{peer}/{commitment.version}/{commitment.index}")
-        lane = self._lanes.setdefault(peer, trio.Semaphore(STREAMS))
-        while True:
+            if self._is_too_old(window.version):
+                return await self._settle(signed, index, Verdict.INCONCLUSIVE, TOO_OLD)
+            try:
+                submission = await self._outbox.submission(signed, index)
+            except (BadMessage, StorageError) as error:
+                return await self._settle(signed, index, Verdict.INCONCLUSIVE, str(error))
+            await self._standing.wait_run()
             async with lane:
-                verdict = await self._asks(peer, submission, witnessed)
-            if verdict is not None or self._is_too_old(commitment.version):
-                return verdict
+                reply = await self.send(scorer, answer, submission)
+            if isinstance(reply, SignedVerdict):
+                break
+            self._counts.retries += 1
+            if isinstance(reply, Refused) and not reply.retry:
+                return await self._settle(signed, index, Verdict.INCONCLUSIVE, reply.reason)
             await backoff.wait()
+        if reply.verdict is Verdict.REJECTED and scorer != answer.trainer:
+            await self._contest(answer.trainer, submission, reply)
+        return await self._settle(signed, index, reply.verdict, reply.reason, reply)
 
-    async def _settle(self, case: _Case) -> SettlementReply | None:
-        """Tell the trainer, until it has an answer for good; None if it has none."""
-        backoff = Backoff(self._world, f"settle/{case.witnessed.digest.hex()}")
-        while True:
-            while not case.is_heard:
-                await case.changed.wait()
-            reply = await self._ask_trainer(Settlement(case.witnessed, tuple(case.verdicts)))
-            if reply is not None and reply.receipt is not Receipt.LATER:
-                self._note = reply.note
-                return reply
-            if self._is_too_old(case.witnessed.window.version):
-                return None
-            await backoff.wait()
+    async def send(
+        self, scorer: PeerId, answer: SignedAnswer, submission: Submission
+    ) -> SignedVerdict | Refused | None:
+        """Make one attempt to have a place scored; None if it should be repeated."""
+        node = self._node
 
-    async def _ask_trainer(self, settlement: Settlement) -> SettlementReply | None:
-        trainer, payload = run_of(self._node).terms.trainers[0], settlement.to_bytes()
-        data = await ask(self._node, trainer, SETTLE_PROTOCOL, payload, max_reply=MAX_REPLY)
+        def is_sent_for(reply: bytes) -> bool:
+            self._counts.uploads += reply == SEND
+            return reply == SEND
+
+        parts = encode_content(submission, answer)
+        data = await offer(node, scorer, WORK_PROTOCOL, parts, is_sent_for, MAX_REPLY)
         if data is None:
             return None
         try:
-            reply = decode_settlement_reply_untrusted(data)
+            reply = decode_verdict_reply_untrusted(data, node.world.verify)
+            if isinstance(reply, SignedVerdict) and (
+                reply.commitment != submission.commitment or reply.validator != scorer
+            ):
+                raise BadMessage("a verdict about another place, or of another scorer")
         except BadMessage as error:
-            self._node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
+            node.host.penalise(scorer, Offence.NONSENSE.points, str(error))
             return None
-        logger.info("window %s: %s", reply.receipt.value, printable(reply.reason))
+        if isinstance(reply, Refused):
+            self._note_refusal(scorer, reply)
         return reply
 
-    # What becomes of each place.
-
-    async def _end(
-        self,
-        witnessed: WitnessedWindow,
-        submission: Submission,
-        verdicts: Sequence[SignedVerdict],
-        is_wanted: bool,
+    async def _contest(
+        self, trainer: PeerId, submission: Submission, verdict: SignedVerdict
     ) -> None:
-        if is_wanted:
-            trainer = run_of(self._node).terms.trainers[0]
-            verdict = await self._ask_until(trainer, submission, witnessed)
-            verdicts = [*verdicts, *([verdict] if verdict is not None else [])]
-        kinds = {verdict.verdict: verdict.reason for verdict in verdicts}
-        if Verdict.REJECTED not in kinds:
-            durable = Durable(self._world, "inference")
-            await durable.insist(partial(keep_earned, self._node, verdicts))
-        for kind in (Verdict.REJECTED, Verdict.ACCEPTED, Verdict.INCONCLUSIVE):
-            if kind in kinds:
-                return await self._finish(submission, kind.value, kinds[kind])
-        return await self._finish(submission, UNCHECKED, "")
+        """Tell the trainer of a validator's rejection, and bring the place if it wants to look
+        at it."""
+        backoff = Backoff(self._node.world, "contest")
+        parts = encode_contest(submission, verdict)
+        for _ in range(CONTESTS):
+            data = await offer(
+                *(self._node, trainer, WORK_PROTOCOL, parts), lambda reply: reply == SEND, MAX_REPLY
+            )
+            if data is not None:
+                return
+            await backoff.wait()
 
-    def _dissolve(self, places: Sequence[Submission]) -> None:
-        assert self._nursery is not None
-        for submission in places:
-            self._nursery.start_soon(self._alone, submission)
+    async def _give_up(self, signed: SignedWindow, reason: str) -> None:
+        for index in list(self._outbox.unsettled(signed)):
+            await self._settle(signed, index, Verdict.INCONCLUSIVE, reason)
 
-    async def _give_up(self, places: Sequence[Submission], reason: str) -> None:
-        for submission in places:
-            await self._finish(submission, Verdict.INCONCLUSIVE.value, reason)
+    async def _settle(
+        self,
+        signed: SignedWindow,
+        index: int,
+        verdict: Verdict,
+        reason: str,
+        said: SignedVerdict | None = None,
+    ) -> None:
+        await self._finish(signed, index, verdict.value, reason, said)
+        self._changed.notify_all()
 
     def _is_too_old(self, version: PolicyVersion) -> bool:
-        return self._node.shardcast.newest - version > self._run.terms.recipe.lag
+        run = run_of(self._node)
+        return self._node.shardcast.newest - version > run.terms.recipe.lag
 
-
-def _key(submission: Submission) -> tuple[PolicyVersion, bytes]:
-    return submission.commitment.version, submission.commitment.policy
-
-
-def _first(places: Sequence[Submission]) -> tuple[PolicyVersion, int]:
-    return _place(places[0])
-
-
-def _place(submission: Submission) -> tuple[PolicyVersion, int]:
-    return submission.commitment.version, submission.commitment.index
+    def _note_refusal(self, peer: PeerId, refusal: Refused) -> None:
+        """Tell the operator, once, what only the operator can change."""
+        reason = printable(refusal.reason)
+        if not refusal.retry and reason != self._counts.refusal:
+            self._counts.refusal = reason
+            logger.warning("%s refuses: %s", peer.short, reason)
+        else:
+            logger.info("%s: %s", peer.short, reason)

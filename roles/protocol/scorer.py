@@ -196,7 +196,9 @@ class Scorer:
         """Score none of a window's places that still wait."""
         for version, own in list(self._queues.items()):
             for worker, jobs in list(own.items()):
-                for job in [one for one in jobs if one.submission.signed.window.digest == digest]:
+                for job in [
+                    one for one in jobs if one.submission.signed.window.digest == digest
+                ]:
                     jobs.remove(job)
                     self._end(job, inconclusive(WINDOW_DROPPED))
                 self._tidy(version, worker)

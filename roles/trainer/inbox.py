@@ -1,18 +1,16 @@
-"""Deliveries on the trainer's disk, and which of their groups were learnt from.
+"""Accepted places on the trainer's disk, and which of their groups were learnt from.
 
-Theory of operation
--------------------
-A delivery is a file before it is answered, and stays until no group of it can be used. Groups
-of one delivery may be used in different steps, so a second file, the log, says which groups
-went into which step, and in which order. It is written when the engine has taken the step and
+A place is a file before its verdict is sent, and stays until no group of it can be used. Groups
+of one place may be used in different steps, so a second file, the log, says which groups went
+into which step, and in which order. It is written when the engine has taken the step and
 *before* its policy is published.
 
-A checkpoint is not written after every step. So a delivery that was learnt from stays too,
-until the *older* of the two generations of the checkpoint covers the steps that it went into:
-after a crash, the trainer takes the logged steps after its checkpoint again, from the same
-groups in the same order, and comes to the same weights. On disk are therefore the deliveries
-of two checkpoints' steps and those that wait: with a checkpoint every 10 steps of 32 groups of
-8 answers of 12 tokens, 1 MB; of 64 groups of 16 answers of 4,096 tokens (29 MB a step), 0.6 GB.
+A checkpoint is not written after every step. So a place that was learnt from stays too, until
+the *older* of the two generations of the checkpoint covers the steps that it went into: after a
+crash, the trainer takes the logged steps after its checkpoint again, from the same groups in
+the same order, and comes to the same weights. On disk are therefore the places of two
+checkpoints' steps and those that wait: with a checkpoint every 10 steps of 32 groups of 8
+answers of 12 tokens, 1 MB; of 64 groups of 16 answers of 4,096 tokens (29 MB a step), 0.6 GB.
 
 What the log says of steps that the trainer could not come to again never happened; everything
 else is neither lost nor learnt from twice.
@@ -27,37 +25,36 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.world import World, dawdle
-from roles.protocol.core.messages import AcceptedWork, decode_delivery_untrusted
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.trainer.core.buffer import BufferedGroup
+from roles.trainer.taken import TakenPlace, decode_taken_untrusted
 
 logger = logging.getLogger(__name__)
 
 _USED: Final = "used.json"
 
 GroupPlace = tuple[bytes, int]
-"""Content digest of a submission, number of one of its groups."""
+"""Digest of a place's commitment, number of one of its groups."""
 
 
 class Inbox:
-    """The deliveries below one folder of the node's disk."""
+    """The places below one folder of the node's disk."""
 
     def __init__(self, world: World, folder: str) -> None:
         self._world = world
         self._folder = folder
         self._files: dict[bytes, None] = {}
-        """Content digests of the submissions on disk."""
+        """Digests of the commitments of the places on disk."""
         self._used: dict[GroupPlace, int] = {}
         """The step that each went into, in the order in which they were learnt from."""
         self._names: list[str] = []
         """Files of an earlier life."""
         self._is_log_lost = False
 
-    async def keep(self, work: AcceptedWork) -> None:
-        """Put a delivery on disk; it survives a crash when this returns."""
-        content = work.verdict.commitment.content
-        await self._world.disk.replace(self._path(content.hex()), work.to_bytes())
-        self._files[content] = None
+    async def keep(self, place: TakenPlace) -> None:
+        """Put a place on disk; it survives a crash when this returns."""
+        await self._world.disk.replace(self._path(place.key.hex()), place.to_bytes())
+        self._files[place.key] = None
 
     async def mark_used(self, groups: Sequence[BufferedGroup], step: int) -> None:
         """Say that ``groups`` went into ``step``, before its policy is published."""
@@ -66,11 +63,11 @@ class Inbox:
         await self._keep_used()
 
     async def _keep_used(self) -> None:
-        rows = [[content.hex(), number, at] for (content, number), at in self._used.items()]
+        rows = [[key.hex(), number, at] for (key, number), at in self._used.items()]
         await keep(self._world.disk, self._path(_USED), rows)
 
     async def recall(self) -> None:
-        """Find what an earlier life left: deliveries, and the log."""
+        """Find what an earlier life left: places, and the log."""
         disk = self._world.disk
         self._names = [name for name in await disk.list(self._folder) if name != _USED]
         try:
@@ -83,7 +80,7 @@ class Inbox:
         self._is_log_lost = bool(reason)
         if reason:
             logger.warning(
-                "%s: deliveries on disk count as learnt from, lest one be learnt from twice",
+                "%s: places on disk count as learnt from, lest one be learnt from twice",
                 reason,
             )
 
@@ -96,51 +93,51 @@ class Inbox:
         known = itertools.takewhile(lambda at: at in steps, itertools.count(step + 1))
         return {at: steps[at] for at in known}
 
-    async def read(self, content: bytes) -> AcceptedWork | None:
-        """A delivery; None if it is not there, or damaged."""
-        path = self._path(content.hex())
+    async def read(self, key: bytes) -> TakenPlace | None:
+        """Return a place; None if it is not there, or damaged."""
+        path = self._path(key.hex())
         if await self._world.disk.size(path) is None:
             return None
         try:
-            return decode_delivery_untrusted(
+            return decode_taken_untrusted(
                 await self._world.disk.read(path), self._world.verify
             )
         except BadMessage as error:
             await discard(self._world.disk, path, error)
             return None
 
-    async def restore(self, step: int) -> AsyncIterator[tuple[AcceptedWork, frozenset[int]]]:
+    async def restore(self, step: int) -> AsyncIterator[tuple[TakenPlace, frozenset[int]]]:
         """What an earlier life left, each with the groups that went into ``step`` or an earlier
         one: to which the trainer has come again."""
         self._used = {place: at for place, at in self._used.items() if at <= step}
         await self._keep_used()
         for name in self._names:
             try:
-                content = bytes.fromhex(name)
+                key = bytes.fromhex(name)
             except ValueError as error:
                 await discard(self._world.disk, self._path(name), error)
                 continue
-            delivery = await self.read(content)
-            if delivery is None:
+            place = await self.read(key)
+            if place is None:
                 continue
-            self._files[content] = None
+            self._files[key] = None
             if not self._is_log_lost:
                 yield (
-                    delivery,
-                    frozenset(number for source, number in self._used if source == content),
+                    place,
+                    frozenset(number for source, number in self._used if source == key),
                 )
 
     def learnt_from_after(self, step: int) -> dict[bytes, None]:
-        """Deliveries that a step after ``step`` has learnt from."""
-        return {content: None for (content, _), at in self._used.items() if at > step}
+        """Places that a step after ``step`` has learnt from."""
+        return {key: None for (key, _), at in self._used.items() if at > step}
 
     async def forget_all_but(self, needed: dict[bytes, None]) -> None:
-        """Remove the deliveries of which no group can be used any more. Raises
+        """Remove the places of which no group can be used any more. Raises
         `StorageError`."""
-        for content in [content for content in self._files if content not in needed]:
+        for key in [key for key in self._files if key not in needed]:
             await dawdle(self._world, "inbox/slow removal")
-            await self._world.disk.remove(self._path(content.hex()))
-            self._files.pop(content, None)
+            await self._world.disk.remove(self._path(key.hex()))
+            self._files.pop(key, None)
 
     def _path(self, name: str) -> str:
         return f"{self._folder}/{name}"
