@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from p2p.node.node import Node
-from proofs.checks import Verdict
-from roles.protocol.core.messages import SignedVerdict
 from roles.protocol.core.statements import EARNED_KIND
+from roles.protocol.core.verdict import SignedVerdict
 
 
-async def keep_earned(node: Node, verdicts: Sequence[SignedVerdict]) -> None:
-    """Keep the first that accepts, durably. Raises `StorageError`; what a kill brings a second
-    time counts once in a receipt."""
-    accepted = (one for one in verdicts if one.verdict is Verdict.ACCEPTED)
-    first = next(accepted, None)
-    if first is not None:
-        ledger = await node.ledger.opened()
-        await ledger.append(EARNED_KIND, first.to_bytes())
+async def keep_earned(node: Node, verdict: SignedVerdict) -> None:
+    """Keep a verdict that accepts, durably. What a kill brings twice counts once in a receipt.
+
+    Raises:
+        StorageError: The disk refuses it.
+    """
+    ledger = await node.ledger.opened()
+    await ledger.append(EARNED_KIND, verdict.to_bytes())

@@ -20,17 +20,16 @@ import trio
 from p2p.bounded import BoundedDict
 from p2p.world import World
 from proofs.checks import Verdict
-from roles.inference.outbox import SubmissionOutbox
-from roles.protocol.core.messages import Submission
+from roles.inference.outbox import Outbox
 from roles.shared.checked_json import DamagedFile, keep, recall
 
 logger = logging.getLogger(__name__)
 
-SETTLED: Final = 64
-"""Places that are remembered as counted: sixteen times as many as can be on their way, since a
-power cut may bring back files that were removed a while ago. They take a kilobyte."""
+SETTLED: Final = 256
+"""Places that are remembered as counted: five times as many as can be unsettled, since a power
+cut may bring back files that were removed a while ago."""
 _KINDS: Final = (*(verdict.value for verdict in Verdict), "unchecked")
-"""What may become of a submission. The last: no lot fell on it, and it teaches nothing."""
+"""What may become of a place. The last: the trainer did not want it."""
 
 Place = tuple[int, int]
 """Version and index of a submission."""
@@ -39,7 +38,7 @@ Place = tuple[int, int]
 class LifeBook:
     """Submissions with a verdict, in all lives of one role."""
 
-    def __init__(self, world: World, path: str, outbox: SubmissionOutbox) -> None:
+    def __init__(self, world: World, path: str, outbox: Outbox) -> None:
         self._world = world
         self._outbox = outbox
         self._path = path
@@ -52,7 +51,7 @@ class LifeBook:
         """Drawn in all lives, as far as a verdict came after them."""
 
     @classmethod
-    async def open(cls, world: World, path: str, outbox: SubmissionOutbox) -> LifeBook:
+    async def open(cls, world: World, path: str, outbox: Outbox) -> LifeBook:
         """Read what earlier lives counted; damaged, it begins anew."""
         book = cls(world, path, outbox)
         try:
@@ -70,15 +69,18 @@ class LifeBook:
     @property
     def made(self) -> int:
         """Submissions made in all lives."""
-        pending = sum(_place(one) not in self._settled for one in self._outbox)
+        pending = sum(one.key not in self._settled for one in self._outbox)
         return sum(self.verdicts.values()) + pending
 
-    async def settle(self, submission: Submission, kind: str) -> None:
-        """Count what became of it, on disk when this returns. Raises `StorageError`; may be
-        repeated."""
-        if _place(submission) not in self._settled:
+    async def settle(self, place: Place, kind: str) -> None:
+        """Count what became of a place, on disk when this returns. May be repeated.
+
+        Raises:
+            StorageError: The disk refuses it.
+        """
+        if place not in self._settled:
             self.verdicts[kind] += 1
-            self._settled[_place(submission)] = None
+            self._settled[place] = None
         await self._keep()
 
     async def _keep(self) -> None:
@@ -90,6 +92,3 @@ class LifeBook:
             }
             await keep(self._world.disk, self._path, state)
 
-
-def _place(submission: Submission) -> Place:
-    return int(submission.commitment.version), submission.commitment.index

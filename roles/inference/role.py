@@ -19,7 +19,7 @@ from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.inference.config import InferenceConfig
-from roles.inference.outbox import SubmissionOutbox
+from roles.inference.outbox import Outbox
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
@@ -49,11 +49,9 @@ class Inference:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        committed = 0 if self._session is None else self._session.committed_bytes
         return {
             **self.counts.health(),
             **asdict(self.status()),
-            "committed_bytes": committed,
             "samples": [] if self._session is None else self._session.glance.samples,
         }
 
@@ -96,7 +94,7 @@ class Inference:
         run: Run,
         environment: ContainedEnvironment,
         engine: Engine,
-        outbox: SubmissionOutbox,
+        outbox: Outbox,
     ) -> InferenceSession:
         """What does the work; a role that works otherwise makes another."""
         return InferenceSession(node, run, environment, engine, outbox, self.name, self.counts)
@@ -122,7 +120,7 @@ class Inference:
             profile=config.profile,
             vllm=config.vllm,
         ).computed_with(config.engine)
-        outbox = await SubmissionOutbox.open(node.world, f"{self.name}/outbox")
+        outbox = await Outbox.open(node.world, f"{self.name}/outbox")
         folder = await keep_model_files(node, run)
         async with (
             open_environment_of(

@@ -12,6 +12,7 @@ from typing import Final
 
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
+from roles.protocol.core.answer import Answer
 from roles.shared.reasons import printable, tally
 
 RATE_SECONDS: Final = 60.0
@@ -81,6 +82,12 @@ class InferenceCounts:
     """Tokens."""
     unanswered_since: float | None = None
     """Wall time since which no validator answers; None while one does."""
+    bytes_committed: int = 0
+    """What windows and their answers cost the network in this life."""
+    stood: int = 0
+    """Places that stood, as the trainer told last."""
+    owed: int = 0
+    """Places that have to stand before anything is learnt from; 0 in standing."""
     waits: str = ""
     """Why no work is begun now, though there is a policy; empty if it is."""
 
@@ -89,6 +96,10 @@ class InferenceCounts:
         self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
         if kind == Verdict.REJECTED.value:
             tally(self.reasons, printable(reason))
+
+    def note_answer(self, answer: Answer) -> None:
+        """Take up what the trainer says of this node's standing."""
+        self.stood, self.owed = answer.stood, answer.owed
 
     def note_policy(self, version: PolicyVersion) -> None:
         """The engine runs ``version`` from now on."""
@@ -108,6 +119,9 @@ class InferenceCounts:
             "uploads": self.uploads,
             "refusal": self.refusal,
             "waits": self.waits,
+            "committed_bytes": self.bytes_committed,
+            "stood": self.stood,
+            "owed": self.owed,
             "idle": self.idle,
             **{verdict.value: self.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }
