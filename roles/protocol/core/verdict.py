@@ -73,9 +73,18 @@ class SignedVerdict:
         """Return the wire and ledger form."""
         return pack([self.body(), self.signature])
 
+    def has_valid_signature(self, verify: Verify) -> bool:
+        """Return True if the scorer that the verdict names has signed it."""
+        return verify(self.validator, VERDICT_DOMAIN, self.body(), self.signature)
 
-def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
+
+def decode_verdict_untrusted(data: bytes, verify: Verify | None) -> SignedVerdict:
     """Decode a verdict.
+
+    Args:
+        data: The bytes of a peer.
+        verify: Checks the signature; None leaves that to the caller, who first asks what costs
+            less (`SignedVerdict.has_valid_signature`).
 
     Raises:
         BadMessage: The bytes are no verdict, or its signature is not its scorer's.
@@ -108,8 +117,8 @@ def decode_verdict_untrusted(data: bytes, verify: Verify) -> SignedVerdict:
         None if work is None else decode_work_untrusted(work),
         signature,
     )
-    if len(signature) != SIGNATURE_BYTES or not verify(
-        verdict.validator, VERDICT_DOMAIN, body, signature
-    ):
+    if len(signature) != SIGNATURE_BYTES:
+        raise BadMessage(f"a signature is {SIGNATURE_BYTES} bytes, not {len(signature)}")
+    if verify is not None and not verdict.has_valid_signature(verify):
         raise BadMessage("a verdict's signature is not its scorer's")
     return verdict

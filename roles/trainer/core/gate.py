@@ -19,6 +19,7 @@ from typing import Final, Protocol
 
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
+from roles.protocol.core.answer import Refused
 from roles.protocol.core.lies import Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Commitment, SignedWindow, Window
@@ -62,18 +63,6 @@ class Situation:
     newcomers_load: float = 0.0
     """Share of the last minutes' served time that the trainer's own scorer spent on
     newcomers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why a request is not served. It changes nothing and blames nobody."""
-
-    reason: str
-    retry: bool
-    """The same request may succeed later."""
-    next: int = -1
-    """The place that the name has to commit next under this version; -1 if that is not the
-    matter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
