@@ -91,4 +91,3 @@ class LifeBook:
                 "settled": [list(place) for place in self._settled],
             }
             await keep(self._world.disk, self._path, state)
-

@@ -2,8 +2,9 @@
 
 A place is on disk before anything else happens to it, and so is a signed window before it is
 sent: after a restart the same windows are sent again, since another window for the same places
-would be refused. A lost cursor costs work done twice, at most that of one version: what is drawn
-at a place is the same again. Files whose digest or signature is wrong are removed and named.
+would be refused. A lost cursor costs work done twice, at most that of one version: what is
+drawn at a place is the same again. Files whose digest or signature is wrong are removed and
+named.
 """
 
 from __future__ import annotations
@@ -217,7 +218,9 @@ class Outbox:
         await keep(self._world.disk, f"{self._folder}/{_CURSOR}", list(self._next))
 
     async def sign(self, places: Sequence[FullPlace]) -> SignedWindow:
-        """Sign a window of consecutive places; it is on disk when this returns. May be repeated.
+        """Sign a window of consecutive places; it is on disk when this returns.
+
+        May be repeated.
 
         Raises:
             StorageError: The disk refuses it.

@@ -231,6 +231,7 @@ class InferenceSession:
             else:
                 if not self._room.value:
                     self.counts.doing = Doing.WAITS_FOR_VERDICTS
+                    self.windows.close()
                 await self._room.acquire()
             self._has_turn = True
         await self._standing.wait()

@@ -1,11 +1,11 @@
 """From full places to settled ones: windows to the trainer, content to the scorer it names.
 
-Full places gather in an open window, which closes when it is full, when its version is replaced,
-when nothing more is wanted, or after a twentieth of `lag` usual steps. Windows are signed, put
-on disk and sent to the trainer one after the other, since it takes places in their order. Its
-answer names the places it wants and who scores them: their content is sent, the others are
-settled as not wanted. It also says how many places it wants next; a worker that has no answer
-under a version draws one window and waits.
+Full places gather in an open window, which closes when it is full, when its version is
+replaced, when nothing more is wanted, or after a twentieth of `lag` usual steps. Windows are
+signed, put on disk and sent to the trainer one after the other, since it takes places in their
+order. Its answer names the places it wants and who scores them: their content is sent, the
+others are settled as not wanted. It also says how many places it wants next; a worker that has
+no answer under a version draws one window and waits.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import KI, frame
 from proofs.checks import Verdict
 from roles.inference.outbox import FullPlace, Outbox
 from roles.inference.stats import InferenceCounts
 from roles.protocol.core.answer import (
     MAX_ANSWER,
     MAX_REPLY,
-    SEND,
     WORK_PROTOCOL,
+    Answer,
+    ContentRequest,
+    ContestRequest,
     Refused,
-    SignedAnswer,
-    decode_answer_reply_untrusted,
-    decode_verdict_reply_untrusted,
-    encode_contest,
-    encode_content,
-    encode_window,
+    WindowRequest,
+    Word,
+    decode_reply_untrusted,
+    encode_reply,
+    encode_request,
 )
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
@@ -61,6 +63,7 @@ FIRST_PATIENCE: Final = 5.0
 """Seconds until a window closes while no step's length is known."""
 CONTESTS: Final = 3
 """Attempts to tell the trainer of a validator's rejection."""
+_SEND: Final = encode_reply(Word.SEND)
 KEPT: Final = 8
 """Versions of which it is remembered how many places were wanted."""
 
@@ -109,7 +112,9 @@ class Windows:
         if until is None:
             window = run_of(self._node).terms.trust.window
             first = self._outbox_first(version)
-            until = first + min(window, window if self._last_grant is None else self._last_grant)
+            until = first + min(
+                window, window if self._last_grant is None else self._last_grant
+            )
             if index < until:
                 return ""
             return "waiting for the trainer's answer: how much it wants"
@@ -199,10 +204,10 @@ class Windows:
             run.id, terms_digest(run), node.peer_id, version, policy, first, (), b""
         )
         reply = await self._ask(SignedWindow.sign(window, node.world.signer))
-        if isinstance(reply, SignedAnswer):
+        if isinstance(reply, Answer):
             self._note_answer(window, reply)
         self._changed.notify_all()
-        return isinstance(reply, SignedAnswer)
+        return isinstance(reply, Answer)
 
     async def _commit(self, signed: SignedWindow, nursery: trio.Nursery) -> None:
         """Send a window until there is an answer for good, and see to its places."""
@@ -213,50 +218,48 @@ class Windows:
                 return await self._give_up(signed, TOO_OLD)
             await self._standing.wait_run()
             reply = await self._ask(signed)
-            if isinstance(reply, SignedAnswer):
+            if isinstance(reply, Answer):
                 break
             self._counts.retries += 1
             if isinstance(reply, Refused) and not reply.retry:
                 return await self._give_up(signed, reply.reason)
             await backoff.wait()
         self._note_answer(window, reply)
-        self._node.world.trace(
-            "window", places=len(window.contents), wanted=len(reply.answer.wanted)
-        )
+        self._node.world.trace("window", places=len(window.contents), wanted=len(reply.wanted))
         for index in list(self._outbox.unsettled(signed)):
-            if index in reply.answer.wanted:
+            if index in reply.wanted:
                 nursery.start_soon(self._deliver, signed, reply, index)
             else:
                 await self._finish(signed, index, NOT_WANTED, "", None)
         return None
 
-    def _note_answer(self, window: Window, signed: SignedAnswer) -> None:
-        answer = signed.answer
+    def _note_answer(self, window: Window, answer: Answer) -> None:
         first = window.places.stop if answer.version == window.version else 0
         self._wanted_until[answer.version] = first + answer.wanted_next
         self._counts.note_answer(answer)
         self._changed.notify_all()
 
-    async def _ask(self, signed: SignedWindow) -> SignedAnswer | Refused | None:
+    async def _ask(self, signed: SignedWindow) -> Answer | Refused | None:
         """Make one attempt; None if it should be repeated."""
         node, trainer = self._node, run_of(self._node).terms.trainers[0]
-        asked = encode_window(signed)
-        data = await ask(node, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ANSWER)
+        asked = encode_request(WindowRequest(signed))
+        data = await ask(node, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ANSWER + KI)
         self._note_reached(trainer, data is not None)
         if data is None:
             return None
         self._counts.bytes_committed += len(asked) + len(data)
         try:
-            reply = decode_answer_reply_untrusted(data, node.world.verify)
-            if isinstance(reply, SignedAnswer) and (
-                reply.trainer != trainer or reply.answer.window != signed.window.digest
-            ):
+            reply = decode_reply_untrusted(data, node.world.verify)
+            if isinstance(reply, Refused):
+                self._note_refusal(trainer, reply)
+                return reply
+            if not isinstance(reply, Answer):
+                raise BadMessage("no answer to a window")
+            if reply.trainer != trainer or reply.window != signed.window.digest:
                 raise BadMessage("an answer to another window, or of another trainer")
         except BadMessage as error:
             node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
             return None
-        if isinstance(reply, Refused):
-            self._note_refusal(trainer, reply)
         return reply
 
     def _note_reached(self, peer: PeerId, is_reached: bool) -> None:
@@ -269,9 +272,9 @@ class Windows:
 
     # Content to the scorer.
 
-    async def _deliver(self, signed: SignedWindow, answer: SignedAnswer, index: int) -> None:
+    async def _deliver(self, signed: SignedWindow, answer: Answer, index: int) -> None:
         """Send a wanted place to its scorer until there is a verdict, and settle it."""
-        window, scorer = signed.window, answer.answer.scorer
+        window, scorer = signed.window, answer.scorer
         backoff = Backoff(self._node.world, f"deliver/{window.version}/{index}")
         lane = self._lanes.setdefault(scorer, trio.Semaphore(STREAMS))
         while True:
@@ -295,30 +298,33 @@ class Windows:
         return await self._settle(signed, index, reply.verdict, reply.reason, reply)
 
     async def send(
-        self, scorer: PeerId, answer: SignedAnswer, submission: Submission
+        self, scorer: PeerId, answer: Answer, submission: Submission
     ) -> SignedVerdict | Refused | None:
         """Make one attempt to have a place scored; None if it should be repeated."""
         node = self._node
 
         def is_sent_for(reply: bytes) -> bool:
-            self._counts.uploads += reply == SEND
-            return reply == SEND
+            self._counts.uploads += reply == _SEND
+            return reply == _SEND
 
-        parts = encode_content(submission, answer)
+        content = submission.content
+        request = ContentRequest(submission.signed, answer, submission.index, len(content))
+        parts = frame(encode_request(request)), frame(content)
         data = await offer(node, scorer, WORK_PROTOCOL, parts, is_sent_for, MAX_REPLY)
         if data is None:
             return None
         try:
-            reply = decode_verdict_reply_untrusted(data, node.world.verify)
-            if isinstance(reply, SignedVerdict) and (
-                reply.commitment != submission.commitment or reply.validator != scorer
-            ):
+            reply = decode_reply_untrusted(data, node.world.verify)
+            if isinstance(reply, Refused):
+                self._note_refusal(scorer, reply)
+                return reply
+            if not isinstance(reply, SignedVerdict):
+                raise BadMessage("no verdict on content")
+            if reply.commitment != submission.commitment or reply.validator != scorer:
                 raise BadMessage("a verdict about another place, or of another scorer")
         except BadMessage as error:
             node.host.penalise(scorer, Offence.NONSENSE.points, str(error))
             return None
-        if isinstance(reply, Refused):
-            self._note_refusal(scorer, reply)
         return reply
 
     async def _contest(
@@ -327,10 +333,13 @@ class Windows:
         """Tell the trainer of a validator's rejection, and bring the place if it wants to look
         at it."""
         backoff = Backoff(self._node.world, "contest")
-        parts = encode_contest(submission, verdict)
+        request = ContestRequest(verdict, submission.signed)
+        parts = frame(encode_request(request)), frame(submission.to_bytes())
         for _ in range(CONTESTS):
             data = await offer(
-                *(self._node, trainer, WORK_PROTOCOL, parts), lambda reply: reply == SEND, MAX_REPLY
+                *(self._node, trainer, WORK_PROTOCOL, parts),
+                lambda reply: reply == _SEND,
+                MAX_REPLY,
             )
             if data is not None:
                 return

@@ -1,9 +1,9 @@
-"""The one scorer: repeats what a worker has done to a place, for the trainer and for validators.
+"""The one scorer: repeats what a worker has done to a place, for trainer and validators.
 
-Submissions wait by version and worker. One pass goes through the versions, the oldest first, and
-takes of each what waited when its turn came, so that weights are loaded once a version a pass.
-Within a version workers take turns, a place a turn: of a window one place is scored before the
-others. Cheap checks come first:
+Submissions wait by version and worker. One pass goes through the versions, the oldest first,
+and takes of each what waited when its turn came, so that weights are loaded once a version a
+pass. Within a version workers take turns, a place a turn: of a window one place is scored
+before the others. Cheap checks come first:
 
     terms     made under the terms that hold now, and under the policy that is held here
     shape     groups of this place; every token, length and end token

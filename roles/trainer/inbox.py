@@ -99,9 +99,7 @@ class Inbox:
         if await self._world.disk.size(path) is None:
             return None
         try:
-            return decode_taken_untrusted(
-                await self._world.disk.read(path), self._world.verify
-            )
+            return decode_taken_untrusted(await self._world.disk.read(path), self._world.verify)
         except BadMessage as error:
             await discard(self._world.disk, path, error)
             return None
