@@ -26,14 +26,21 @@ _READ: Final = 64 * KI
 
 
 async def receive_frame(
-    stream: Stream, most: int, *, first_byte: float = HEAD_SECONDS
+    stream: Stream,
+    most: int,
+    *,
+    begun: bytes = b"",
+    first_byte: float = HEAD_SECONDS,
+    seconds: float = HEAD_SECONDS,
 ) -> tuple[bytes, bytes] | None:
     """Return the first frame on ``stream`` and what was read beyond it.
 
     Args:
         stream: A peer's.
         most: Bytes of the longest frame.
+        begun: What was read of it before.
         first_byte: Seconds that the first byte may take.
+        seconds: Seconds that all of it may take.
 
     Returns:
         None if the peer ends the stream, or takes too long.
@@ -41,8 +48,8 @@ async def receive_frame(
     Raises:
         BadMessage: The frame is longer than ``most``, or cut off.
     """
-    data = bytearray()
-    with trio.move_on_after(HEAD_SECONDS):
+    data = bytearray(begun)
+    with trio.move_on_after(seconds):
         while True:
             head = decode_varint_untrusted(data)
             if head is not None:
@@ -51,7 +58,7 @@ async def receive_frame(
                     raise BadMessage(f"a frame of {length} bytes, over the limit of {most}")
                 if len(data) >= start + length:
                     return bytes(data[start : start + length]), bytes(data[start + length :])
-            with trio.move_on_after(HEAD_SECONDS if data else first_byte) as scope:
+            with trio.move_on_after(seconds if data else first_byte) as scope:
                 piece = await stream.receive_some(8 * KI)
             if scope.cancelled_caught:
                 return None

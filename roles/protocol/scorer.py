@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
@@ -85,6 +85,8 @@ class Ruling:
     logprobs: bytes = b""
     """Little-endian float16 of every token of the replayed groups, in order."""
     work: Work | None = None
+    seconds: float = 0.0
+    """What the place took the scorer."""
 
     @property
     def finding(self) -> Finding | None:
@@ -224,8 +226,9 @@ class Scorer:
                 try:
                     ruling = await self._score(job)
                 finally:
-                    self.busy += self._node.world.now() - began
-                    self._end(job, ruling)
+                    seconds = self._node.world.now() - began
+                    self.busy += seconds
+                    self._end(job, replace(ruling, seconds=seconds))
         finally:
             for own in self._queues.values():
                 for jobs in own.values():
@@ -323,17 +326,13 @@ class Scorer:
         ruling = await self._replay(
             job, run, [pairs[place][1] for place in chosen], [groups[place] for place in chosen]
         )
-        return Ruling(
-            verdict=ruling.verdict,
-            reason=ruling.reason,
-            statistic=ruling.statistic,
-            limit=ruling.limit,
+        return replace(
+            ruling,
             tasks=tasks,
             groups=groups,
             rewards=rewards,
             found=found,
             replayed=chosen,
-            logprobs=ruling.logprobs,
             work=count_work(pairs, groups),
         )
 

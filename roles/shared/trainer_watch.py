@@ -17,12 +17,12 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
-from roles.protocol.core.account import (
-    ACCOUNT_PROTOCOL,
-    MAX_ACCOUNT,
-    Account,
-    TrainerDoing,
-    decode_account_untrusted,
+from roles.protocol.core.account import MAX_ACCOUNT, Account, TrainerDoing
+from roles.protocol.core.answer import (
+    WORK_PROTOCOL,
+    AccountRequest,
+    decode_reply_untrusted,
+    encode_request,
 )
 from roles.protocol.request import ask
 from roles.run import run_of
@@ -89,11 +89,13 @@ class TrainerWatch:
 
     async def _ask(self, trainer: PeerId) -> Account | None:
         node = self._node
-        data = await ask(node, trainer, ACCOUNT_PROTOCOL, b"", max_reply=MAX_ACCOUNT)
+        asked = encode_request(AccountRequest())
+        data = await ask(node, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ACCOUNT)
         if data is None:
             return None
         try:
-            return decode_account_untrusted(data)
+            reply = decode_reply_untrusted(data, None)
+            return reply if isinstance(reply, Account) else None
         except BadMessage as error:
             node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
             return None

@@ -11,19 +11,15 @@ They go to disk with every step, and decide nothing: damaged ones begin anew.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import astuple, dataclass
 from typing import Final
 
-import trio
-
-from p2p.bounded import BoundedDict, RateLimit
+from p2p.bounded import BoundedDict
 from p2p.errors import StorageError
-from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
-from p2p.wire import FrameReader
-from p2p.world import Disk, World
-from roles.protocol.core.account import Account, Fates
+from p2p.world import Disk
+from roles.protocol.core.account import Fates
 from roles.shared.checked_json import DamagedFile, keep, recall
 
 logger = logging.getLogger(__name__)
@@ -40,10 +36,6 @@ QUESTIONS: Final = 20
 rarely. One costs 0.1 ms."""
 SHORTEST_PAUSE: Final = 5
 """Seconds between two questions of a node, of which the trainer may have few."""
-IMPATIENCE: Final = 8.0
-"""Questions that a node may ask at once: those of a node that is started again and again."""
-QUESTION_SECONDS: Final = 10.0
-"""How long a question may take to arrive: an empty frame."""
 
 
 @dataclass(slots=True)
@@ -118,6 +110,12 @@ class Accounts:
             else:
                 row.late += groups
 
+    def note_unsent(self, node: PeerId, groups: int) -> None:
+        """So many groups stay with their worker: by its claims they teach nothing."""
+        for row in self._both(node):
+            row.taken += groups
+            row.no_spread += groups
+
     def _both(self, node: PeerId) -> tuple[Row, Row]:
         row = self.of(node)
         self._rows.renew(node, row)
@@ -145,22 +143,3 @@ class Accounts:
         self.total = Row(*found["total"])
         for node, row in found["rows"].items():
             self._rows[PeerId.from_base58(node)] = Row(*row)
-
-
-class AccountDesk:
-    """Where nodes ask about their accounts: each as often as it may, and no more."""
-
-    def __init__(self, world: World, account_of: Callable[[PeerId], Account]) -> None:
-        self._world = world
-        self._account_of = account_of
-        self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_NODES)
-
-    async def serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: one question, one answer; none for a peer that asks too often."""
-        limit = self._asking.get(stream.peer) or RateLimit(1 / SHORTEST_PAUSE, IMPATIENCE)
-        self._asking.renew(stream.peer, limit)
-        if not limit.allows(1.0, self._world.now()):
-            return
-        with trio.move_on_after(QUESTION_SECONDS):
-            if await FrameReader(stream, 0).receive() is not None:
-                await send_frame(stream, self._account_of(stream.peer).to_bytes())

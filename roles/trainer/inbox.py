@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 
 _USED: Final = "used.json"
 
+NEVER: Final = -1
+"""The step of groups that were dropped: no step learns from them."""
+
 GroupPlace = tuple[bytes, int]
 """Digest of a place's commitment, number of one of its groups."""
 

@@ -31,7 +31,7 @@ from roles.shared.durable import Durable
 from roles.trainer.account import Accounts
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.core.pace import Paces
-from roles.trainer.inbox import GroupPlace, Inbox
+from roles.trainer.inbox import NEVER, GroupPlace, Inbox
 from roles.trainer.taken import TakenPlace, learnable_groups
 
 logger = logging.getLogger(__name__)
@@ -183,9 +183,15 @@ class Intake:
         node, key = commitment.node, commitment.digest
         self.accounts.turn_down(node, key, groups, is_over=self.is_over)
 
-    def drop(self, commitments: Collection[Commitment]) -> None:
-        """Learn nothing from these places any more."""
-        self.buffer.drop({one.digest for one in commitments})
+    async def drop(self, commitments: Collection[Commitment]) -> None:
+        """Learn nothing from these places any more: on disk when this returns, so that no later
+        life does."""
+        keys = {one.digest for one in commitments}
+        dropped = [group for group in self.buffer if group.source in keys]
+        if not dropped:
+            return
+        self.buffer.drop(keys)
+        await self._durable.insist(partial(self._inbox.mark_used, dropped, NEVER))
         self._consumed.notify_all()
 
     async def wait_groups(self, count: int) -> list[BufferedGroup]:

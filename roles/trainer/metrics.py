@@ -16,7 +16,6 @@ from typing import Final
 from p2p.errors import StorageError
 from p2p.world import Disk
 from roles.engines.base import StepReport
-from roles.trainer.audit import AuditCounts
 
 logger = logging.getLogger(__name__)
 
@@ -44,17 +43,18 @@ class Metrics:
         reward: float,
         staleness: Sequence[int],
         seconds: float,
-        audits: AuditCounts,
+        replayed: int,
+        lies: int,
     ) -> None:
         """Add a line, if the disk takes it.
 
         ``reward`` is the mean of the step's groups, ``staleness`` says of each how many steps
-        old its policy was, ``seconds`` is what the engine took; ``audits`` counts replays and
-        lies since the trainer was started.
+        old its policy was, ``seconds`` is what the engine took; ``replayed`` verdicts of
+        validators were repeated since the trainer was started, and ``lies`` found among them.
         """
         numbers = asdict(report) | {
-            "replayed": audits.replayed,
-            "lies": audits.lies,
+            "replayed": replayed,
+            "lies": lies,
             "reward": reward,
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),

@@ -12,6 +12,7 @@ from typing import ClassVar, Final, Self
 
 from p2p.concurrency import leaves
 from p2p.errors import WorkerDied
+from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
@@ -24,33 +25,30 @@ from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
-from roles.protocol.core.account import ACCOUNT_PROTOCOL, Account, TrainerDoing
+from roles.protocol.core.account import Account, TrainerDoing
+from roles.protocol.core.answer import MAX_REQUEST, WORK_PROTOCOL, AccountRequest, Refused
+from roles.protocol.core.answer import decode_request_untrusted, encode_reply
+from roles.protocol.reading import receive_frame
+from roles.protocol.scorer import Scorer
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
-from roles.trainer.account import SHORTEST_PAUSE, AccountDesk
-from roles.trainer.appeals import AppealDesk
-from roles.trainer.audit import Auditor
-from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import BufferCounts, GroupBuffer
-from roles.trainer.crosscheck import CrossCheck
 from roles.trainer.curve import LearningCurve, Learnt
-from roles.trainer.demand import DemandTeller
+from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
-from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
-from roles.trainer.scoring import PolicyScorer, ScoringDesk
+from roles.trainer.records import GateRecords
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
-from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
 INBOX: Final = "trainer/intake"
-"""Where deliveries lie that were taken and not yet learnt from."""
+"""Where accepted places lie that were not learnt from yet."""
 
 
 class Trainer:
@@ -93,27 +91,11 @@ class Trainer:
             "groups_without_spread": counts.without_spread,
             "groups_discredited": counts.discredited,
             "submissions_taken": 0 if session is None else session.intake.taken,
-            **self._lots(),
-            "replayed": 0 if session is None else session.intake.audits.replayed,
-            "replays_unsure": 0 if session is None else session.intake.audits.unsure,
-            "lies": 0 if session is None else session.intake.audits.lies,
-            "liars": {}
-            if session is None
-            else {str(who): lie for who, lie in session.intake.liars.items()},
+            **({} if session is None else session.desk.health()),
             "workers": {} if session is None else session.workers(),
             "waits_for_disk": 0 if session is None else session.writes_waiting,
             "warning": "" if session is None else session.wrong,
             "last_step": None if last is None else asdict(last),
-        }
-
-    def _lots(self) -> dict[str, int]:
-        """What came of windows, and of the trainer's own scoring."""
-        lots = None if self.session is None else self.session.lots
-        return {
-            "windows_settled": 0 if lots is None else lots.settled,
-            "windows_void": 0 if lots is None else lots.voided,
-            "windows_missed": 0 if lots is None else lots.missed,
-            "groups_scored": 0 if lots is None else lots.groups_scored,
         }
 
     def progress(self) -> Progress:
@@ -153,9 +135,22 @@ class Trainer:
             await self._member.run(node)
             return
         self._steps = run.terms.recipe.steps
-        desk = AccountDesk(node.world, self.account_of)
-        with node.host.serving(ACCOUNT_PROTOCOL, desk.serve):
+        with node.host.serving(WORK_PROTOCOL, self._serve):
             await self._learn(node, run)
+
+    async def _serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: the desk's, once the books of earlier lives are read."""
+        session = self.session
+        if session is not None and session.has_books:
+            await session.desk.serve(stream)
+            return
+        begun = await receive_frame(stream, MAX_REQUEST)
+        if begun is not None:
+            request = decode_request_untrusted(begun[0])
+            is_question = isinstance(request, AccountRequest)
+            starts = Refused("the trainer starts", True)
+            reply = self.account_of(stream.peer) if is_question else starts
+            await send_frame(stream, encode_reply(reply))
 
     async def _learn(self, node: Node, run: Run) -> None:
         limits, config = self._config.machine, self._config
@@ -186,7 +181,7 @@ class Trainer:
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, "trainer", self.name)
             while True:
-                self.session = self._session(
+                self.session = await self._session(
                     node, run, standing, environment, engine, ledger, folder
                 )
                 try:
@@ -198,7 +193,7 @@ class Trainer:
                         "engine_died %s; the trainer goes on from its disk", next(leaves(died))
                     )
 
-    def _session(
+    async def _session(
         self,
         node: Node,
         run: Run,
@@ -210,13 +205,22 @@ class Trainer:
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
-        scorer = PolicyScorer(node, engine)
-        auditor = Auditor(node, engine, standing, ledger, durable, scorer=scorer)
-        check = DeliveryCheck(node, run, environment, standing, auditor)
-        buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
-        inbox = Inbox(node.world, INBOX)
-        intake = Intake(node, recipe, check, ledger, inbox, buffer, durable)
-        intake.demand = DemandTeller(node, recipe, buffer)
+        capacity = max(1, round(config.pool_steps * recipe.groups))
+        buffer = GroupBuffer(capacity, recipe.lag)
+        intake = Intake(node, recipe, ledger, Inbox(node.world, INBOX), buffer, durable)
+        records = GateRecords(node.world, durable)
+        desk = WorkDesk(
+            node,
+            await records.open(node.peer_id),
+            records,
+            intake,
+            Scorer(node, engine, environment, survives_engine=False),
+            standing,
+            ledger,
+            durable,
+            self.account_of,
+            capacity,
+        )
         curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
         policies = PolicyFiles(
             engine,
@@ -225,30 +229,4 @@ class Trainer:
             base=folder or "",
             checkpoint_every=config.checkpoint_every,
         )
-        session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
-        crosscheck = CrossCheck(auditor)
-        if run.terms.has_lots:
-            check.scoring = ScoringDesk(node, scorer)
-            session.lots = LotDesk(node, intake, check.scoring, durable)
-            session.lots.why_refused = check.why_refused
-            session.lots.on_verdict = crosscheck.note_verdict
-            check.on_found = crosscheck.note_found
-            check.on_leaning = session.lots.end_standing
-        if run.terms.appeals:
-            watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
-            crosscheck.on_spoken = watch.note_spoken
-            session.appeals = desk = AppealDesk(
-                node,
-                environment,
-                standing,
-                auditor,
-                watch,
-                has_worked=(session.lots or intake.accounts).has_worked,
-                has_room=lambda: intake.has_room,
-            )
-            desk.crosscheck = crosscheck
-            desk.disown, desk.on_confessed = intake.disown, intake.drop_work_of
-            if session.lots is not None:
-                desk.on_upheld = session.lots.restore
-                desk.on_confessed = session.lots.note_confessed
-        return session
+        return TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)

@@ -4,8 +4,8 @@ Asynchronous GRPO, as INTELLECT-2 ran it.
 
 Theory of operation
 -------------------
-Deliveries of validators go to disk, then into the buffer (`roles.trainer.intake`). A step takes
-the oldest groups that are fresh enough. After it, in this order: which groups it took, its
+Accepted places go to disk, then into the buffer (`roles.trainer.intake`). A step takes the
+oldest groups that are fresh enough. After it, in this order: which groups it took, its
 weights and, every ``checkpoint_every`` steps, a checkpoint on disk; the policy published; the
 submissions removed that the older checkpoint covers.
 
@@ -19,7 +19,7 @@ and weights that are on disk are not written again, lest another CPU round them 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from functools import partial
 
 import trio
@@ -30,17 +30,13 @@ from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.account import TrainerDoing
-from roles.protocol.core.messages import VERDICT_PROTOCOL
-from roles.protocol.core.refusals import APPEAL_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.standing import RoleStanding
-from roles.trainer.appeals import AppealDesk
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
+from roles.trainer.desk import WorkDesk
 from roles.trainer.intake import Intake
-from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
-from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -54,17 +50,14 @@ class TrainerSession:
         recipe: Recipe,
         engine: Engine,
         intake: Intake,
+        desk: WorkDesk,
         curve: LearningCurve,
         standing: RoleStanding,
         policies: PolicyFiles,
     ) -> None:
         self.node = node
         self.intake = intake
-        self.lots: LotDesk | None = None
-        """Where workers come once their lot has fallen; None in a run without lots."""
-        self.appeals: AppealDesk | None = None
-        """Where workers go with what validators do to them."""
-        self.watch: ValidatorWatch | None = None
+        self.desk = desk
         self.curve = curve
         self.engine = engine
         self._recipe = recipe
@@ -109,23 +102,12 @@ class TrainerSession:
             nursery.start_soon(self._standing.watch)
             await self.intake.restore(step)
             self.has_books = True
-            nursery.start_soon(self.intake.audit_forever)
-            if self.intake.demand is not None:
-                nursery.start_soon(self.intake.demand.tell_forever)
-            with ExitStack() as served:
-                serving = self.node.host.serving
-                served.enter_context(serving(VERDICT_PROTOCOL, self.intake.serve))
-                if self.lots is not None:
-                    await self.lots.open(nursery, served)
-                if self.appeals is not None and self.watch is not None:
-                    served.enter_context(serving(APPEAL_PROTOCOL, self.appeals.serve))
-                    nursery.start_soon(self.appeals.work_forever)
-                    nursery.start_soon(self.watch.watch_forever)
-                while step < self._recipe.steps:
-                    step = await self._step(step)
-                self.is_over, self.doing = True, TrainerDoing.OVER
-                self.intake.finish()
-                await trio.sleep_forever()
+            nursery.start_soon(self.desk.work_forever)
+            while step < self._recipe.steps:
+                step = await self._step(step)
+            self.is_over, self.doing = True, TrainerDoing.OVER
+            self.intake.finish()
+            await trio.sleep_forever()
 
     async def _resume(self) -> int:
         """Continue where the checkpoint is, or warm up; publish what it holds. Returns the
@@ -215,10 +197,7 @@ class TrainerSession:
         self.policy_bytes = node.shardcast.manifest(version).anchor.wire
         await self._policies.forget_before(step)
         node.world.trace("published", version=step)
-        if self.intake.demand is not None:
-            self.intake.demand.publish(version)
-        if self.lots is not None:
-            self.lots.note_policy()
+        self.desk.note_policy()
 
     async def _step(self, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""
@@ -247,7 +226,7 @@ class TrainerSession:
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
         await self.curve.metrics.note(
-            report, learnt.train_reward, staleness, seconds, self.intake.audits
+            report, learnt.train_reward, staleness, seconds, self.desk.audits, self.desk.lies
         )
         await self.intake.forget_used(self._policies.covered)
         self.doing = TrainerDoing.EVALUATES

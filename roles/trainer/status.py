@@ -89,5 +89,5 @@ def facts_of(status: TrainerStatus, session: TrainerSession) -> Iterator[Fact]:
         yield Fact(
             "learnt", f"held-out tasks solved {learnt.greedy_start:.0%} -> {learnt.greedy:.0%}"
         )
-    if session.intake.liars:
-        yield Fact("refused", f"{len(session.intake.liars)} lying validators")
+    if session.desk.liars:
+        yield Fact("refused", f"{len(session.desk.liars)} lying validators")

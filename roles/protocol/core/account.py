@@ -13,11 +13,8 @@ from enum import Enum
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.identity import ProtocolId
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 
-ACCOUNT_PROTOCOL: Final = ProtocolId("/shoal/account/1.0.0")
-"""A worker or a validator asks with an empty frame, the trainer answers."""
 MAX_ACCOUNT: Final = KI
 """Bytes of an answer; it has about 100."""
 MAX_COUNT: Final = 2**53

@@ -203,7 +203,18 @@ class ContestRequest:
         return pack([self.verdict.to_bytes(), self.signed.to_bytes()])
 
 
-Request = WindowRequest | ContentRequest | VerdictRequest | ContestRequest
+@dataclass(frozen=True, slots=True)
+class AccountRequest:
+    """Anybody to trainer: how is the run, and my work? The reply is an `Account`."""
+
+    KIND = "account"
+
+    def body(self) -> bytes:
+        """Return the body of the request."""
+        return b""
+
+
+Request = WindowRequest | ContentRequest | VerdictRequest | ContestRequest | AccountRequest
 
 
 def encode_request(request: Request) -> bytes:
@@ -270,6 +281,7 @@ _REQUESTS: Final[Mapping[str, Callable[[bytes], Request]]] = {
     ContentRequest.KIND: _decode_content_untrusted,
     VerdictRequest.KIND: _decode_verdict_untrusted,
     ContestRequest.KIND: _decode_contest_untrusted,
+    AccountRequest.KIND: lambda _: AccountRequest(),
 }
 
 
@@ -296,7 +308,7 @@ class Word(Enum):
     """The budget for contested verdicts is spent: ask again in a minute."""
 
 
-Reply = Answer | SignedVerdict | Refused | Word
+Reply = Answer | SignedVerdict | Refused | Word | Account
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -308,6 +320,8 @@ def encode_reply(reply: Reply) -> bytes:
             return pack(["answer", reply.to_bytes()])
         case SignedVerdict():
             return pack(["verdict", reply.to_bytes()])
+        case Account():
+            return pack(["account", reply.to_bytes()])
         case Refused():
             body = pack([reply.reason[:MAX_REASON], reply.retry, reply.next])
             return pack(["refused", body])
@@ -325,6 +339,8 @@ def decode_reply_untrusted(data: bytes, verify: Verify | None) -> Reply:
             return decode_answer_untrusted(body, verify)
         case "verdict":
             return decode_verdict_untrusted(body, verify)
+        case "account":
+            return decode_account_untrusted(body)
         case "refused":
             return _decode_refused_untrusted(unpack_untrusted(body))
     try:

@@ -30,7 +30,7 @@ EARNED_KIND: Final = "earned"
 RECEIPT_KIND: Final = "receipt"
 LEARNT_KIND: Final = "learnt"
 LIE_KIND: Final = "lie"
-PLEDGES_KIND: Final = "pledges"
+BAN_KIND: Final = "ban"
 MOST_NODES: Final = 256
 """Nodes of one entry: 75 bytes each, a third of what an entry holds. A step with more of them
 has several entries."""

@@ -351,29 +351,19 @@ class Terms:
 
     calibration: Calibration | None = None
     """Where the limits come from; None: from a preset, or from the owner's head."""
-    ban_seconds: int = 0
-    """How long who was caught lying is shut out. 0: nobody is, and nodes do not tell each other
-    what officers have signed."""
-
     algorithm: Algorithm = Algorithm.GRPO
     """``grpo``: one trainer learns from others' rollouts. ``diloco``: many learn from text."""
 
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """How the latter do."""
 
-    trust: TrustTerms | None = None
-    """How workers earn it that not all of their work is checked; None: all of it is. A document
-    without it has no such key, as before there was one."""
-
-    appeals: bool = False
-    """Whether the trainer hears workers whom a validator rejects or leaves waiting, passes over
-    validators that are of no use, and convicts those that reject honest work."""
+    trust: TrustTerms = field(default_factory=TrustTerms)
+    """How workers earn it that not all of their work is checked."""
 
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
         check_bounds(self, {"epoch": (1, MAX_EPOCH), "expiry": (1, MAX_EXPIRY)})
-        check_bounds(self, {"ban_seconds": (0, MAX_BAN)})
         if len(self.environments) > MAX_ENVIRONMENTS:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if len({pin.name for pin in self.environments}) < len(self.environments):
@@ -381,12 +371,8 @@ class Terms:
         is_shared = self.algorithm is Algorithm.DILOCO
         if is_shared and self.diloco.goal is Goal.REWARD and not self.environments:
             raise ValueError('goal = "reward" needs at least one environment')
-        if not self.trainers or (
-            not is_shared and (not self.environments or not self.validators)
-        ):
-            raise ValueError(
-                "a run needs at least one environment, one trainer and one validator"
-            )
+        if not self.trainers or (not is_shared and not self.environments):
+            raise ValueError("a run needs at least one environment and one trainer")
         self.work_size.check()
         if self.recipe.max_new_tokens >= self.model.context:
             raise ValueError(
@@ -416,22 +402,9 @@ class Terms:
                 f" this run has {model.dtype.value} and {model.draw.value}: {again}"
             )
 
-    @property
-    def has_lots(self) -> bool:
-        """Whether lots fall in this run, after which not all work is checked."""
-        return self.trust is not None and self.trust.share < 1
-
-    @property
-    def lots(self) -> TrustTerms:
-        """How they fall."""
-        return self.trust or TrustTerms()
-
     def to_table(self) -> dict[str, object]:
         """The plain table that is signed."""
-        table = write_table(self)
-        if self.trust is None:
-            del table["trust"]
-        return table
+        return write_table(self)
 
     @property
     def work_size(self) -> WorkSize:
@@ -525,8 +498,6 @@ class Run:
         shared: dict[str, dict[str, object]] = {
             "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}
         }
-        if self.terms.ban_seconds:
-            shared["ledger"] = {"is_on": True, "term": float(self.terms.ban_seconds)}
         return shared
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
@@ -628,10 +599,7 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = (
-            "environments", "model", "recipe", "delivery", "algorithm", "diloco", "trust",
-            "appeals",
-        )  # fmt: skip
+        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco")
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]

@@ -1,0 +1,742 @@
+"""The trainer's side of `/shoal/work/1.0.0`: windows in, answers out, content to the scorer.
+
+All judgement is the gate's (`roles.trainer.core.gate`): who is in standing, what is wanted, who
+scores, what follows. The desk reads and checks what peers send, the cheap checks first, has the
+scorer look at content, and writes the gate's rows to the disk before any peer is answered. What
+is scored for a peer is scored by a task of the desk's own: a peer that goes away stops nothing.
+
+Deadlines count only time in which the desk served and had room: a trainer that was stopped,
+that rests, or that has no room holds nothing against anybody.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
+
+import trio
+
+from p2p.bounded import BoundedDict, RateLimit
+from p2p.concurrency import Notifier
+from p2p.errors import BadMessage
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
+from p2p.ledger import Ledger
+from p2p.node.admission import Capability
+from p2p.node.node import Node
+from p2p.world import decode_off_loop
+from proofs.checks import Verdict
+from roles.protocol.core.account import Account
+from roles.protocol.core.answer import (
+    MAX_REQUEST,
+    AccountRequest,
+    Answer,
+    ContentRequest,
+    ContestRequest,
+    Refused,
+    Reply,
+    VerdictRequest,
+    WindowRequest,
+    Word,
+    decode_request_untrusted,
+    encode_reply,
+)
+from roles.protocol.core.conviction import Conviction, convict
+from roles.protocol.core.lies import Finding, Weight
+from roles.protocol.core.messages import HASH_RATE
+from roles.protocol.core.statements import BAN_KIND, LIE_KIND
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
+from roles.protocol.core.window import (
+    Claim,
+    Commitment,
+    SignedWindow,
+    Submission,
+    Window,
+    bind_untrusted,
+    content_digest,
+    decode_submission_untrusted,
+)
+from roles.protocol.door import Door
+from roles.protocol.reading import (
+    FIRST_BYTE_SECONDS,
+    HEAD_SECONDS,
+    receive_content,
+    receive_frame,
+)
+from roles.protocol.replay import impossible_reward, wrong_reward
+from roles.protocol.request import PATIENCE
+from roles.protocol.scorer import Ruling, Scorer, replay_all
+from roles.run import Run, run_of
+from roles.shared.durable import Durable
+from roles.shared.seats import STRANGERS, Seats
+from roles.shared.standing import RoleStanding
+from roles.trainer.core.demand import Demand
+from roles.trainer.core.gate import DUE, Assignment, Consequence, Gate, Situation, Wish
+from roles.trainer.intake import Intake
+from roles.trainer.records import TICK, GateRecords
+from roles.trainer.taken import TakenPlace
+
+logger = logging.getLogger(__name__)
+
+EVIDENCE: Final = "trainer/evidence"
+"""Where the proofs of bans and convictions lie, by the digest of the commitment."""
+MAX_EVIDENCE: Final = 256
+"""Proofs of bans that are kept, the newest; those of validators are kept for ever."""
+MAX_SCORING: Final = 64
+"""Places that wait for the scorer, beside those that are on their way."""
+REPLY_SECONDS: Final = 10.0
+HOLD: Final = 15.0
+"""Seconds that a worker which asks for work waits for a place to be wanted."""
+SAID: Final = 4096
+"""Verdicts of the trainer's own that are remembered for workers whose answer was lost."""
+EXPIRE_EVERY: Final = 5
+"""Ticks between two looks at what is overdue."""
+QUESTIONS_AT_ONCE: Final = 8.0
+SHORTEST_PAUSE: Final = 5
+"""Seconds between two questions of a node about its account."""
+RESTS: Final = Refused("the trainer rests", True)
+FULL: Final = Refused("the trainer has no room for more content now", True)
+
+
+@dataclass(slots=True, eq=False)
+class _Scoring:
+    """A place on its way through the scorer."""
+
+    submission: Submission
+    done: trio.Event = field(default_factory=trio.Event)
+    verdict: SignedVerdict | None = None
+
+
+class WorkDesk:
+    """Where workers and validators come to the trainer."""
+
+    def __init__(
+        self,
+        node: Node,
+        gate: Gate,
+        records: GateRecords,
+        intake: Intake,
+        scorer: Scorer,
+        standing: RoleStanding,
+        ledger: Ledger,
+        durable: Durable,
+        account_of: Callable[[PeerId], Account],
+        capacity: int,
+    ) -> None:
+        """`capacity` is the number of groups that the buffer holds."""
+        self.gate = gate
+        self.scorer = scorer
+        self._node = node
+        self._world = node.world
+        self._records = records
+        self._intake = intake
+        self._standing = standing
+        self._ledger = ledger
+        self._durable = durable
+        self._account_of = account_of
+        trust, recipe = standing.run.terms.trust, standing.run.terms.recipe
+        self._demand = Demand(capacity, recipe.submission, trust.window)
+        self._door = Door(node)
+        self._seats = Seats(strangers=STRANGERS)
+        self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
+        self._scoring: dict[bytes, _Scoring] = {}
+        self._coming: dict[bytes, float] = {}
+        """Groups that teach of wanted places which have not been scored, by commitment."""
+        self._said: BoundedDict[bytes, SignedVerdict] = BoundedDict(SAID)
+        self._answered: BoundedDict[bytes, None] = BoundedDict(SAID)
+        """Windows that were counted."""
+        self._newcomers_busy = 0.0
+        """Seconds that the scorer spent on newcomers, fading."""
+        self._nursery: trio.Nursery | None = None
+        self._bans: dict[str, None] = {}
+        """Paths of the proofs of bans, the oldest first."""
+        self._freed = Notifier()
+        self.banned: dict[str, dict[str, object]] = {}
+        """Names that were banned in this life: how often, until when, and why."""
+        self.windows = 0
+        """Windows answered in this life."""
+        self.accepted = 0
+        self.rejected = 0
+        self.audits = 0
+        """Verdicts of validators that were repeated."""
+        self.lies = 0
+        """Those of them that the replay does not bear out."""
+
+    # What the session calls.
+
+    async def work_forever(self) -> None:
+        """Score what comes and look after deadlines until cancelled.
+
+        Raises:
+            WorkerDied: The learner's engine has died.
+        """
+        for name in await self._world.disk.list(EVIDENCE):
+            if name.startswith(BAN_KIND):
+                self._bans[f"{EVIDENCE}/{name}"] = None
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            nursery.start_soon(self.scorer.work_forever)
+            nursery.start_soon(self._tick_forever)
+            await trio.sleep_forever()
+
+    async def _tick_forever(self) -> None:
+        ticks, before = 0, self._world.now()
+        while True:
+            await self._world.sleep(TICK)
+            now = self._world.now()
+            if not self._standing.why_not and self.has_room:
+                await self._records.note_served(now - before, ticks)
+            before, ticks = now, ticks + 1
+            self._newcomers_busy *= 0.99
+            if ticks % EXPIRE_EVERY == 0:
+                for consequence in self.gate.expire(self.situation()):
+                    await self._follow(consequence)
+                await self._records.write(self.gate)
+                self._freed.notify_all()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether content is taken now; else it is not the workers who are slow."""
+        return not self._intake.is_over and len(self._scoring) < MAX_SCORING
+
+    @property
+    def liars(self) -> dict[PeerId, str]:
+        """Validators that score nobody any more or for now, and why."""
+        return self.gate.passed_over(self.situation())
+
+    def health(self) -> dict[str, object]:
+        """Return counts for people and dashboards."""
+        scorer = self.scorer
+        return {
+            "windows": self.windows,
+            "places_accepted": self.accepted,
+            "places_rejected": self.rejected,
+            "replayed": self.audits,
+            "lies": self.lies,
+            "liars": {str(who): why for who, why in self.liars.items()},
+            "groups_scored": scorer.groups,
+            "scorer_queue": scorer.waiting,
+            "scorer_oldest": round(scorer.oldest, 1),
+            "scorer_busy": round(scorer.busy_share, 3),
+            "bans": self.banned,
+        }
+
+    def note_policy(self) -> None:
+        """A new version is out."""
+        self._freed.notify_all()
+
+    def situation(self) -> Situation:
+        """Return what holds now, by the newest edition."""
+        run = self._run
+        busy = self._newcomers_busy / 100  # of the last 100 s, by the fading
+        return Situation(
+            served=self._records.served,
+            wall=self._world.wall(),
+            newest=self._node.shardcast.newest,
+            terms=terms_digest(run),
+            validators=run.terms.validators,
+            trust=run.terms.trust,
+            lag=run.terms.recipe.lag,
+            newcomers_load=busy,
+        )
+
+    @property
+    def _run(self) -> Run:
+        return run_of(self._node)
+
+    def is_listed(self, peer: PeerId) -> bool:
+        """Return True if the run file names this worker, or it holds the owner's invite."""
+        run, guests = self._run, self._node.book.guests
+        return peer in run.terms.admission.allowed or guests.may(run, peer, Capability.GENERATE)
+
+    # Requests.
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one request, one reply."""
+        peer = stream.peer
+        with self._door.stream(peer) as seated:
+            reply: Reply | None
+            if not seated:
+                reply = Refused("too many streams", True)
+            else:
+                is_known = self._is_known(peer)
+                first = HEAD_SECONDS if is_known else FIRST_BYTE_SECONDS
+                if not await self._door.enter(peer, is_known=is_known):
+                    reply = Refused("too many newcomers at the door", True)
+                else:
+                    begun = await receive_frame(stream, MAX_REQUEST, first_byte=first)
+                    if begun is None:
+                        return
+                    request = decode_request_untrusted(begun[0])
+                    reply = await self._answer(stream, request, begun[1])
+            if reply is not None:
+                with trio.move_on_after(REPLY_SECONDS):
+                    await send_frame(stream, encode_reply(reply))
+
+    def _is_known(self, peer: PeerId) -> bool:
+        if peer in self._run.terms.validators:
+            return True
+        return self.gate.standing(
+            peer, self.situation(), is_listed=self.is_listed(peer)
+        ).is_in_standing
+
+    async def _answer(self, stream: Stream, request: object, begun: bytes) -> Reply | None:
+        match request:
+            case AccountRequest():
+                return self._account(stream.peer)
+            case WindowRequest(signed, _):
+                return await self._take_window(stream.peer, signed)
+            case ContentRequest():
+                return await self._take_content(stream, request, begun)
+            case VerdictRequest(verdict):
+                return await self._take_verdict(stream, verdict, begun)
+            case ContestRequest(verdict, _):
+                return await self._take_contest(stream, verdict, begun)
+        raise BadMessage("no request for a trainer")
+
+    def _account(self, peer: PeerId) -> Reply | None:
+        limit = self._asking.get(peer) or RateLimit(1 / SHORTEST_PAUSE, QUESTIONS_AT_ONCE)
+        self._asking.renew(peer, limit)
+        return self._account_of(peer) if limit.allows(1.0, self._world.now()) else None
+
+    # Windows.
+
+    async def _take_window(self, peer: PeerId, signed: SignedWindow) -> Reply:
+        window = signed.window
+        refused = self._refuse_window(peer, window)
+        if refused is not None:
+            return refused
+        if not signed.has_valid_signature(self._world.verify):
+            raise BadMessage("a window's signature is not its worker's")
+        now, is_listed = self.situation(), self.is_listed(peer)
+        said = self.gate.commit(signed, now, is_listed=is_listed)
+        if isinstance(said, Refused):
+            return said
+        await self._records.write(self.gate)
+        if window.contents:
+            self._note_window(window, said)
+        return await self._answer_window(window, said)
+
+    def _refuse_window(self, peer: PeerId, window: Window) -> Refused | None:
+        """Say what is wrong before a signature is checked."""
+        run, node = self._run, self._node
+        if window.node != peer:
+            return Refused("a window must come from the node that signed it", False)
+        if window.run != run.id:
+            return Refused(
+                f"the window is of run {window.run.hex()[:12]}, this trainer's is"
+                f" {run.id.hex()[:12]}: start the node with that run",
+                False,
+            )
+        if self._standing.why_not:
+            return RESTS
+        if not node.may(peer, Capability.GENERATE):
+            return Refused(node.book.why_not(peer, Capability.GENERATE), False)
+        if node.lacks_work(peer):
+            return Refused(run.lacks_stamp, True)
+        if self._intake.is_over and window.contents:
+            return Refused("the run has all its steps", False)
+        newest = node.shardcast.newest
+        if window.version > newest:
+            return Refused(f"the newest policy is {newest}", True)
+        if window.terms != terms_digest(run):
+            return Refused(
+                "it was made under terms that do not hold any more: an edition of the run file"
+                " has changed them",
+                node.book.hint(peer) and not window.contents,
+            )
+        if window.contents:
+            if newest - window.version > run.terms.recipe.lag:
+                return Refused("its policy has become too old", False)
+            if not node.shardcast.holds(window.version):
+                return Refused("its policy is not held by the trainer", False)
+            if window.policy != node.shardcast.manifest(window.version).weights_digest:
+                return Refused("it is of another policy than this trainer's", False)
+            groups = len(window.claims) // len(window.contents)
+            if groups != run.terms.recipe.submission:
+                return Refused(
+                    f"a place has {run.terms.recipe.submission} groups, not {groups}", False
+                )
+            if len(window.contents) > run.terms.trust.window:
+                return Refused(f"a window has {run.terms.trust.window} places at most", False)
+        return None
+
+    def _note_window(self, window: Window, said: Assignment) -> None:
+        if window.digest in self._answered:
+            return
+        self._answered[window.digest] = None
+        self.windows += 1
+        now = self._world.now()
+        if said.is_newcomer:
+            return
+        self._demand.note_committed(window.node, len(window.contents), now)
+        for index in window.places:
+            teaching = sum(claim is not Claim.ALIKE for claim in window.claims_of(index))
+            self._demand.note_place(teaching)
+            commitment = window.commitment(index)
+            if index in said.wanted and not self._is_settled(commitment):
+                self._coming[commitment.digest] = teaching
+        unwanted = len(window.contents) - len(said.wanted)
+        self._intake.note_unsent(window.node, unwanted)
+
+    def _is_settled(self, commitment: Commitment) -> bool:
+        return commitment.digest in self._said or self._intake.has_taken(commitment)
+
+    async def _answer_window(self, window: Window, said: Assignment) -> Answer:
+        wanted_next = self._wanted_next(window.node, said)
+        if not window.contents:
+            with trio.move_on_after(HOLD):
+                while not wanted_next and not self._intake.is_over:
+                    await self._freed.wait()
+                    wanted_next = self._wanted_next(window.node, said)
+        return Answer(
+            trainer=self._node.peer_id,
+            window=window.digest,
+            wanted=said.wanted,
+            scorer=said.scorer,
+            due=round(DUE),
+            version=self._node.shardcast.newest,
+            wanted_next=wanted_next,
+            is_newcomer=said.is_newcomer,
+            stood=said.stood,
+            owed=said.owed,
+            account=self._account_of(window.node),
+        ).signed(self._world.signer)
+
+    def _wanted_next(self, worker: PeerId, said: Assignment) -> int:
+        run = self._run
+        if self._intake.is_over or self._standing.why_not:
+            return 0
+        if said.is_newcomer:
+            return min(run.terms.trust.window, said.owed)
+        stock = len(self._intake.buffer) + sum(self._coming.values())
+        return self._demand.ask(worker, stock, self._world.now())
+
+    # Content.
+
+    async def _take_content(
+        self, stream: Stream, request: ContentRequest, begun: bytes
+    ) -> Reply:
+        window = request.signed.window
+        commitment = window.commitment(request.index)
+        if window.node != stream.peer:
+            return Refused("content must come from the node that drew it", False)
+        if self._standing.why_not:
+            return RESTS
+        known = self._known_verdict(commitment)
+        if known is not None:
+            return known
+        if (scoring := self._scoring.get(commitment.digest)) is not None:
+            return await self._wait_verdict(scoring)
+        refused = self.gate.expects(commitment, self.situation())
+        if refused is not None:
+            return refused
+        if request.length > self._run.terms.work_size.max_submission:
+            return Refused(f"content of {request.length} bytes is longer than the run's", False)
+        if not await self._wait_room():
+            return FULL
+        content = await self._read(stream, request.length, begun)
+        if isinstance(content, Refused):
+            return content
+        submission = await decode_off_loop(
+            self._world,
+            partial(bind_untrusted, request.signed, request.index),
+            content,
+            rate=HASH_RATE,
+        )
+        if (scoring := self._scoring.get(commitment.digest)) is None:
+            if self.gate.expects(commitment, self.situation()) is not None:
+                return Refused("it is not wanted any more", False)
+            scoring = self._scoring[commitment.digest] = _Scoring(submission)
+            self.gate.came(commitment)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._score, scoring)
+        return await self._wait_verdict(scoring)
+
+    def _known_verdict(self, commitment: Commitment) -> SignedVerdict | None:
+        said = self._said.get(commitment.digest)
+        if said is not None:
+            return said
+        if self._intake.has_taken(commitment):  # in an earlier life
+            self.gate.stood(commitment, self.situation())
+            return self._sign(commitment, Ruling(verdict=Verdict.ACCEPTED, reason=""))
+        return None
+
+    async def _wait_room(self) -> bool:
+        with trio.move_on_after(PATIENCE):
+            while not self.has_room:
+                await self._freed.wait()
+        return self.has_room
+
+    async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
+        """Lend the content a seat while it is on its way."""
+        peer, now = stream.peer, self._world.now()
+        content = None
+        with trio.CancelScope() as scope:
+            seat = self._seats.take(
+                peer,
+                now,
+                network=self._node.host.network_of(peer),
+                is_stranger=not self._is_known(peer),
+                evict=scope.cancel,
+            )
+            if seat is None:
+                return Refused("too much content is on its way", True)
+            try:
+                await send_frame(stream, encode_reply(Word.SEND))
+                content = await receive_content(stream, begun, length, seat)
+            finally:
+                self._seats.leave(seat)
+        return content if content is not None else Refused("it took too long to arrive", True)
+
+    async def _wait_verdict(self, scoring: _Scoring) -> Reply:
+        with trio.move_on_after(PATIENCE):
+            await scoring.done.wait()
+        return scoring.verdict or Refused("it is not scored yet", True)
+
+    async def _score(self, scoring: _Scoring) -> None:
+        submission = scoring.submission
+        commitment = submission.commitment
+        try:
+            choose = partial(self._choose, submission)
+            ruling = await self.scorer.score(submission, choose)
+            if not self._is_known(commitment.node):
+                self._newcomers_busy += ruling.seconds
+            scoring.verdict = await self._conclude(submission, ruling)
+            self._said[commitment.digest] = scoring.verdict
+        finally:
+            self._coming.pop(commitment.digest, None)
+            self._scoring.pop(commitment.digest, None)
+            scoring.done.set()
+            self._freed.notify_all()
+
+    def _choose(self, submission: Submission, found: Sequence[Claim]) -> Sequence[int]:
+        spreads = [claim is not Claim.ALIKE for claim in found]
+        window, now = submission.signed.window, self.situation()
+        return self.gate.groups_to_replay(window, submission.index, spreads, now)
+
+    async def _conclude(self, submission: Submission, ruling: Ruling) -> SignedVerdict:
+        """Tell the gate what the scorer found, follow what it says, and sign the verdict."""
+        commitment, now = submission.commitment, self.situation()
+        claims = submission.signed.window.claims_of(submission.index)
+        consequence: Consequence | None = None
+        if ruling.verdict is Verdict.ACCEPTED and _contradict(claims, ruling.found):
+            ruling = Ruling(
+                verdict=Verdict.REJECTED, reason="a claim about its rewards is wrong"
+            )
+            consequence = self.gate.wrong_claim(commitment, now)
+        elif ruling.verdict is Verdict.REJECTED:
+            finding = ruling.finding
+            assert finding is not None
+            consequence = self.gate.lied(commitment, finding.weight, now)
+        elif ruling.verdict is Verdict.INCONCLUSIVE:
+            consequence = self.gate.inconclusive(commitment, now)
+        verdict = self._sign(commitment, ruling)
+        if consequence is not None:
+            self.rejected += ruling.verdict is Verdict.REJECTED
+            await self._follow(consequence, verdict, submission, ruling)
+        elif self.gate.stood(commitment, now):
+            await self._take(verdict, submission, ruling)
+        await self._records.write(self.gate)
+        return verdict
+
+    async def _take(
+        self, verdict: SignedVerdict, submission: Submission, ruling: Ruling
+    ) -> None:
+        self.accepted += 1
+        newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
+        if newest - verdict.commitment.version > lag:
+            self._intake.turn_down(verdict.commitment)
+            return
+        prompts = tuple(tuple(ruling.tasks[number].prompt) for number in ruling.replayed)
+        place = TakenPlace(verdict, submission, ruling.replayed, prompts, ruling.logprobs)
+        await self._durable.insist(partial(self._intake.take, place))
+
+    async def _follow(
+        self,
+        consequence: Consequence,
+        verdict: SignedVerdict | None = None,
+        submission: Submission | None = None,
+        ruling: Ruling | None = None,
+    ) -> None:
+        """Do what the gate says about a worker."""
+        await self._intake.drop(consequence.drop)
+        for commitment in consequence.drop:
+            self._coming.pop(commitment.digest, None)
+        if submission is not None and not consequence.is_forgiven:
+            self.scorer.drop_window(submission.signed.window.digest)
+        if consequence.is_newcomer_again or consequence.banned_until is not None:
+            until = consequence.banned_until
+            logger.warning(
+                "worker %s is %s: %s",
+                consequence.node,
+                "a newcomer again" if until is None else f"banned until {until:.0f}",
+                consequence.reason,
+            )
+        if consequence.banned_until is not None:
+            name = str(consequence.node)
+            times = int(str(self.banned.get(name, {}).get("times", 0))) + 1
+            self.banned[name] = {
+                "times": times,
+                "until": int(consequence.banned_until),
+                "reason": consequence.reason,
+            }
+            self._world.trace("worker.banned", worker=name)
+            if verdict is not None and submission is not None and ruling is not None:
+                await self._keep_evidence(BAN_KIND, verdict, submission, ruling.finding)
+
+    async def _keep_evidence(
+        self,
+        kind: str,
+        verdict: SignedVerdict,
+        submission: Submission,
+        finding: Finding | None,
+    ) -> Conviction | None:
+        """Keep a proof that opens, and say so in the ledger; None if it proves nothing."""
+        commitment = submission.commitment
+        try:
+            proof = convict(
+                *(commitment, terms_digest(self._run), verdict, submission, finding),
+                self._world.verify,
+            )
+        except BadMessage as error:
+            logger.error("no_proof %s: %s", commitment.digest.hex(), error)
+            return None
+        path = f"{EVIDENCE}/{kind}-{commitment.digest.hex()}"
+        disk = self._world.disk
+        await self._durable.insist(partial(disk.replace, path, proof.to_bytes()))
+        if kind == BAN_KIND:
+            self._bans[path] = None
+            if len(self._bans) > MAX_EVIDENCE:
+                oldest = next(iter(self._bans))
+                await self._durable.insist(partial(disk.remove, oldest))
+                del self._bans[oldest]
+        await self._durable.insist(
+            partial(self._ledger.append, kind, content_digest(proof.to_bytes()))
+        )
+        return proof
+
+    def _sign(self, commitment: Commitment, ruling: Ruling) -> SignedVerdict:
+        is_accepted = ruling.verdict is Verdict.ACCEPTED
+        return SignedVerdict(
+            self._node.peer_id,
+            commitment,
+            ruling.verdict,
+            ruling.reason[:MAX_REASON],
+            ruling.statistic,
+            ruling.limit,
+            ruling.rewards if is_accepted else (),
+            content_digest(ruling.logprobs) if is_accepted else b"",
+            ruling.work if is_accepted else None,
+        ).signed(self._world.signer)
+
+    # Validators.
+
+    async def _take_verdict(
+        self, stream: Stream, verdict: SignedVerdict, begun: bytes
+    ) -> Reply:
+        if verdict.validator != stream.peer or not self._node.may(
+            stream.peer, Capability.VALIDATE
+        ):
+            return Refused("a verdict comes from the validator that signed it", False)
+        if self._standing.why_not:
+            return RESTS
+        if not verdict.has_valid_signature(self._world.verify):
+            raise BadMessage("a verdict's signature is not its validator's")
+        network = self._node.host.network_of(verdict.commitment.node)
+        wish = self.gate.verdict(verdict, self.situation(), network=network)
+        await self._records.write(self.gate)
+        return await self._hear(stream, wish, verdict, begun)
+
+    async def _take_contest(
+        self, stream: Stream, verdict: SignedVerdict, begun: bytes
+    ) -> Reply:
+        if verdict.commitment.node != stream.peer:
+            return Refused("a worker contests verdicts on its own work", False)
+        if self._standing.why_not:
+            return RESTS
+        if not verdict.has_valid_signature(self._world.verify):
+            raise BadMessage("a verdict's signature is not its validator's")
+        network = self._node.host.network_of(stream.peer)
+        wish = self.gate.contest(verdict, self.situation(), network=network)
+        await self._records.write(self.gate)
+        if wish is Wish.TAKE:
+            return Word.NOTED
+        return await self._hear(stream, wish, verdict, begun)
+
+    async def _hear(
+        self, stream: Stream, wish: Wish, verdict: SignedVerdict, begun: bytes
+    ) -> Reply:
+        """Let the content follow that an audit needs."""
+        if wish is not Wish.SEND:
+            return Word.TAKEN
+        await send_frame(stream, encode_reply(Word.SEND))
+        most = self._run.terms.work_size.max_submission + MAX_REQUEST
+        seat = self._seats.take(
+            stream.peer,
+            self._world.now(),
+            network=self._node.host.network_of(stream.peer),
+            is_stranger=not self._is_known(stream.peer),
+        )
+        if seat is None:
+            return Refused("too much content is on its way", True)
+        try:
+            followed = await receive_frame(stream, most, begun=begun, seconds=PATIENCE)
+        finally:
+            self._seats.leave(seat)
+        if followed is None:
+            return Refused("it took too long to arrive", True)
+        submission = decode_submission_untrusted(followed[0], self._world.verify)
+        if submission.commitment != verdict.commitment:
+            raise BadMessage("the content is not what the verdict is about")
+        assert self._nursery is not None
+        self._nursery.start_soon(self._audit, verdict, submission)
+        return Word.TAKEN
+
+    async def _audit(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Repeat a validator's verdict and tell the gate what was found."""
+        commitment = submission.commitment
+        ruling = await self.scorer.score(submission, replay_all)
+        self.audits += 1
+        if ruling.verdict is Verdict.INCONCLUSIVE:
+            self.gate.audit_inconclusive(commitment, self.situation())
+        else:
+            finding = ruling.finding
+            if finding is None and verdict.verdict is Verdict.ACCEPTED:
+                finding = impossible_reward(verdict.rewards) or wrong_reward(
+                    verdict.rewards, ruling.rewards
+                )
+            audited = self.gate.audited(verdict, finding, self.situation())
+            if audited.worker is not None:
+                await self._follow(audited.worker)
+                if audited.worker.banned_until is not None:
+                    await self._keep_evidence(BAN_KIND, verdict, submission, finding)
+            if audited.weight >= Weight.STRIKE:
+                self.lies += 1
+                logger.warning(
+                    "validator %s signed what the trainer's replay does not bear out: %s",
+                    verdict.validator,
+                    finding or "a rejection of work that is in order",
+                )
+                await self._keep_evidence(LIE_KIND, verdict, submission, finding)
+            if audited.is_convicted:
+                self._world.trace("validator.convicted", validator=str(verdict.validator))
+                logger.warning(
+                    "validator %s lies: it scores nobody any more. The proof is in %s; ask the"
+                    " run's owner for an edition that does not name it",
+                    verdict.validator,
+                    self._world.disk.locate(EVIDENCE),
+                )
+        await self._records.write(self.gate)
+
+
+def _contradict(claims: Sequence[Claim], found: Sequence[Claim]) -> bool:
+    """Return True if a claim is wrong and no limit was touched on either side."""
+    return any(
+        claimed is not seen and Claim.UNKNOWN not in (claimed, seen)
+        for claimed, seen in zip(claims, found, strict=True)
+    )

@@ -1,0 +1,81 @@
+"""The gate's memory on the trainer's disk: its secret, one file a name, and the time served.
+
+Moving a trainer to another machine is copying its folder: key, secret, standing and windows
+come along.
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import Final
+
+import trio
+
+from p2p.errors import BadMessage
+from p2p.identity import PeerId
+from p2p.world import World
+from roles.shared.checked_json import DamagedFile, discard, keep, recall
+from roles.shared.durable import Durable
+from roles.trainer.core.gate import Gate
+
+logger = logging.getLogger(__name__)
+
+FOLDER: Final = "trainer/gate"
+SECRET: Final = "trainer/gate-secret"
+SERVED: Final = "trainer/gate-served"
+TICK: Final = 1.0
+"""Seconds between two looks at whether the desk serves. A process that was stopped for longer
+has not served meanwhile."""
+KEEP_EVERY: Final = 30
+"""Ticks between two writes of the time served."""
+
+
+class GateRecords:
+    """Where the gate's rows are kept."""
+
+    def __init__(self, world: World, durable: Durable) -> None:
+        self._world = world
+        self._durable = durable
+        self._writing = trio.Lock()
+        self.served = 0.0
+        """Seconds in which the desk served and had room, in all lives."""
+
+    async def open(self, me: PeerId) -> Gate:
+        """Return the gate as an earlier life left it."""
+        disk = self._world.disk
+        if await disk.size(SECRET) is None:
+            secret = self._world.entropy(32)
+            await self._durable.insist(partial(disk.replace, SECRET, secret))
+        gate = Gate(me, await disk.read(SECRET))
+        for name in await disk.list(FOLDER):
+            path = f"{FOLDER}/{name}"
+            try:
+                kind, _, peer = name.partition("-")
+                who = PeerId(bytes.fromhex(peer))
+                gate.restore_untrusted(kind, who, await disk.read(path))
+            except (BadMessage, ValueError) as error:
+                await discard(disk, path, error)
+        try:
+            self.served = float(await recall(disk, SERVED) or 0.0)
+        except DamagedFile as error:
+            await discard(disk, SERVED, error)
+        return gate
+
+    async def write(self, gate: Gate) -> None:
+        """Write the rows that have changed: on disk when this returns."""
+        async with self._writing:
+            for row in gate.take_changed():
+                path = f"{FOLDER}/{row.kind}-{row.peer.digest.hex()}"
+                disk = self._world.disk
+                if row.data is None:
+                    await self._durable.insist(partial(disk.remove, path))
+                else:
+                    await self._durable.insist(partial(disk.replace, path, row.data))
+
+    async def note_served(self, seconds: float, ticks: int) -> None:
+        """Count time served; it is written now and then."""
+        self.served += min(seconds, 2 * TICK)
+        if ticks % KEEP_EVERY == 0:
+            value = self.served
+            await self._durable.insist(partial(keep, self._world.disk, SERVED, value))
