@@ -26,8 +26,14 @@ from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.protocol.core.account import Account, TrainerDoing
-from roles.protocol.core.answer import MAX_REQUEST, WORK_PROTOCOL, AccountRequest, Refused
-from roles.protocol.core.answer import decode_request_untrusted, encode_reply
+from roles.protocol.core.answer import (
+    MAX_REQUEST,
+    WORK_PROTOCOL,
+    AccountRequest,
+    Refused,
+    decode_request_untrusted,
+    encode_reply,
+)
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.run import Run, run_of

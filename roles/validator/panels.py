@@ -14,8 +14,10 @@ PANELS: Final = (
             Value(key="accepted", label="submissions accepted", counts=True, lead=True),
             Value(key="rejected", label="submissions rejected", counts=True, lead=True),
             Value(key="queue", label="waiting", about="Submissions that wait for the scorer."),
-            Value(key="left_out", label="places left out", counts=True,
-                  about="Places in draw orders that were never filled."),
+            Value(key="scorer_oldest", label="oldest waits", unit="seconds",
+                  about="How long the place that waits longest has waited."),
+            Value(key="scorer_busy", label="busy", unit="share",
+                  about="Share of its time that the scorer works."),
         ),
     ),
     Panel(

@@ -17,14 +17,12 @@ from p2p.node.tables import read_table
 from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
+from roles.protocol.scorer import Scorer
 from roles.run import Run, run_of
-from roles.shared.bans import bans_of
 from roles.shared.model_files import keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.config import ValidatorConfig
-from roles.validator.judge import Judge
-from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
 from roles.validator.stats import ValidatorStats
 from roles.validator.status import ValidatorStatus, facts_of, status_of
@@ -34,8 +32,8 @@ class Validator:
     """Judges submissions for a run."""
 
     name: ClassVar[str] = "validator"
-    judge_type: ClassVar[type[Judge]] = Judge
-    """What decides; a test's validator that lies has another."""
+    session_type: ClassVar[type[ValidatorSession]] = ValidatorSession
+    """What does the work; a test's validator that lies has another."""
 
     def __init__(self, config: ValidatorConfig) -> None:
         self._config = config
@@ -58,7 +56,8 @@ class Validator:
             "version": -1 if session is None else int(session.loaded),
             **self.stats.health(),
             **asdict(self.status()),
-            "bans": {} if session is None else bans_of(session.node).health(),
+            "scorer_oldest": 0.0 if session is None else round(session.scorer.oldest, 1),
+            "scorer_busy": 0.0 if session is None else round(session.scorer.busy_share, 3),
             "seats": 0 if session is None else session.reading,
             "waits_for_disk": 0 if session is None else session.writes_waiting,
         }
@@ -101,10 +100,7 @@ class Validator:
         ):
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)
-            replayer = Replayer(node, run, environment, engine, standing)
-            judge = self.judge_type(node, run, replayer, self.stats)
-            session = ValidatorSession(node, run, judge, ledger, standing, self.stats)
-            if run.terms.has_lots:
-                session.follow_lots()
+            scorer = Scorer(node, engine, environment, survives_engine=True)
+            session = self.session_type(node, run, scorer, ledger, standing, self.stats)
             self.session = session
             await session.work_forever()

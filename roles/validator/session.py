@@ -1,66 +1,100 @@
-"""A validator at work: from the queue through the scorer to a durable verdict.
+"""A validator at work: content of newcomers in, signed verdicts out.
 
-Theory of operation ------------------- `roles.validator.reception` hears peers, in a task for
-each stream, and puts what is worth a replay into the queue. One scorer takes it from there,
-whose turns go by node (`roles.validator.core.fair_queue`); `roles.validator.judge` says what
-becomes of it. While the disk makes one verdict durable (`ValidatorSession._record`) the scorer
-works on the next. A verdict is in the ledger before any peer hears of it, unless it rejects a
-node that never had work accepted: that is remembered for a while, and no more. Accepted
-submissions stay on disk until the trainer has taken them; `roles.validator.delivery` lets a few
-wait for it, and when they do, judging stops, but for nodes whose work was rejected of late:
-back-pressure, not loss.
-
-What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
-of place, and what is counted about nodes and reasons. One validator judges all work of a node
-under one policy (`roles.protocol.core.assignment.validator_of`): to two of them a node could
-sell one place twice, and neither sees gaps.
+A worker brings the trainer's signed answer, which names this validator as the scorer of a
+window: nobody else is heard. A verdict and its content lie on the disk before anybody hears of
+the verdict, and stay there until the trainer has its receipt: of one verdict in twenty it asks
+for the content. Verdicts are entries of the ledger, so a worker that asks again is told the
+same. A validator has no power beyond that: the trainer counts, repeats and bans.
 """
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+import logging
 from functools import partial
 from typing import Final
 
 import trio
 
-from p2p.concurrency import Notifier
-from p2p.host import StreamHandler
-from p2p.identity import ProtocolId
+from p2p.bounded import BoundedDict
+from p2p.errors import BadMessage, StorageError
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
 from p2p.ledger import Ledger
+from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.world import dawdle
+from p2p.wire import fields_untrusted, frame, pack, unpack_untrusted
+from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict
-from roles.protocol.core.lots import COMMIT_PROTOCOL, LOT_PROTOCOL
-from roles.protocol.core.messages import (
-    OFFER_PROTOCOL,
-    ROLLOUT_PROTOCOL,
-    AcceptedWork,
+from roles.protocol.core.answer import (
+    MAX_REPLY,
+    MAX_REQUEST,
+    WORK_PROTOCOL,
+    ContentRequest,
+    Refused,
+    Reply,
+    VerdictRequest,
+    Word,
+    decode_reply_untrusted,
+    decode_request_untrusted,
+    encode_reply,
+    encode_request,
+)
+from roles.protocol.core.messages import HASH_RATE
+from roles.protocol.core.statements import VERDICT_KIND
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.verdict import (
+    MAX_REASON,
     SignedVerdict,
     decode_verdict_untrusted,
 )
-from roles.protocol.core.statements import VERDICT_KIND
-from roles.protocol.demand import demand_of
-from roles.run import Run
-from roles.shared.durable import Durable
-from roles.shared.evidence import EVIDENCE_PROTOCOL
-from roles.shared.standing import AtRest, RoleStanding
-from roles.validator.core.fair_queue import FairQueue
-from roles.validator.delivery import Deliveries
-from roles.validator.judge import Judge
-from roles.validator.limits import (
-    RECORDING,
-    WEARY_SECONDS,
+from roles.protocol.core.window import (
+    Commitment,
+    Submission,
+    bind_untrusted,
+    content_digest,
+    decode_submission_untrusted,
 )
-from roles.validator.prosecution import Prosecution
-from roles.validator.reception import Reception
+from roles.protocol.door import Door
+from roles.protocol.reading import FIRST_BYTE_SECONDS, receive_content, receive_frame
+from roles.protocol.request import PATIENCE, Backoff, offer
+from roles.protocol.scorer import Ruling, Scorer
+from roles.run import Run, run_of
+from roles.shared.checked_json import discard
+from roles.shared.durable import Durable
+from roles.shared.seats import Seats
+from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.stats import ValidatorStats
-from roles.validator.verdicts import Job, Ruling
-from roles.validator.witness import Witness
 
-ACCEPTED_FOLDER: Final = "validator/accepted"
-"""Where accepted submissions lie until the trainer has taken them."""
+logger = logging.getLogger(__name__)
+
+KEPT: Final = "validator/kept"
+"""Where verdicts and their content lie until the trainer has them, by the commitment."""
+MAX_WAITING: Final = 64
+"""Places that wait for the scorer."""
+MAX_UNDELIVERED: Final = 256
+"""Verdicts that the trainer has not taken: with more, nothing is scored."""
+KNOWN: Final = 65_536
+"""Verdicts that are found again by their commitment: 16 MB."""
+AHEAD: Final = 8
+"""Versions beyond the newest here that a worker may name, and have waited for."""
+POLICY_SECONDS: Final = 20.0
+"""How long a version that is not here yet is waited for: the time of one forest."""
+REPLY_SECONDS: Final = 10.0
+DELIVERIES: Final = 4
+"""Verdicts on their way to the trainer at a time."""
+_SEND: Final = encode_reply(Word.SEND)
+RESTS: Final = Refused("the validator rests", True)
+
+
+class _Job:
+    """A place on its way through the scorer."""
+
+    def __init__(self, submission: Submission) -> None:
+        self.submission = submission
+        self.done = trio.Event()
+        self.verdict: SignedVerdict | None = None
 
 
 class ValidatorSession:
@@ -70,57 +104,47 @@ class ValidatorSession:
         self,
         node: Node,
         run: Run,
-        judge: Judge,
+        scorer: Scorer,
         ledger: Ledger,
         standing: RoleStanding,
         stats: ValidatorStats,
     ) -> None:
         self.node = node
         self.run = run
-        self._judge = judge
+        self.scorer = scorer
         self._ledger = ledger
         self._standing = standing
         self._stats = stats
         self._world = node.world
         self._durable = Durable(node.world, "validator")
-        self._queue: FairQueue[Job] = FairQueue(judge.has_worked)
-        self._work = Notifier()
-        self._recording = trio.Semaphore(RECORDING)
-        self._deliveries: Deliveries | None = None
-        self.is_judging = False
-        self._prosecution = Prosecution(node, judge, self._durable, self._wake)
-        self._reception = Reception(
-            node, judge, self._queue, ledger, standing, stats, self._wake
-        )
-
-    def follow_lots(self) -> None:
-        """Be a witness as well, before the work begins: the run has lots."""
-        self._reception.witness = Witness(self.node, self._judge, self._ledger, self._durable)
-
-    @property
-    def witness(self) -> Witness | None:
-        """Signs what workers commit to; None in a run without lots."""
-        return self._reception.witness
+        self._door = Door(node)
+        self._seats = Seats()
+        self._jobs: dict[bytes, _Job] = {}
+        self._known: BoundedDict[bytes, int] = BoundedDict(KNOWN)
+        """By the digest of a commitment: the entry of the ledger with its verdict."""
+        self._undelivered: dict[bytes, None] = {}
+        self._lane = trio.Semaphore(DELIVERIES)
+        self._nursery: trio.Nursery | None = None
 
     @property
     def loaded(self) -> PolicyVersion:
-        """The policy in the engine."""
-        return self._judge.loaded
+        """The version in the engine."""
+        return self.scorer.loaded
 
     @property
     def waiting(self) -> int:
-        """Submissions that wait for the scorer."""
-        return len(self._queue)
+        """Places that wait for the scorer."""
+        return self.scorer.waiting
 
     @property
     def reading(self) -> int:
         """Contents that are on their way."""
-        return self._reception.reading
+        return len(self._seats)
 
     @property
     def writes_waiting(self) -> int:
-        """Verdicts, submissions and content for the engine that the disk has refused so far."""
-        return self._durable.waiting + self._judge.writes_waiting
+        """Writes that the disk has refused so far."""
+        return self._durable.waiting
 
     @property
     def why_not(self) -> str:
@@ -129,187 +153,280 @@ class ValidatorSession:
 
     @property
     def undelivered(self) -> int:
-        """Accepted submissions that the trainer has not taken yet."""
-        return 0 if self._deliveries is None else self._deliveries.under_way
+        """Verdicts that the trainer has not taken yet."""
+        return len(self._undelivered)
+
+    @property
+    def is_judging(self) -> bool:
+        """Whether a place is with the scorer."""
+        return bool(self._jobs)
 
     @property
     def is_held_up(self) -> bool:
-        """Whether nothing is judged because the trainer takes nothing."""
-        return self._deliveries is not None and not self._deliveries.has_room()
+        """Whether nothing is scored because the trainer takes no verdicts."""
+        return len(self._undelivered) >= MAX_UNDELIVERED
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left to judge in this run."""
-        return self.node.shardcast.newest >= self.run.terms.recipe.steps and not len(
-            self._queue
-        )
+        """Whether nothing is left to score in this run."""
+        return self.node.shardcast.newest >= self.run.terms.recipe.steps and not self._jobs
 
     async def work_forever(self) -> None:
-        """Take up what an earlier life left, then judge until cancelled."""
-        demand_of(self.node)  # from now on it hears what is wanted
-        async with trio.open_nursery() as nursery:
-            await self.recall()
-            self.node.host.protect("work", self._stats.records.workers)
-            deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
-            self._deliveries = deliveries
-            await deliveries.resume()
-            await self._prosecution.recall()
-            nursery.start_soon(self._prosecution.fetch_forever)
-            nursery.start_soon(self._standing.watch)
-            await self._judge.take_up_edition(self._durable)
-            nursery.start_soon(self._judge.watch_editions, self._durable)
-            nursery.start_soon(self._judge.watch_absences)
-            with ExitStack() as served:
-                for protocol, serve in self._services().items():
-                    served.enter_context(self.node.host.serving(protocol, serve))
-                if self.witness is not None:
-                    self.witness.open(nursery)
-                    nursery.start_soon(self._prosecution.accuse_trainer)
-                while True:
-                    await self._judge_next(deliveries, nursery)
-
-    def _services(self) -> dict[ProtocolId, StreamHandler]:
-        reception = self._reception
-        services: dict[ProtocolId, StreamHandler] = {
-            ROLLOUT_PROTOCOL: reception.serve,
-            OFFER_PROTOCOL: reception.serve_offer,
-            EVIDENCE_PROTOCOL: self._prosecution.evidence.serve,
-        }
-        if self.witness is not None:
-            services[COMMIT_PROTOCOL] = reception.serve_commitments
-            services[LOT_PROTOCOL] = reception.serve_drawn
-        return services
-
-    async def recall(self) -> None:
-        """Rebuild from the ledger what was judged before."""
-        if self.witness is not None:
-            await self.witness.recall()
+        """Take up what an earlier life left, then score until cancelled."""
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
-            self._judge.recall(verdict, entry.seqno)
+            self._known[verdict.commitment.digest] = entry.seqno
             self._stats.records.count(verdict)
-            if verdict.verdict is Verdict.ACCEPTED:
-                self._queue.praise(verdict.commitment.node)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            await self._resume(nursery)
+            nursery.start_soon(self._standing.watch)
+            nursery.start_soon(self.scorer.work_forever)
+            with self.node.host.serving(WORK_PROTOCOL, self.serve):
+                await trio.sleep_forever()
+
+    async def _resume(self, nursery: trio.Nursery) -> None:
+        disk = self._world.disk
+        for name in await disk.list(KEPT):
+            path = f"{KEPT}/{name}"
+            try:
+                parts = fields_untrusted(
+                    unpack_untrusted(await disk.read(path)), bytes, bytes, what="kept verdict"
+                )
+                verdict = decode_verdict_untrusted(parts[0], self._world.verify)
+                submission = decode_submission_untrusted(parts[1], self._world.verify)
+            except BadMessage as error:
+                await discard(disk, path, error)
+                continue
+            self._undelivered[verdict.commitment.digest] = None
+            nursery.start_soon(self._deliver, verdict, submission)
+
+    # Workers.
+
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one place in, one verdict or refusal out."""
+        peer = stream.peer
+        with self._door.stream(peer) as seated:
+            reply: Reply
+            if not seated:
+                reply = self._refuse("too many streams", retry=True)
+            elif self._standing.why_not:
+                reply = RESTS
+            elif not self.node.may(peer, Capability.GENERATE):
+                why_not = self.node.book.why_not(peer, Capability.GENERATE)
+                reply = self._refuse("not admitted", why_not)
+            elif not await self._door.enter(peer, is_known=False):
+                reply = self._refuse("too many newcomers at the door", retry=True)
             else:
-                self._queue.pardon(verdict.commitment.node)
-        self._judge.settle()
+                begun = await receive_frame(stream, MAX_REQUEST, first_byte=FIRST_BYTE_SECONDS)
+                if begun is None:
+                    return
+                request = decode_request_untrusted(begun[0])
+                if isinstance(request, ContentRequest):
+                    reply = await self._take(stream, request, begun[1])
+                else:
+                    reply = self._refuse("not content", "a validator scores content only")
+            with trio.move_on_after(REPLY_SECONDS):
+                await send_frame(stream, encode_reply(reply))
 
-    # The scorer: one submission at a time, in the queue's order.
+    async def _take(self, stream: Stream, request: ContentRequest, begun: bytes) -> Reply:
+        window = request.signed.window
+        commitment = window.commitment(request.index)
+        refused = self._refuse_request(stream.peer, request, commitment)
+        if refused is not None:
+            return refused
+        known = await self._known_verdict(commitment)
+        if known is not None:
+            return known
+        verify = self._world.verify
+        if not request.answer.has_valid_signature(verify):
+            raise BadMessage("an answer's signature is not its trainer's")
+        if not request.signed.has_valid_signature(verify):
+            raise BadMessage("a window's signature is not its worker's")
+        if not await self._has_policy(commitment.version):
+            return self._refuse("policy to come", "its policy is not here yet", retry=True)
+        if self.scorer.waiting + len(self._seats) >= MAX_WAITING:
+            return self._refuse("queue is full", retry=True)
+        content = await self._read(stream, request.length, begun)
+        if isinstance(content, Refused):
+            return content
+        submission = await decode_off_loop(
+            self._world,
+            partial(bind_untrusted, request.signed, request.index),
+            content,
+            rate=HASH_RATE,
+        )
+        job = self._jobs.get(commitment.digest)
+        if job is None and commitment.digest not in self._known:
+            job = self._jobs[commitment.digest] = _Job(submission)
+            assert self._nursery is not None
+            self._nursery.start_soon(self._score, job)
+        return await self._wait_verdict(job, commitment)
 
-    async def _judge_next(self, deliveries: Deliveries, nursery: trio.Nursery) -> None:
-        """Take the submission whose turn it is through the scorer, the ledger, and towards the
-        trainer."""
-        world = self._world
-        await self._recording.acquire()
-        await self._standing.wait()
-        began = await self._wait_turn(deliveries)
-        of_debtors = not deliveries.has_room()
-        job = self._queue.pop(began, of_debtors=of_debtors)
-        job.is_suspect = self._queue.is_in_debt(job.submission.commitment.node, began)
-        self.is_judging = True
+    def _refuse_request(
+        self, peer: PeerId, request: ContentRequest, commitment: Commitment
+    ) -> Refused | None:
+        """Say what is wrong before a signature is checked."""
+        run, newest = run_of(self.node), self.node.shardcast.newest
+        if commitment.node != peer:
+            return self._refuse("another node", "content comes from the node that drew it")
+        if commitment.run != run.id:
+            return self._refuse("another run", "this validator serves another run")
+        if request.answer.trainer not in run.terms.trainers:
+            return self._refuse("no trainer", "the answer is of no trainer of this run")
+        if request.answer.scorer != self.node.peer_id:
+            return self._refuse("another scorer", "the answer names another scorer")
+        if commitment.terms != terms_digest(run):
+            return self._refuse(
+                "other terms", "it was made under terms that do not hold any more"
+            )
+        if newest - commitment.version > run.terms.recipe.lag + 1:
+            return self._refuse("too old", "its policy has become too old")
+        if commitment.version > min(newest + AHEAD, run.terms.recipe.steps):
+            return self._refuse("policy to come", "its policy is not here yet", retry=True)
+        if request.length > run.terms.work_size.max_submission:
+            return self._refuse("too long", "content that is longer than the run's")
+        if self.is_held_up:
+            return self._refuse("held up", "the trainer takes no verdicts now", retry=True)
+        return None
+
+    async def _known_verdict(self, commitment: Commitment) -> Reply | None:
+        """Return what was, or is being, said of this place; None if it is new."""
+        key = commitment.digest
+        if key in self._jobs:
+            return await self._wait_verdict(self._jobs[key], commitment)
+        seqno = self._known.get(key)
+        if seqno is None:
+            return None
         try:
-            ruling = await self._judge.decide(job)
-        except AtRest:  # its worker will be told so, and ask the judge of the newest edition
-            self._end_without_entry(job, None)
+            entry = await self._ledger.read(seqno)
+        except StorageError as error:
+            logger.error("ledger_unreadable seqno=%d: %s", seqno, error)
+            return self._refuse("the disk fails", retry=True)
+        return decode_verdict_untrusted(entry.body, self._world.verify)
+
+    async def _wait_verdict(self, job: _Job | None, commitment: Commitment) -> Reply:
+        if job is None:
+            known = await self._known_verdict(commitment)
+            return known or self._refuse("not scored", "it is not scored yet", retry=True)
+        with trio.move_on_after(PATIENCE):
+            await job.done.wait()
+        return job.verdict or self._refuse("not scored", "it is not scored yet", retry=True)
+
+    async def _has_policy(self, version: PolicyVersion) -> bool:
+        with trio.move_on_after(POLICY_SECONDS):
+            await self.node.shardcast.wait_policy(version)
+        return self.node.shardcast.newest >= version
+
+    async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
+        """Lend the content a seat while it is on its way."""
+        content = None
+        with trio.CancelScope() as scope:
+            seat = self._seats.take(
+                stream.peer,
+                self._world.now(),
+                network=self.node.host.network_of(stream.peer),
+                evict=scope.cancel,
+            )
+            if seat is None:
+                return self._refuse("no seat", "too much content is on its way", retry=True)
+            try:
+                await send_frame(stream, _SEND)
+                content = await receive_content(stream, begun, length, seat)
+            finally:
+                self._seats.leave(seat)
+        if content is None:
+            return self._refuse("too slow", "it took too long to arrive", retry=True)
+        return content
+
+    def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refused:
+        """Refuse, and count it by its kind: sentences name peers, of which there is no end."""
+        self._stats.refuse(kind)
+        return Refused(sentence or kind, retry)
+
+    # The scorer, the disk, the trainer.
+
+    async def judge(self, submission: Submission) -> Ruling:
+        """Return what is found of a place; a validator that lies says something else."""
+        return await self.scorer.score(submission)
+
+    async def _score(self, job: _Job) -> None:
+        commitment = job.submission.commitment
+        try:
+            ruling = await self.judge(job.submission)
+            await self._standing.wait_run()
+            verdict = self._sign(commitment, ruling)
+            await self._record(verdict, job.submission)
+            job.verdict = verdict
+        except AtRest:  # its worker asks again
             return
         finally:
-            self.is_judging = False
-            self._queue.charge(world.now() - began)
-        verdict = ruling.verdict
-        if verdict.verdict is Verdict.INCONCLUSIVE:
-            self._end_without_entry(job, verdict)
-            return
-        if verdict.verdict is Verdict.REJECTED and not await self._blame(job, verdict):
-            return
-        if verdict.verdict is Verdict.ACCEPTED:
-            self._queue.praise(verdict.commitment.node)
-            self._queue.note_accepted(of_debtors=of_debtors)
-            if job.witnessed is None:
-                deliveries.expect()
-        nursery.start_soon(self._record, job, ruling, deliveries)
-
-    async def _blame(self, job: Job, verdict: SignedVerdict) -> bool:
-        """What a rejection leaves; whether it belongs in the ledger, too."""
-        node = verdict.commitment.node
-        self._queue.blame(node, self._world.now())
-        has_worked = self._judge.has_worked(node)
-        await self._prosecution.consider(verdict, job.submission)
-        if job.witnessed is not None and self.witness is not None:
-            self.witness.report(job.witnessed, verdict)
-        if not has_worked:
-            self._judge.verdicts.let_pass(verdict)
-            self._stats.records.count(verdict)
-            self._end_without_entry(job, verdict)
-            self._trace(verdict)
-        return has_worked
-
-    async def _wait_turn(self, deliveries: Deliveries) -> float:
-        """Return when there is something to judge, and as of when; before it, and meanwhile,
-        repeat a ban of another's whose content is here."""
-        await self._prosecution.examine()
-        # One reading of the clock: between two of them a debt may be forgiven, and the queue
-        # would be asked for the work of a debtor where there is none.
-        while not self._may_judge(deliveries, began := self._world.now()):
-            await self._wait_work()
-            await self._prosecution.examine()
-        return began
-
-    def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
-        self._judge.verdicts.drop(job)
-        job.finish(verdict)
-        self._recording.release()
-
-    async def _wait_work(self) -> None:
-        """Return when something may have come that may be judged."""
-        now = self._world.now()
-        if not self._queue.is_weary(now):
-            await self._work.wait()
-            return
-        timer = self._world.call_at(now + WEARY_SECONDS, self._wake)
-        try:
-            await self._work.wait()
-        finally:
-            timer.cancel()
-
-    def _may_judge(self, deliveries: Deliveries, now: float) -> bool:
-        """Whether anything may be judged now: while the trainer takes nothing, what is likely
-        to be rejected.
-
-        Should that be accepted after all, one more delivery waits than `Deliveries` means to.
-        """
-        if deliveries.has_room():
-            return self._queue.has_work(now)
-        return deliveries.has_room(1) and self._queue.has_debtor(now)
-
-    def _wake(self) -> None:
-        self._work.notify_all()
-
-    def _trace(self, verdict: SignedVerdict) -> None:
-        version = int(verdict.commitment.version)
-        self._world.trace("verdict", verdict=verdict.verdict.value, version=version)
-
-    async def _record(self, job: Job, ruling: Ruling, deliveries: Deliveries) -> None:
-        """Make a verdict durable, then known, then send what it accepts on its way."""
-        commitment, durable = job.submission.commitment, self._durable
-        verdict = ruling.verdict
-        work = AcceptedWork(verdict, job.submission, ruling.logprobs)
-        is_delivered = verdict.verdict is Verdict.ACCEPTED and job.witnessed is None
-        if is_delivered:
-            # Before the ledger: a worker that finds the verdict there must find the submission,
-            # too.
-            await durable.insist(partial(deliveries.keep, work))
-        await dawdle(self._world, "validator/slow record")
-        entry = await durable.insist(
-            partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes())
-        )
-        self._judge.verdicts.record(commitment, entry.seqno)
-        self._judge.verdicts.forget_below(
-            PolicyVersion(self.node.shardcast.newest - self.run.terms.recipe.lag)
-        )
+            self._jobs.pop(commitment.digest, None)
+            job.done.set()
         self._stats.records.count(verdict)
-        self.node.host.protect("work", self._stats.records.workers)
-        job.finish(verdict)
-        self._recording.release()
-        self._trace(verdict)
-        if is_delivered:
-            deliveries.deliver(work)
+        if verdict.verdict is Verdict.INCONCLUSIVE:
+            self._stats.give_up(verdict.reason)
+        version = int(commitment.version)
+        self._world.trace("verdict", verdict=verdict.verdict.value, version=version)
+        await self._deliver(verdict, job.submission)
+
+    def _sign(self, commitment: Commitment, ruling: Ruling) -> SignedVerdict:
+        self._standing.check()
+        is_accepted = ruling.verdict is Verdict.ACCEPTED
+        return SignedVerdict(
+            self.node.peer_id,
+            commitment,
+            ruling.verdict,
+            ruling.reason[:MAX_REASON],
+            ruling.statistic,
+            ruling.limit,
+            ruling.rewards if is_accepted else (),
+            content_digest(ruling.logprobs) if is_accepted else b"",
+            ruling.work if is_accepted else None,
+        ).signed(self._world.signer)
+
+    async def _record(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Put verdict and content on disk, then the verdict into the ledger."""
+        key = verdict.commitment.digest
+        self._undelivered[key] = None
+        kept = pack([verdict.to_bytes(), submission.to_bytes()])
+        await self._durable.insist(
+            partial(self._world.disk.replace, f"{KEPT}/{key.hex()}", kept)
+        )
+        await dawdle(self._world, "validator/slow record")
+        append = partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes())
+        entry = await self._durable.insist(append)
+        self._known[key] = entry.seqno
+
+    async def _deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
+        """Bring a verdict to the trainer until it has taken it."""
+        key = verdict.commitment.digest
+        backoff = Backoff(self._world, f"verdict/{key.hex()}")
+        parts = (
+            frame(encode_request(VerdictRequest(verdict))),
+            frame(submission.to_bytes()),
+        )
+        while True:
+            trainer = run_of(self.node).terms.trainers[0]
+            async with self._lane:
+                data = await offer(
+                    *(self.node, trainer, WORK_PROTOCOL, parts),
+                    lambda reply: reply == _SEND,
+                    MAX_REPLY,
+                )
+            if data is not None and self._is_final(trainer, data):
+                break
+            await backoff.wait()
+        await self._durable.insist(partial(self._world.disk.remove, f"{KEPT}/{key.hex()}"))
+        self._undelivered.pop(key, None)
+
+    def _is_final(self, trainer: PeerId, data: bytes) -> bool:
+        try:
+            reply = decode_reply_untrusted(data, None)
+        except BadMessage as error:
+            self.node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
+            return False
+        if isinstance(reply, Refused):
+            logger.info("the trainer refuses a verdict: %s", reply.reason)
+            return not reply.retry
+        return reply is Word.TAKEN

@@ -12,7 +12,7 @@ from typing import Final
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from proofs.checks import Verdict
-from roles.protocol.core.messages import SignedVerdict
+from roles.protocol.core.verdict import SignedVerdict
 from roles.shared.reasons import tally
 
 MAX_NODES: Final = 10_000
@@ -101,9 +101,6 @@ class ValidatorStats:
         """Submissions given up, by reason."""
         self.refused: dict[str, int] = {}
         """Submissions refused, by the kind of refusal."""
-        self.left_out = 0
-        """Places in draw orders that were never filled, under policies that are stale by
-        now."""
 
     def refuse(self, kind: str) -> None:
         """A worker was told to ask again, or that it may not ask."""
@@ -113,10 +110,6 @@ class ValidatorStats:
         """A submission got a verdict that blames no worker."""
         tally(self.inconclusive, reason)
 
-    def leave_out(self, places: int) -> None:
-        """So many ``places`` of a policy that is stale now were never filled."""
-        self.left_out += places
-
     def health(self) -> dict[str, object]:
         """As plain values."""
         return {
@@ -125,6 +118,5 @@ class ValidatorStats:
             "reasons": dict(self.records.reasons),
             "inconclusive": dict(self.inconclusive),
             "refused": dict(self.refused),
-            "left_out": self.left_out,
             "nodes": self.records.health(),
         }

@@ -23,7 +23,7 @@ class ValidatorStatus:
     queue: int = 0
     """Submissions that wait for the scorer."""
     undelivered: int = 0
-    """Accepted submissions that the trainer has not taken yet; they are on disk."""
+    """Verdicts that the trainer has not taken yet; they are on disk."""
     trainer: str = ""
     """What the trainer does (`roles.protocol.core.account.TrainerDoing`); empty if unknown."""
     trainer_away_since: float | None = None
@@ -45,23 +45,23 @@ def status_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> V
 
 def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
     kept = session.undelivered
-    what = f"{kept} accepted submissions are kept for it" if kept else "nothing is lost"
+    what = f"{kept} verdicts are kept for it" if kept else "nothing is lost"
     away = watch.why_idle(what)
     if session.why_not:
         return f"rests: {session.why_not}"
     if session.writes_waiting:
         return "waiting for room on the disk; nothing is lost"
     if session.is_over:
-        return "the run has all its steps: nothing is left to judge"
+        return "the run has all its steps: nothing is left to score"
     if session.is_judging:
-        return f"judging under policy {session.loaded}{away and f'; {away}'}"
+        return f"scoring under policy {session.loaded}{away and f'; {away}'}"
     if away:
         return away
     if session.node.shardcast.newest == NO_POLICY:
         return watch.why_no_policy()
     if session.is_held_up:
-        return f"waiting for the trainer to take {kept} accepted submissions"
-    return "waiting for submissions"
+        return f"waiting for the trainer to take {kept} verdicts"
+    return "waiting for newcomers' work"
 
 
 def facts_of(status: ValidatorStatus, stats: ValidatorStats) -> Iterator[Fact]:
@@ -77,5 +77,5 @@ def facts_of(status: ValidatorStatus, stats: ValidatorStats) -> Iterator[Fact]:
     yield Fact("work", ", ".join(parts))
     yield Fact(
         "queue",
-        f"{status.queue:,} to be judged, {status.undelivered:,} for the trainer to take",
+        f"{status.queue:,} to be scored, {status.undelivered:,} verdicts for the trainer to take",
     )
