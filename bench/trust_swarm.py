@@ -29,7 +29,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import FALSE_REJECTIONS, Reason
 from roles.protocol.core.bans import SPREAD
 from roles.protocol.core.beacon import Chain
-from roles.protocol.core.lies import STRIKES, Finding, Weight
+from roles.protocol.core.findings import STRIKES, Finding, Weight
 from roles.protocol.core.lots import DELAY, Lot, SignedWindow, Window, parts_of
 from roles.protocol.core.standing import MISSES_APART, Standings, least_places
 from roles.run.core.trust import TrustTerms, leak

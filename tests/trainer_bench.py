@@ -31,7 +31,7 @@ from roles.envs.base import Task, environment_digest
 from roles.envs.client import Answers, LocalEnvironment, setup_of
 from roles.envs.mix import open_mix
 from roles.protocol.core.assignment import draw_order, run_sampling
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     AcceptedWork,
     Commitment,
     Receipt,

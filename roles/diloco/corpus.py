@@ -58,7 +58,7 @@ class Windows:
         return found
 
 
-def open_corpora(  # noqa: PLR0913 - the mixture, and how it is cut
+def open_corpora(
     weights: Mapping[str, float],
     places: Mapping[str, str],
     encode: Encode,

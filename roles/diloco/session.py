@@ -131,7 +131,7 @@ class MemberFigures:
 class DilocoSession:
     """One member's part in one run."""
 
-    def __init__(  # noqa: PLR0913 - the seams, the run, and what is whose
+    def __init__(
         self,
         world: World,
         host: Host,

@@ -41,7 +41,7 @@ from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.stats import Doing, InferenceCounts
 from roles.inference.windows import Windows
 from roles.protocol.core.assignment import draw_order, run_sampling
-from roles.protocol.core.messages import encode_groups
+from roles.protocol.core.groups import encode_groups
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, claim_of, content_digest

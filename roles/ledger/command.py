@@ -44,7 +44,7 @@ from roles.ledger.core.receipt import (
 from roles.ledger.core.wording import Wording, wording_untrusted
 from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
 from roles.ledger.repeating import MODEL, Repeated, bans_in, open_bystander
-from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
+from roles.protocol.core.groups import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import EARNED_KIND
 from roles.shared.reasons import printable
 

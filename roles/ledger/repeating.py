@@ -44,8 +44,8 @@ from roles.protocol.core.bans import (
     convicts,
     decode_ban_untrusted,
 )
-from roles.protocol.core.lies import worst
-from roles.protocol.core.messages import (
+from roles.protocol.core.findings import worst
+from roles.protocol.core.groups import (
     Commitment,
     SignedVerdict,
     Submission,

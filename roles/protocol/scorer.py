@@ -37,9 +37,9 @@ from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.assignment import draw_order, run_sampling
+from roles.protocol.core.findings import NO_ANSWER, Finding
+from roles.protocol.core.groups import DECODE_RATE, decode_groups_untrusted
 from roles.protocol.core.judging import check_shapes, judge_all
-from roles.protocol.core.lies import NO_ANSWER, Finding
-from roles.protocol.core.messages import DECODE_RATE, decode_groups_untrusted
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, Submission, claim_of
 from roles.protocol.core.work import Work

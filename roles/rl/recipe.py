@@ -14,7 +14,7 @@ from typing import Final
 from roles.shared.bounds import Bounds, check_bounds
 
 MAX_SUBMISSION_GROUPS: Final = 256
-"""What `roles.protocol.core.messages` can carry."""
+"""What `roles.protocol.core.groups` can carry."""
 MAX_COMPLETIONS: Final = 8192
 """Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at
 most 64 KiB."""

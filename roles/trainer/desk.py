@@ -45,8 +45,8 @@ from roles.protocol.core.answer import (
     encode_reply,
 )
 from roles.protocol.core.conviction import Conviction, convict
-from roles.protocol.core.lies import Finding, Weight
-from roles.protocol.core.messages import HASH_RATE
+from roles.protocol.core.findings import Finding, Weight
+from roles.protocol.core.groups import HASH_RATE
 from roles.protocol.core.statements import BAN_KIND, LIE_KIND
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import MAX_REASON, SignedVerdict

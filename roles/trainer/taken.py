@@ -14,7 +14,7 @@ from p2p.errors import BadMessage
 from p2p.identity import Verify
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from roles.engines.base import TrainingGroup
-from roles.protocol.core.messages import decode_groups_untrusted, decode_logprobs_untrusted
+from roles.protocol.core.groups import decode_groups_untrusted, decode_logprobs_untrusted
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.window import Submission, content_digest, decode_submission_untrusted
 from roles.trainer.core.buffer import BufferedGroup

@@ -41,7 +41,7 @@ from roles.protocol.core.answer import (
     encode_reply,
     encode_request,
 )
-from roles.protocol.core.messages import HASH_RATE
+from roles.protocol.core.groups import HASH_RATE
 from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import (

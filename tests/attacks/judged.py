@@ -8,7 +8,7 @@ from typing import Any
 
 import trio
 
-from roles.protocol.core.messages import Commitment, Submission, content_digest
+from roles.protocol.core.groups import Commitment, Submission, content_digest
 from roles.run import run_of
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation

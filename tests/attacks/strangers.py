@@ -23,7 +23,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.swarm import open_host
 from p2p.wire import MIB, frame
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     MAX_REPLY,
     ROLLOUT_PROTOCOL,
     Commitment,

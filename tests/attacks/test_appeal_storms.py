@@ -15,8 +15,8 @@ import trio.testing
 from p2p.identity import KeyPair
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
-from roles.protocol.core.lies import Weight
-from roles.protocol.core.messages import (
+from roles.protocol.core.findings import Weight
+from roles.protocol.core.groups import (
     Commitment,
     SignedVerdict,
     Submission,

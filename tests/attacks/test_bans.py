@@ -14,7 +14,7 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from proofs.checks import Reason, Verdict
 from roles.demo.cheats import Cheat, CheatConfig, CheatMode
-from roles.protocol.core.messages import SignedVerdict
+from roles.protocol.core.groups import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run.core.file import Run, sign_run
 from roles.shared.bans import bans_of

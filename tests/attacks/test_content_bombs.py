@@ -18,7 +18,7 @@ from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     ROLLOUT_PROTOCOL,
     Commitment,
     Submission,

@@ -15,7 +15,7 @@ from p2p.identity import KeyPair
 from p2p.wire import pack
 from proofs.checks import Verdict
 from roles.engines.base import Completion, Group
-from roles.protocol.core.messages import AcceptedWork, Receipt, content_digest
+from roles.protocol.core.groups import AcceptedWork, Receipt, content_digest
 from tests.trainer_bench import JUDGE, TRAINER, WORKER, Bench, open_bench
 
 STRANGER = KeyPair(b"s" * 32)

@@ -12,8 +12,8 @@ import trio.testing
 
 from proofs.checks import Limits
 from roles.engines.base import Scored
-from roles.protocol.core.lies import STRIKES, WINDOW
-from roles.protocol.core.messages import AcceptedWork, Receipt
+from roles.protocol.core.findings import STRIKES, WINDOW
+from roles.protocol.core.groups import AcceptedWork, Receipt
 from roles.protocol.core.statements import LIE_KIND
 from roles.trainer.audit import LIES, MOST_WAITING, SETTLING
 from tests.trainer_bench import JUDGE, Bench, open_bench

@@ -14,7 +14,7 @@ from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from roles.inference.session import InferenceSession
 from roles.protocol.core.demand import UNIT, Demand
-from roles.protocol.core.messages import Submission
+from roles.protocol.core.groups import Submission
 from roles.protocol.demand import HOLDS, HeardDemand
 from roles.run import sign_run
 from roles.trainer.demand import DemandTeller

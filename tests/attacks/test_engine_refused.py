@@ -22,7 +22,7 @@ from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.inference.session import InferenceSession
-from roles.protocol.core.messages import Submission
+from roles.protocol.core.groups import Submission
 from roles.shared.worker_start import PAUSES
 from tests.attacks.judged import play, trainer
 from tests.attacks.test_engine_deaths import kill

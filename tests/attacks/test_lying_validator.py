@@ -21,7 +21,7 @@ from roles.engines.base import Completion, Group, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.protocol.core.assignment import draw_order, run_sampling, validator_of
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     AcceptedWork,
     Commitment,
     Receipt,

@@ -17,7 +17,7 @@ from roles.envs.sort import SortEnvironment
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import validator_of
-from roles.protocol.core.messages import TOO_LONG, Receipt, Submission, content_digest
+from roles.protocol.core.groups import TOO_LONG, Receipt, Submission, content_digest
 from roles.rl.recipe import Recipe
 from roles.trainer.curve import LearningCurve
 from roles.validator.judge import ENVIRONMENT_FAILED

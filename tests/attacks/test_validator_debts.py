@@ -19,7 +19,7 @@ from proofs.checks import Evidence, Limits, Verdict
 from roles.engines.base import Group, GroupTask, Scored
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.groups import Commitment, SignedVerdict
 from roles.protocol.core.statements import VERDICT_KIND
 from roles.rl.recipe import Recipe
 from roles.validator.core.fair_queue import (

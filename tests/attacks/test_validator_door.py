@@ -16,7 +16,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import frame
 from proofs.checks import Verdict
 from roles.inference.role import Inference
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     ROLLOUT_PROTOCOL,
     Commitment,
     SignedVerdict,

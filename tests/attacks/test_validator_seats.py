@@ -15,7 +15,7 @@ from p2p.node.node import Node
 from p2p.swarm.swarm import SwarmHost
 from p2p.wire import frame
 from roles.inference.role import Inference
-from roles.protocol.core.messages import ROLLOUT_PROTOCOL
+from roles.protocol.core.groups import ROLLOUT_PROTOCOL
 from roles.run import run_of
 from roles.shared.seats import GRACE, Seats
 from tests.attacks.judged import accepted, forge, play, trainer, validator

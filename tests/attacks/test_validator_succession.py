@@ -19,7 +19,7 @@ from roles.inference.outbox import SubmissionOutbox
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import REORDER_WINDOW, validator_among
-from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.groups import Commitment, SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.durable import Durable

@@ -25,7 +25,7 @@ from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import draw_order, run_sampling
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     ROLLOUT_PROTOCOL,
     Commitment,
     SignedVerdict,

@@ -11,7 +11,7 @@ import trio
 
 from p2p.host import Stream, send_frame
 from p2p.node.node import Node
-from roles.protocol.core.messages import OFFER_PROTOCOL, Refusal, encode_reply
+from roles.protocol.core.groups import OFFER_PROTOCOL, Refusal, encode_reply
 from roles.validator.role import Validator
 from tests.attacks.judged import play
 

@@ -1,4 +1,4 @@
-"""Whatever bytes come, parsers of `roles.protocol.core.messages` raise `BadMessage` only."""
+"""Whatever bytes come, parsers of `roles.protocol.core.groups` raise `BadMessage` only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roles.engines.base import Completion, Group
 from roles.protocol.core.account import decode_account_untrusted
 from roles.protocol.core.away import decode_away_untrusted
 from roles.protocol.core.beacon import decode_pledge_untrusted, decode_reveal_untrusted
-from roles.protocol.core.lies import decode_acceptance_untrusted
+from roles.protocol.core.findings import decode_acceptance_untrusted
 from roles.protocol.core.lots import (
     MAX_WINDOW,
     decode_commit_untrusted,
@@ -24,7 +24,7 @@ from roles.protocol.core.lots import (
     decode_witness_reply_untrusted,
     decode_witnessed_untrusted,
 )
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,

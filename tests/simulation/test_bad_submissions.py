@@ -17,7 +17,7 @@ from roles.engines.base import Group
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import REORDER_WINDOW
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     ROLLOUT_PROTOCOL,
     Submission,
     content_digest,

@@ -13,7 +13,7 @@ import pytest
 from roles.engines.base import Group, GroupTask, Sampling
 from roles.engines.fake import FakeEngine
 from roles.inference.session import UNDER_WAY, InferenceSession
-from roles.protocol.core.messages import Submission
+from roles.protocol.core.groups import Submission
 from roles.rl.recipe import Recipe
 from sim.node.swarm import Swarm
 from tests.simulation.test_roles_faults import CAST, Lingering, perform, validators

@@ -18,7 +18,7 @@ from roles.demo.status import SwarmStatus
 from roles.inference.session import InferenceSession
 from roles.protocol import away as protocol_away
 from roles.protocol.core import assignment, judging
-from roles.protocol.core.messages import SignedVerdict
+from roles.protocol.core.groups import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import AdmissionMode, AdmissionRules

@@ -14,7 +14,7 @@ from p2p.host import Stream
 from p2p.node.node import Node
 from proofs.checks import Reason, Verdict
 from roles.demo.status import SwarmStatus
-from roles.protocol.core.messages import OFFER_PROTOCOL, ROLLOUT_PROTOCOL, SignedVerdict
+from roles.protocol.core.groups import OFFER_PROTOCOL, ROLLOUT_PROTOCOL, SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.core.proposal import Proposal, decode_proposal_untrusted

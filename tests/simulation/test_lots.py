@@ -20,7 +20,7 @@ from roles.inference.session import InferenceSession
 from roles.inference.windows import UNCHECKED, Windows
 from roles.protocol.core.assignment import draw_order
 from roles.protocol.core.lots import UNIT, WitnessedWindow
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     SignedVerdict,
     Submission,
     content_digest,

@@ -23,7 +23,7 @@ from roles.demo.status import SwarmStatus
 from roles.inference.appeals import Appeals
 from roles.inference.session import InferenceSession
 from roles.protocol.core.lots import COMMIT_PROTOCOL, LOT_PROTOCOL, WitnessedWindow
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     OFFER_PROTOCOL,
     ROLLOUT_PROTOCOL,
     SignedVerdict,

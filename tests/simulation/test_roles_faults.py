@@ -20,7 +20,7 @@ from roles.demo.status import SwarmStatus
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference.session import InferenceSession
-from roles.protocol.core.messages import Submission
+from roles.protocol.core.groups import Submission
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.trainer.core.buffer import BufferedGroup

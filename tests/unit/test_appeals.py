@@ -20,7 +20,7 @@ from proofs.checks import Reason, Verdict
 from roles.protocol.away import SETTLING, HeardAway
 from roles.protocol.core.assignment import validator_among
 from roles.protocol.core.away import Away
-from roles.protocol.core.lies import (
+from roles.protocol.core.findings import (
     STRIKES,
     WINDOW,
     Acceptance,
@@ -30,7 +30,7 @@ from roles.protocol.core.lies import (
     open_lie,
     worst,
 )
-from roles.protocol.core.messages import LIED, Receipt, SignedVerdict
+from roles.protocol.core.groups import LIED, Receipt, SignedVerdict
 from roles.protocol.core.refusals import (
     REFUSAL_KIND,
     REFUSALS,

@@ -21,7 +21,7 @@ from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Limits, Reason
 from roles.engines.base import EngineError, Scored
-from roles.protocol.core.lies import (
+from roles.protocol.core.findings import (
     BEYOND_DOUBT,
     LOGPROBS,
     MARGIN,
@@ -37,7 +37,7 @@ from roles.protocol.core.lies import (
     open_lie,
     worst,
 )
-from roles.protocol.core.messages import LIED, Commitment, Receipt
+from roles.protocol.core.groups import LIED, Commitment, Receipt
 from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import examine
 from roles.trainer.audit import LIES, SETTLING

@@ -23,7 +23,7 @@ from p2p.shardcast.stored import StoredPolicy
 from proofs.checks import Reason, Verdict
 from roles.ledger.command import main
 from roles.protocol.core.bans import BAN_KIND, Ban
-from roles.protocol.core.messages import AcceptedWork, SignedVerdict
+from roles.protocol.core.groups import AcceptedWork, SignedVerdict
 from roles.shared.evidence import FOLDER
 from tests import trainer_bench
 from tests.trainer_bench import JUDGE, TRAINER, VERSION, WEIGHTS, Bench, open_bench

@@ -28,7 +28,7 @@ from roles.protocol.core.bans import (
     decode_ban_untrusted,
     quorum,
 )
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     Commitment,
     Receipt,
     SignedVerdict,

@@ -20,7 +20,7 @@ from roles.demo.canary import (
 from roles.engines.base import GroupTask, Sampling
 from roles.inference.places import OpenPlace
 from roles.protocol.core.assignment import draw_order
-from roles.protocol.core.lies import Acceptance
+from roles.protocol.core.findings import Acceptance
 from roles.protocol.core.refusals import Appeal
 from tests.trainer_bench import POLICY, VERSION, WORKER, Bench, make_run
 from tests.unit.test_appeals import Ruled, open_court

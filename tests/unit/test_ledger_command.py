@@ -24,7 +24,7 @@ from roles.engines.config import ModelShape
 from roles.ledger.command import main
 from roles.ledger.core.receipt import sign_receipt
 from roles.ledger.reading import MAX_FILE
-from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.groups import Commitment, SignedVerdict
 from roles.protocol.core.statements import (
     EARNED_KIND,
     LEARNT_KIND,

@@ -15,7 +15,7 @@ from proofs.checks import Verdict
 from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.beacon import Chain, Pledge, Reveal
 from roles.protocol.core.lots import DELAY, SignedWindow, Window, WitnessedWindow
-from roles.protocol.core.messages import Commitment, Receipt, SignedVerdict
+from roles.protocol.core.groups import Commitment, Receipt, SignedVerdict
 from roles.protocol.core.settlement import Settlement, SettlementReply
 from roles.run import Run
 from roles.run.core.trust import TrustTerms

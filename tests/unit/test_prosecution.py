@@ -13,7 +13,7 @@ import trio.testing
 
 from p2p.identity import KeyPair, PeerId
 from roles.protocol.core.bans import Ban
-from roles.protocol.core.messages import SignedVerdict
+from roles.protocol.core.groups import SignedVerdict
 from roles.shared import evidence
 from roles.validator import prosecution
 from roles.validator.core.docket import (

@@ -26,7 +26,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import TrainingGroup
 from roles.inference.outbox import SubmissionOutbox
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     LIED,
     ROLLOUT_PROTOCOL,
     AcceptedWork,

@@ -16,7 +16,7 @@ from p2p.wire import KI, frame, pack
 from proofs.checks import Verdict
 from proofs.toploc import proof_size
 from roles.engines.base import Completion, Group
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     MAX_INDEX,
     AcceptedWork,
     Commitment,

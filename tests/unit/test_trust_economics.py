@@ -6,7 +6,7 @@ from bench.trust import lines, swarm
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
 from roles.protocol.core.bans import convicts
-from roles.protocol.core.messages import Commitment, SignedVerdict
+from roles.protocol.core.groups import Commitment, SignedVerdict
 from roles.run.core.trust import TrustTerms, leak
 from tests.unit.test_standing import ANNA, name
 

@@ -21,7 +21,7 @@ from p2p.wire import KI
 from proofs.checks import Verdict
 from proofs.toploc import proof_size
 from roles.protocol.core.assignment import REORDER_WINDOW, validator_of
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     Commitment,
     SignedVerdict,
 )

@@ -25,7 +25,7 @@ from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig, ModelShape
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
-from roles.protocol.core.messages import (
+from roles.protocol.core.groups import (
     AcceptedWork,
     Commitment,
     SignedVerdict,

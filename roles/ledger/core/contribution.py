@@ -15,7 +15,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
 from proofs.checks import Verdict
-from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
+from roles.protocol.core.groups import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import (
     LEARNT_KIND,
     VERDICT_KIND,

@@ -9,8 +9,8 @@ from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
 from roles.protocol.core.bans import BAN_KIND, Ban, decode_ban_untrusted
 from roles.protocol.core.beacon import decode_two_pledges_untrusted
-from roles.protocol.core.lies import Finding, decode_lie_untrusted
-from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
+from roles.protocol.core.findings import Finding, decode_lie_untrusted
+from roles.protocol.core.groups import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import (
     EARNED_KIND,
     LEARNT_KIND,

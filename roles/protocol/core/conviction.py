@@ -17,7 +17,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Reason, Verdict
-from roles.protocol.core.lies import NO_ANSWER, NO_REWARD, Finding, Weight
+from roles.protocol.core.findings import NO_ANSWER, NO_REWARD, Finding, Weight
 from roles.protocol.core.verdict import MAX_REASON, SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.window import (
     Commitment,

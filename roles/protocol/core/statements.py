@@ -10,7 +10,7 @@ stand here, and a reader that meets one that it does not know passes over it.
 | `receipt` | a trainer | the content digest of a submission that it took |
 | `learnt` | a trainer | `Learnt`: how much of whose work a step has learnt from |
 | `ban` | a validator or trainer | `roles.protocol.core.bans.Ban`: it shuts out a worker |
-| `lie` | a trainer | `roles.protocol.core.lies.Lie`: it convicts a validator |
+| `lie` | a trainer | `roles.protocol.core.findings.Lie`: it convicts a validator |
 | `pledges` | a validator | `roles.protocol.core.beacon.TwoPledges`: it convicts a trainer |
 """
 

@@ -252,7 +252,7 @@ class Submission:
     signed: SignedWindow
     index: int
     content: bytes
-    """Encoded groups (`roles.protocol.core.messages.encode_groups`)."""
+    """Encoded groups (`roles.protocol.core.groups.encode_groups`)."""
 
     @property
     def commitment(self) -> Commitment:

@@ -20,7 +20,7 @@ from typing import Final, Protocol
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.answer import Refused
-from roles.protocol.core.lies import Finding, Weight
+from roles.protocol.core.findings import Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Commitment, SignedWindow, Window
 

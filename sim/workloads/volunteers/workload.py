@@ -36,7 +36,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import BULK_PROTOCOL_ID, decode_bulk_untrusted
 from p2p.wire import decode_varint_untrusted
 from p2p.world import World
-from roles.protocol.core.messages import OFFER_PROTOCOL, VERDICT_PROTOCOL
+from roles.protocol.core.groups import OFFER_PROTOCOL, VERDICT_PROTOCOL
 from roles.run import Run, open_run
 from sim.faults.churn import HOUR, Churn, ChurnModel, Lognormal
 from sim.net.link import MBIT, LinkSpec

@@ -1,0 +1,162 @@
+"""The groups of a submission as bytes, and the log-probs of their tokens.
+
+Wire tables: docs/protocols/work.md.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from functools import cache
+from typing import Final
+
+from p2p.errors import BadMessage
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from roles.engines.base import Completion, Group
+from roles.shared.sizes import (
+    LOGPROB_BYTES,
+    MAX_COMPLETIONS,
+    MAX_GROUPS,
+    MAX_TOKEN,
+    MAX_TOKENS,
+    SHORT_TOKENS,
+)
+
+DECODE_RATE: Final = 40e6
+"""Bytes of a submission's content that are decoded and looked at in a second, one core: 3.1 MB,
+16 answers of 32,768 tokens, take 0.1 s."""
+HASH_RATE: Final = 1e9
+"""Bytes of a submission that are hashed and copied in a second, one core."""
+MAX_INDEX: Final = 2**32 - 1
+"""The highest number of a group."""
+_GROUP_FIELDS: Final = 5
+
+
+def _number_untrusted(value: int, limit: int, what: str) -> int:
+    if not 0 <= value <= limit:
+        raise BadMessage(f"{what} must be from 0 to {limit}")
+    return value
+
+
+def encode_groups(groups: tuple[Group, ...]) -> bytes:
+    """The content of a submission: what its digest is taken of."""
+    return pack([_encode_group(group) for group in groups])
+
+
+def _encode_group(group: Group) -> list[object]:
+    lengths = [len(completion.tokens) for completion in group.completions]
+    tokens = [token for completion in group.completions for token in completion.tokens]
+    proofs = [completion.proof for completion in group.completions]
+    return [
+        group.group,
+        struct.pack(f"<{len(lengths)}I", *lengths),
+        _encode_tokens(tokens),
+        struct.pack(f"<{len(proofs)}I", *map(len, proofs)),
+        b"".join(proofs),
+    ]
+
+
+def _encode_tokens(tokens: list[int]) -> bytes:
+    """Two bytes each, or, if one of them needs it, three."""
+    highest = max(tokens, default=0)
+    if highest > MAX_TOKEN:
+        raise ValueError(f"a token of {highest} has no form on the wire")
+    if highest < SHORT_TOKENS:
+        return struct.pack(f"<{len(tokens)}H", *tokens)
+    words = struct.pack(f"<{len(tokens)}I", *tokens)
+    encoded = bytearray(3 * len(tokens))
+    for byte in range(3):
+        encoded[byte::3] = words[byte::4]
+    return bytes(encoded)
+
+
+def _decode_tokens_untrusted(data: bytes, count: int) -> tuple[int, ...]:
+    """Raise `BadMessage` unless they are ``count`` tokens in their one form."""
+    if len(data) == 2 * count:
+        return _shared(struct.unpack(f"<{count}H", data))
+    if len(data) != 3 * count:
+        raise BadMessage("the lengths of a group do not fit its tokens")
+    words = bytearray(4 * count)
+    for byte in range(3):
+        words[byte::4] = data[byte::3]
+    tokens = struct.unpack(f"<{count}I", words)
+    if max(tokens, default=0) < SHORT_TOKENS:
+        raise BadMessage("tokens that fit two bytes have three")
+    return _shared(tokens)
+
+
+def _shared(tokens: tuple[int, ...]) -> tuple[int, ...]:
+    """The same, with one object for each of equal tokens: 8 bytes a token instead of 40. A
+    trainer's buffer holds some ten million."""
+    objects: dict[int, int] = {}
+    return tuple(map(objects.setdefault, tokens, tokens))
+
+
+def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
+    """Raise `BadMessage`, and nothing else, whatever the bytes."""
+    listed = unpack_untrusted(
+        content, max_items=MAX_GROUPS * (2 + _GROUP_FIELDS), max_list=MAX_GROUPS
+    )
+    if not isinstance(listed, list) or not 0 < len(listed) <= MAX_GROUPS:
+        raise BadMessage(f"a submission has 1 to {MAX_GROUPS} groups")
+    return tuple(_decode_group_untrusted(item) for item in listed)
+
+
+def _decode_group_untrusted(item: object) -> Group:
+    number, raw_lengths, raw_tokens, raw_sizes, proofs = fields_untrusted(
+        item, int, bytes, bytes, bytes, bytes, what="group"
+    )
+    _number_untrusted(number, MAX_INDEX, "a group number")
+    if len(raw_lengths) % 4 or not 0 < len(raw_lengths) <= 4 * MAX_COMPLETIONS:
+        raise BadMessage(f"a group has 1 to {MAX_COMPLETIONS} completions")
+    lengths = struct.unpack(f"<{len(raw_lengths) // 4}I", raw_lengths)
+    if max(lengths) > MAX_TOKENS:
+        raise BadMessage(f"a completion has at most {MAX_TOKENS} tokens")
+    tokens = _decode_tokens_untrusted(raw_tokens, sum(lengths))
+    if len(raw_sizes) != len(raw_lengths):
+        raise BadMessage("a group has one proof for each completion")
+    sizes = struct.unpack(f"<{len(lengths)}I", raw_sizes)
+    if len(proofs) != sum(sizes):
+        raise BadMessage("the sizes of a group's proofs do not fit them")
+    completions = []
+    start = proven = 0
+    for length, size in zip(lengths, sizes, strict=True):
+        completions.append(
+            Completion(
+                tokens=tokens[start : start + length],
+                proof=proofs[proven : proven + size],
+            )
+        )
+        start, proven = start + length, proven + size
+    return Group(number, tuple(completions))
+
+
+@cache
+def _logprobs_by_pattern() -> dict[int, float]:
+    """What each pattern of 16 bits stands for that is finite and not above 0; shared, as tokens
+    are (`_shared`)."""
+    values = struct.unpack("<65536e", struct.pack("<65536H", *range(65536)))
+    # NaN is in no order with any number
+    return {pattern: one for pattern, one in enumerate(values) if -math.inf < one <= 0}
+
+
+def decode_logprobs_untrusted(data: bytes, groups: tuple[Group, ...]) -> tuple[Group, ...]:
+    """The groups with these log-probs, one for each token. Raise `BadMessage` unless they are
+    as many, finite and not above 0."""
+    count = sum(len(one.tokens) for group in groups for one in group.completions)
+    if len(data) != LOGPROB_BYTES * count:
+        raise BadMessage(f"{len(data)} bytes of log-probs for {count} tokens")
+    patterns, numbers = struct.unpack(f"<{count}H", data), _logprobs_by_pattern()
+    if not numbers.keys() >= set(patterns):
+        raise BadMessage("a log-prob is not finite, or above 0")
+    values = tuple(map(numbers.__getitem__, patterns))
+    held = []
+    start = 0
+    for group in groups:
+        completions = []
+        for one in group.completions:
+            end = start + len(one.tokens)
+            completions.append(Completion(one.tokens, values[start:end], one.proof))
+            start = end
+        held.append(Group(group.group, tuple(completions)))
+    return tuple(held)
