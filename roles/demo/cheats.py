@@ -31,7 +31,7 @@ from roles.calibrate.weights import round_policy
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling, draw_all
 from roles.envs.client import ContainedEnvironment
 from roles.inference.config import InferenceConfig
-from roles.inference.outbox import SubmissionOutbox
+from roles.inference.outbox import Outbox
 from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
@@ -113,7 +113,7 @@ class Cheat(Inference):
         run: Run,
         environment: ContainedEnvironment,
         engine: Engine,
-        outbox: SubmissionOutbox,
+        outbox: Outbox,
     ) -> InferenceSession:
         """One that works by this role's mode."""
         session = CheatSession(node, run, environment, engine, outbox, self.name, self.counts)

@@ -62,16 +62,15 @@ class SwarmStatus:
 
     @property
     def told(self) -> int:
-        """Rollouts of which honest workers were told that they were accepted: where lots fall,
-        of most by the trainer alone."""
+        """Rollouts of which honest workers were told that they were accepted."""
         return sum(health["life"]["accepted"] for health in self.role("inference"))
 
     def judged(self, peers: Sequence[str], outcome: str) -> int:
-        """Submissions of these peers with this outcome, over all validators."""
+        """Places of these peers with this outcome, by the trainer and all validators."""
         return sum(
             record[outcome]
-            for health in self.role("validator")
-            for peer, record in health["nodes"].items()
+            for health in (*self.role("validator"), *self.role("trainer"))
+            for peer, record in health.get("nodes", {}).items()
             if peer in peers
         )
 
@@ -81,7 +80,7 @@ class SwarmStatus:
         names = {status["peer"]: name for name, status in self.nodes.items()}
         return {
             names.get(peer, peer): ban
-            for health in self.role("validator")
+            for health in self.role("trainer")
             for peer, ban in health.get("bans", {}).items()
         }
 
@@ -126,14 +125,11 @@ class SwarmStatus:
     def _cheats(self, cheaters: Sequence[str]) -> dict[str, Any]:
         """What became of cheats, and who has banned them."""
         accepted = self.judged(cheaters, "accepted")
-        names = {status["peer"]: name for name, status in self.nodes.items()}
         bans = [ban for name, ban in self.bans.items() if name.startswith("cheat")]
-        judges = {names.get(judge, judge[-6:]): None for ban in bans for judge in ban["by"]}
         return {
             "cheater_submitted": accepted + self.judged(cheaters, "rejected"),
             "cheater_accepted": accepted,
             "cheater_bans": max((ban["times"] for ban in bans), default=0),
-            "cheater_banned_by": ", ".join(sorted(judges)),
         }
 
     def figures(self) -> dict[str, Any]:

@@ -146,17 +146,10 @@ def work_of(roles: Any) -> str:
     return "relays"
 
 
-def _ban_line(name: str, ban: Any, names: Mapping[str, str]) -> str:
-    """Who is shut out, until when, and who has proven why."""
-    times = "once" if ban["times"] == 1 else f"{ban['times']} times"
-    if not ban["until"]:
-        return f"  {name} was banned {times}; its ban is over"
+def _ban_line(name: str, ban: Any) -> str:
+    """Return who is shut out, until when, and why."""
     until = datetime.datetime.fromtimestamp(ban["until"]).astimezone()
-    by = ", ".join(names.get(peer, peer[-6:]) for peer in ban["by"][:2])
-    return (
-        f"  {name} is banned until {until:%H:%M:%S} ({times}), proven by {by}:"
-        f" {printable(ban['reason'])}"
-    )
+    return f"  {name} is banned until {until:%d %b %H:%M}: {printable(ban['reason'])}"
 
 
 def _verdict_lines(status: SwarmStatus) -> list[Text]:
@@ -171,14 +164,13 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
             f" {status.judged(honest, 'rejected')} rejected{cheater if cheaters else ''}"
         )
     ]
-    names = {str(node["peer"]): name for name, node in status.nodes.items()}
     lines += [
-        _line(_ban_line(name, ban, names), "yellow")
+        _line(_ban_line(name, ban), "yellow")
         for name, ban in list(status.bans.items())[:BANS]
     ]
     reasons: dict[str, int] = {}
-    for health in status.role("validator"):
-        for record in health["nodes"].values():
+    for health in (*status.role("validator"), *status.role("trainer")):
+        for record in health.get("nodes", {}).values():
             for reason, count in record["reasons"].items():
                 reasons[reason] = reasons.get(reason, 0) + count
     often = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))

@@ -70,6 +70,7 @@ from roles.protocol.reading import (
 from roles.protocol.replay import impossible_reward, wrong_reward
 from roles.protocol.request import PATIENCE
 from roles.protocol.scorer import Ruling, Scorer, replay_all
+from roles.protocol.stats import ScoringStats
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
 from roles.shared.seats import STRANGERS, Seats
@@ -159,8 +160,8 @@ class WorkDesk:
         """Names that were banned in this life: how often, until when, and why."""
         self.windows = 0
         """Windows answered in this life."""
-        self.accepted = 0
-        self.rejected = 0
+        self.stats = ScoringStats()
+        """What became of the content that its scorer has looked at."""
         self.audits = 0
         """Verdicts of validators that were repeated."""
         self.lies = 0
@@ -213,8 +214,7 @@ class WorkDesk:
         scorer = self.scorer
         return {
             "windows": self.windows,
-            "places_accepted": self.accepted,
-            "places_rejected": self.rejected,
+            **self.stats.health(),
             "replayed": self.audits,
             "lies": self.lies,
             "liars": {str(who): why for who, why in self.liars.items()},
@@ -506,7 +506,10 @@ class WorkDesk:
             ruling = await self.scorer.score(submission, choose)
             if not self._is_known(commitment.node):
                 self._newcomers_busy += ruling.seconds
-            scoring.verdict = await self._conclude(submission, ruling)
+            scoring.verdict = verdict = await self._conclude(submission, ruling)
+            self.stats.records.count(verdict)
+            if verdict.verdict is Verdict.INCONCLUSIVE:
+                self.stats.give_up(verdict.reason)
             self._said[commitment.digest] = scoring.verdict
         finally:
             self._coming.pop(commitment.digest, None)
@@ -537,7 +540,6 @@ class WorkDesk:
             consequence = self.gate.inconclusive(commitment, now)
         verdict = self._sign(commitment, ruling)
         if consequence is not None:
-            self.rejected += ruling.verdict is Verdict.REJECTED
             await self._follow(consequence, verdict, submission, ruling)
         elif self.gate.stood(commitment, now):
             await self._take(verdict, submission, ruling)
@@ -547,7 +549,6 @@ class WorkDesk:
     async def _take(
         self, verdict: SignedVerdict, submission: Submission, ruling: Ruling
     ) -> None:
-        self.accepted += 1
         newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
         if newest - verdict.commitment.version > lag:
             self._intake.turn_down(verdict.commitment)

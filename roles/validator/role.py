@@ -24,7 +24,7 @@ from roles.shared.standing import RoleStanding
 from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.config import ValidatorConfig
 from roles.validator.session import ValidatorSession
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 from roles.validator.status import ValidatorStatus, facts_of, status_of
 
 
@@ -37,7 +37,7 @@ class Validator:
 
     def __init__(self, config: ValidatorConfig) -> None:
         self._config = config
-        self.stats = ValidatorStats()
+        self.stats = ScoringStats()
         self._watch: TrainerWatch | None = None
         self.session: ValidatorSession | None = None
         """The work of this role; None until engine and environment are open."""

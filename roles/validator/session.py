@@ -65,7 +65,7 @@ from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.shared.standing import AtRest, RoleStanding
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class ValidatorSession:
         scorer: Scorer,
         ledger: Ledger,
         standing: RoleStanding,
-        stats: ValidatorStats,
+        stats: ScoringStats,
     ) -> None:
         self.node = node
         self.run = run

@@ -11,7 +11,7 @@ from p2p.shardcast.manifest import NO_POLICY
 from roles.shared.reasons import because
 from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.session import ValidatorSession
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
     return "waiting for newcomers' work"
 
 
-def facts_of(status: ValidatorStatus, stats: ValidatorStats) -> Iterator[Fact]:
+def facts_of(status: ValidatorStatus, stats: ScoringStats) -> Iterator[Fact]:
     """The lines of a screen, the most wanted first."""
     records, undecided = stats.records, sum(stats.inconclusive.values())
     parts = [

@@ -32,7 +32,7 @@ from roles.validator.core.fair_queue import (
 from roles.validator.judge import Judge
 from roles.validator.replay import Replayer
 from roles.validator.session import ValidatorSession
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 from tests.attacks.judged import accepted, play, validator
 from tests.attacks.test_validator_turns import (
     OTHER,
@@ -119,7 +119,7 @@ def test_a_debt_that_is_forgiven_while_the_scorer_looks_ends_no_validator() -> N
         raise Enough
 
     judge: Any = SimpleNamespace(decide=decide, has_worked=lambda peer: False)
-    session = ValidatorSession(node, nothing, judge, nothing, standing, ValidatorStats())
+    session = ValidatorSession(node, nothing, judge, nothing, standing, ScoringStats())
     job: Any = SimpleNamespace(
         submission=SimpleNamespace(commitment=SimpleNamespace(node=OTHER))
     )
@@ -258,7 +258,7 @@ async def test_pardons_are_remembered_over_a_restart(tmp_path: Path) -> None:
             await ledger.append(VERDICT_KIND, signed.to_bytes())
         node: Any = SimpleNamespace(world=world)
         nothing: Any = None
-        stats = ValidatorStats()
+        stats = ScoringStats()
         judged = Judge(node, nothing, nothing, stats)
         session = ValidatorSession(node, nothing, judged, ledger, nothing, stats)
         await session.recall()

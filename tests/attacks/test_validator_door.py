@@ -29,7 +29,7 @@ from roles.validator import reception
 from roles.validator.core.sequence import PASSING as PLACES, DrawSequences, PlaceState
 from roles.validator.core.turnstile import Turnstile
 from roles.validator.limits import HEADS, HEADS_AT_ONCE, PASSING
-from roles.validator.stats import Records
+from roles.protocol.stats import Records
 from roles.validator.verdicts import VerdictIndex
 from tests.attacks.judged import accepted, forge, play, validator
 from tests.attacks.test_validator_turns import Malformed

@@ -27,7 +27,7 @@ from roles.validator import judge as judge_module
 from roles.validator.core.sequence import LOT, DrawSequences, PlaceState
 from roles.validator.judge import EDITION, GAP, SUCCEEDED, Judge
 from roles.validator.limits import SUCCESSION
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 from sim.node.swarm import Swarm
 from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
@@ -117,7 +117,7 @@ class Life:
         host = SimpleNamespace(peer_id=ME.peer_id)
         self.node = cast(Any, SimpleNamespace(world=world, run=run, host=host))
         replayer: Any = SimpleNamespace(sign=sign, max_submission=1000)
-        self.judge = Judge(self.node, run, replayer, ValidatorStats())
+        self.judge = Judge(self.node, run, replayer, ScoringStats())
         self._durable = Durable(world, "validator")
 
     async def begin(self) -> Life:

@@ -44,7 +44,7 @@ from roles.validator.core.fair_queue import (
 )
 from roles.validator.judge import ENGINE_FAILED, STALE, Judge
 from roles.validator.limits import GIVEN_UP
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 from tests.attacks.judged import accepted, forge, play, validator
 
 AT_ONCE = 8
@@ -390,7 +390,7 @@ def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> Non
     node: Any = SimpleNamespace(world=world)
     replayer: Any = SimpleNamespace(sign=sign)
     nothing: Any = None
-    judge = Judge(node, nothing, replayer, ValidatorStats())
+    judge = Judge(node, nothing, replayer, ScoringStats())
 
     def claim(number: int) -> Commitment:
         return Commitment(bytes(32), WORKER, V0, bytes(32), number, content_digest(b""))

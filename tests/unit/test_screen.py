@@ -33,7 +33,7 @@ from roles.protocol.core.account import (
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.trainer.account import IMPATIENCE, AccountDesk, Row
 from roles.trainer.status import status_of as trainer_status
-from roles.validator.stats import ValidatorStats
+from roles.protocol.stats import ScoringStats
 from roles.validator.status import ValidatorStatus, facts_of as validator_facts
 from tests.unit.screens import SCENES
 
@@ -193,7 +193,7 @@ def test_each_group_that_came_has_one_fate() -> None:
 
 
 def test_a_validator_and_a_trainer_say_what_they_do() -> None:
-    stats = ValidatorStats()
+    stats = ScoringStats()
     for number in range(1206):
         one = (
             verdict(Verdict.REJECTED, "\x1b[2Jdiffer")

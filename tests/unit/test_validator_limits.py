@@ -36,7 +36,7 @@ from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceSta
 from roles.validator.judge import GAP, Judge
 from roles.validator.reception import Reception
 from roles.validator.session import ValidatorSession
-from roles.validator.stats import Records, ValidatorStats
+from roles.protocol.stats import Records, ScoringStats
 from tests.unit.test_run_file import OWNER, TERMS
 
 NODE = KeyPair(b"n" * 32).peer_id
@@ -91,7 +91,7 @@ async def test_after_a_restart_a_place_that_was_nobodys_fault_is_no_gap(tmp_path
             ).signed(judge)
             await ledger.append(VERDICT_KIND, judged.to_bytes())
         node, nothing = cast(Node, SimpleNamespace(world=world)), cast(Any, None)
-        stats = ValidatorStats()
+        stats = ScoringStats()
         judge_of_places = Judge(node, nothing, nothing, stats)
         run = sign_run(TERMS, OWNER)
         session = ValidatorSession(node, run, judge_of_places, ledger, nothing, stats)
@@ -119,7 +119,7 @@ async def test_a_submission_of_a_stranger_is_not_read() -> None:
     node: Any = SimpleNamespace(may=lambda *_: False, world=None, book=book)
     standing: Any = SimpleNamespace(why_not="")
     nothing: Any = None
-    stats = ValidatorStats()
+    stats = ScoringStats()
     judge = Judge(node, nothing, nothing, stats)
     reception = Reception(node, judge, nothing, nothing, standing, stats, lambda: None)
     await reception.serve(cast(Any, stream))

@@ -8,10 +8,10 @@ docs/protocols/work.md.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 from typing import Any, Final
 
 from p2p.errors import BadMessage
@@ -125,7 +125,7 @@ def decode_answer_untrusted(data: bytes, verify: Verify | None) -> Answer:
         0 <= one <= MAX_INDEX for one in (*wanted, due, version, following, stood, owed)
     ):
         raise BadMessage(f"numbers of an answer are from 0 to {MAX_INDEX}")
-    if any(one >= other for one, other in itertools.pairwise(wanted)):
+    if any(one >= other for one, other in pairwise(wanted)):
         raise BadMessage("the places that an answer wants ascend")
     answer = Answer(
         trainer=decode_peer_id_untrusted(trainer),

@@ -1,31 +1,82 @@
 """Who may teach: the standing of names, the windows they committed to, and the validators.
 
 One `Gate` judges all that comes to a trainer, by the rules of docs/trust.md. It is sans-I/O:
-time, the newest version and the run's terms come with each call (`Situation`), nothing of them
-is kept. Dice are BLAKE3 under a secret, over a window's digest: neither a restart nor a
-repetition throws twice.
+time, the newest version and the run's terms come with each call (`Situation`), and the gate
+keeps no copy of them. Dice are BLAKE3 under a secret, over a window's digest: neither a restart
+nor a repetition throws twice.
 
-A driver calls a method, then writes what `take_changed` gives, each row a file that is replaced
-atomically and in the order given, and only then answers its peer. Whatever row a crash leaves
-unwritten, peers repeat their request and the outcome is the same.
+A driver calls a method, then writes what `take_changed` returns, each row a file that is
+replaced atomically and in the order given, and only then answers its peer. Whatever a crash
+leaves unwritten, the peer repeats its request, and the outcome is the same.
+
+A name *owes* places: ``probation`` of them when it is new or has lied, and ``1 / share`` after
+a failure that is forgiven, since in the mean so many places of junk pass before the dice want
+one. So keeping back what the dice want never pays, however often it is forgiven. A name is in
+standing when it owes nothing. Places of newcomers count when all wanted places of their window
+are settled and no audit of them is open.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum, IntEnum
 from typing import Final, Protocol
 
-from p2p.identity import PeerId
+from blake3 import blake3
+
+from p2p.bounded import BoundedDict
+from p2p.errors import BadMessage
+from p2p.identity import PeerId, decode_peer_id_untrusted
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from proofs.checks import Verdict
 from roles.protocol.core.answer import Refused
-from roles.protocol.core.findings import Finding, Weight
+from roles.protocol.core.conviction import weigh
+from roles.protocol.core.findings import STRIKES, Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
-from roles.protocol.core.window import Commitment, SignedWindow, Window
+from roles.protocol.core.window import (
+    DIGEST_BYTES,
+    Claim,
+    Commitment,
+    SignedWindow,
+    Window,
+    decode_window_untrusted,
+)
 
 MAX_IN_STANDING: Final = 16_384
+"""Names in standing that are remembered. One more has to have earned more than the least."""
 MAX_NEWCOMERS: Final = 4_096
+"""Newcomers that are remembered; the one that did nothing for the longest makes room."""
+MAX_OPEN: Final = 32
+"""Windows of a name in standing that may be unsettled: 512 places."""
+MAX_OPEN_NEWCOMER: Final = 8
+MAX_AHEAD: Final = 64
+"""Places that a name in standing commits beyond one whose content has not come: who keeps back
+what the dice want waits until it is overdue."""
+MAX_KEPT: Final = 128
+"""Windows of a name that are kept for repetitions, until their version is stale."""
+DUE: Final = 600.0
+"""Served seconds in which wanted content, a verdict or audited content has to come."""
+BAN: Final = 24 * 3600.0
+"""Seconds of wall time."""
+FORGIVEN_EVERY: Final = 32
+"""Windows of a name between two failures that are forgiven."""
+NEWCOMERS_LOAD: Final = 0.1
+"""Share of its time that the trainer's scorer gives newcomers once a name is in standing."""
+AUDITS: Final = 0.05
+"""Share of verdicts that the trainer repeats: half by dice, half contested rejections, and what
+nobody contests goes to the dice as well."""
+CREDIT: Final = 2.0
+"""Contested rejections that may be saved up."""
+LOOKS: Final = 100
+"""Audits of a validator among which three strikes convict."""
+ASKS_AGAIN: Final = 150.0
+"""Served seconds after which a contest that was noted is forgotten, unless asked again."""
+MAX_NETWORKS: Final = 1_024
+LONGEST_PASS: Final = 3_600.0
+"""Served seconds that a silent validator is passed over at most before it is tried again."""
 
 
 class TrustNumbers(Protocol):
@@ -144,6 +195,157 @@ class Row:
     """None: delete the file."""
 
 
+class _State(IntEnum):
+    """How far a wanted place is. Values are on disk."""
+
+    PENDING = 0
+    CAME = 1
+    """Its content is on the trainer's disk."""
+    STOOD = 2
+    FAILED = 3
+    """By the trainer's own replay."""
+    EXCUSED = 4
+    """It neither counts nor voids its window."""
+    REJECTED = 5
+    """By its validator; the worker may contest that."""
+    ACCEPTED_AUDIT = 6
+    """Its validator accepted it, and the trainer repeats that."""
+    REJECTED_AUDIT = 7
+
+
+_UNDECIDED: Final = (_State.PENDING, _State.CAME)
+_AUDITED: Final = (_State.ACCEPTED_AUDIT, _State.REJECTED_AUDIT)
+
+
+@dataclass(slots=True)
+class _Audit:
+    """Audited content that is awaited."""
+
+    asked: float
+    """Served time; infinite once the content is here."""
+    is_validators: bool
+    """The validator has to send it, not the worker."""
+
+
+@dataclass(slots=True)
+class _Window:
+    """A committed window, its assignment, and how far its wanted places are."""
+
+    signed: SignedWindow
+    assignment: Assignment
+    since: float
+    states: dict[int, _State]
+    audits: dict[int, _Audit] = field(default_factory=dict)
+    is_counted: bool = False
+    is_blamed: bool = False
+    """A place of it did not come or was inconclusive."""
+
+    @property
+    def window(self) -> Window:
+        return self.signed.window
+
+    @property
+    def is_settled(self) -> bool:
+        return not any(one in _UNDECIDED or one in _AUDITED for one in self.states.values())
+
+    @property
+    def is_void(self) -> bool:
+        fatal = (_State.FAILED, _State.REJECTED, _State.REJECTED_AUDIT)
+        return any(one in fatal for one in self.states.values())
+
+    @property
+    def commitments(self) -> tuple[Commitment, ...]:
+        return tuple(map(self.window.commitment, self.states))
+
+    def is_stale(self, now: Situation) -> bool:
+        return now.newest - self.window.version > now.lag
+
+    def excuse(self, *states: _State) -> None:
+        """Excuse the places in any of these states."""
+        for index, state in self.states.items():
+            if state in states:
+                self.states[index] = _State.EXCUSED
+                self.audits.pop(index, None)
+
+    def to_list(self) -> list[object]:
+        given = self.assignment
+        return [
+            self.signed.to_bytes(),
+            given.scorer.digest,
+            *(given.is_newcomer, given.stood, given.owed),
+            *(self.since, self.is_counted, self.is_blamed),
+            [[index, int(state)] for index, state in self.states.items()],
+            [[index, one.asked, one.is_validators] for index, one in self.audits.items()],
+        ]
+
+
+@dataclass(slots=True)
+class _Name:
+    """What is known of one name."""
+
+    owed: int
+    stood: int = 0
+    has_fallen: bool = False
+    """It owes places for what it did: being listed does not help."""
+    is_listed: bool = False
+    unforgiven: int = FORGIVEN_EVERY
+    """Windows since a failure was forgiven."""
+    was_repeated: bool = False
+    """Its first rejection beyond doubt was repeated by the trainer."""
+    banned_until: float = 0.0
+    active: float = 0.0
+    """Served time of its last window or verdict."""
+    next: dict[int, int] = field(default_factory=dict)
+    """By version: the place to be committed next."""
+    windows: dict[bytes, _Window] = field(default_factory=dict)
+
+    @property
+    def is_entitled(self) -> bool:
+        return not self.owed or (self.is_listed and not self.has_fallen)
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        return self.is_listed, self.stood
+
+    def find(self, commitment: Commitment) -> _Window | None:
+        """Return the window in which this place is wanted."""
+        for one in self.windows.values():
+            window = one.window
+            if window.version == commitment.version and commitment.index in one.states:
+                return one if window.commitment(commitment.index) == commitment else None
+        return None
+
+    def to_bytes(self) -> bytes:
+        return pack(
+            [
+                *(self.owed, self.stood, self.has_fallen, self.is_listed, self.unforgiven),
+                *(self.was_repeated, self.banned_until, self.active),
+                [[version, index] for version, index in self.next.items()],
+                [one.to_list() for one in self.windows.values()],
+            ]
+        )
+
+
+@dataclass(slots=True)
+class _Validator:
+    """What is known of one validator."""
+
+    verdicts: int = 0
+    is_convicted: bool = False
+    looks: BoundedDict[bytes, Weight] = field(default_factory=lambda: BoundedDict(LOOKS))
+    """What audits said of it, by the commitment's digest."""
+    waits_since: float = math.inf
+    """Served time of the first window that it was assigned since its last verdict."""
+    passed_until: float = 0.0
+    passed: int = 0
+    """Times that it was passed over without a verdict between."""
+
+    def to_bytes(self) -> bytes:
+        looks = [[digest, int(weight)] for digest, weight in self.looks.items()]
+        silence = [self.waits_since, self.passed_until, self.passed]
+        return pack([self.verdicts, self.is_convicted, looks, *silence])
+
+
 class Gate:
     """Standing, windows, dice and validators of a run, as its trainer sees them."""
 
@@ -163,12 +365,33 @@ class Gate:
             most_in_standing: Names in standing that are remembered.
             most_newcomers: Newcomers that are remembered.
         """
+        self._me = me
+        self._secret = secret
+        self._most_in_standing = most_in_standing
+        self._most_newcomers = most_newcomers
+        self._in_standing: dict[PeerId, _Name] = {}
+        self._newcomers: dict[PeerId, _Name] = {}
+        self._validators: dict[PeerId, _Validator] = {}
+        self._credit = CREDIT
+        self._contests: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
+        """By network: when it last asked for a contested rejection to be repeated."""
+        self._contested: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
+        """By network: when one was."""
+        self._repeated: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
+        """By network: when a first rejection beyond doubt was repeated."""
+        self._changed: dict[tuple[str, PeerId], None] = {}
 
     # -- records ---------------------------------------------------------------------------
 
     def take_changed(self) -> list[Row]:
-        """Return the rows that changed since the last call, in the order to write them."""
-        raise NotImplementedError
+        """Return the rows that changed since the last call, in the order to write them:
+        validators first, so that no strike is lost."""
+        rows = []
+        for kind, peer in sorted(self._changed, key=lambda one: one[0], reverse=True):
+            known = self._find(peer) if kind == "name" else self._validators.get(peer)
+            rows.append(Row(kind=kind, peer=peer, data=known.to_bytes() if known else None))
+        self._changed.clear()
+        return rows
 
     def restore_untrusted(self, kind: str, peer: PeerId, data: bytes) -> None:
         """Take up a row of an earlier life.
@@ -176,11 +399,29 @@ class Gate:
         Raises:
             BadMessage: It is none.
         """
-        raise NotImplementedError
+        if kind == "validator":
+            self._validators[peer] = _decode_validator_untrusted(data)
+        elif kind == "name":
+            name = _decode_name_untrusted(peer, data)
+            self._newcomers[peer] = name
+            self._place(peer, name)
+        else:
+            raise BadMessage(f"a gate has no row of kind {kind!r:.20}")
 
     def standing(self, name: PeerId, now: Situation, *, is_listed: bool) -> Standing:
         """Return what is known of ``name``."""
-        raise NotImplementedError
+        known = self._find(name)
+        if known is None:
+            owed = 0 if is_listed else now.trust.probation
+            return Standing(owed=owed, is_in_standing=is_listed)
+        has_earned_it = not known.owed and name in self._in_standing
+        is_in_standing = has_earned_it or (is_listed and not known.has_fallen)
+        return Standing(
+            stood=known.stood,
+            owed=0 if is_in_standing else known.owed,
+            is_in_standing=is_in_standing,
+            banned_until=known.banned_until,
+        )
 
     # -- windows ---------------------------------------------------------------------------
 
@@ -193,16 +434,77 @@ class Gate:
         of room has ``retry`` and blames nobody. ``is_listed``: the run file names the worker,
         or it holds the owner's invite.
         """
-        raise NotImplementedError
+        window = signed.window
+        name = self._find(window.node)
+        if (refused := self._refuse(window, name, now)) is not None:
+            return refused
+        if name is not None and (known := name.windows.get(window.digest)) is not None:
+            return known.assignment
+        standing = self.standing(window.node, now, is_listed=is_listed)
+        is_newcomer = not standing.is_in_standing
+        if not window.contents:
+            return self._assign(window, (), self._me, standing)
+        if (refused := self._refuse_places(window, name, now, is_newcomer)) is not None:
+            return refused
+        scorer = self._draw_scorer(window, now) if is_newcomer else self._me
+        if (
+            is_newcomer
+            and scorer == self._me
+            and self._in_standing
+            and now.newcomers_load > NEWCOMERS_LOAD
+        ):
+            reason = "the trainer has no time to score newcomers now: ask again in a minute"
+            return Refused(reason, retry=True)
+        name = name or self._add(window.node, now)
+        name.is_listed = is_listed
+        name.owed = min(name.owed, now.trust.probation)
+        name.active = now.served
+        name.unforgiven += 1
+        first_fresh = now.newest - now.lag
+        name.next = {one: index for one, index in name.next.items() if one >= first_fresh}
+        name.next[window.version] = window.places.stop
+        self._place(window.node, name)
+        wanted = tuple(
+            index for index in window.places if is_newcomer or self._wants(window, index, now)
+        )
+        made = _Window(
+            signed,
+            self._assign(window, wanted, scorer, standing),
+            now.served,
+            dict.fromkeys(wanted, _State.PENDING),
+        )
+        name.windows[window.digest] = made
+        if scorer != self._me:
+            validator = self._validator(scorer)
+            validator.waits_since = min(validator.waits_since, now.served)
+        self._touch(window.node)
+        return made.assignment
 
     def expects(self, commitment: Commitment, now: Situation) -> Refused | None:
         """Return None if the trainer's own scorer waits for this content."""
-        raise NotImplementedError
+        name, one = self._look_up(commitment)
+        if name is None or one is None:
+            return Refused("no window that the trainer knows has this place", retry=False)
+        if name.banned_until > now.wall:
+            return _banned(name)
+        if one.assignment.scorer != self._me:
+            return Refused("the answer to its window names another scorer", retry=False)
+        if one.states[commitment.index] is not _State.PENDING:
+            return Refused("this place is not waited for any more", retry=False)
+        return None
 
     def came(self, commitment: Commitment) -> None:
-        """Note that the content is on the trainer's disk: it is not overdue any more. Told
-        again for each content in the inbox after a restart."""
-        raise NotImplementedError
+        """Note that wanted or audited content is on the trainer's disk: it is not overdue any
+        more. Tell it again for each content in the inbox after a restart."""
+        _, one = self._look_up(commitment)
+        if one is None:
+            return
+        index = commitment.index
+        if one.states[index] is _State.PENDING and one.assignment.scorer == self._me:
+            one.states[index] = _State.CAME
+        elif index in one.audits:
+            one.audits[index].asked = math.inf
+        self._touch(commitment.node)
 
     def groups_to_replay(
         self, window: Window, index: int, spreads: Sequence[bool], now: Situation
@@ -214,63 +516,585 @@ class Gate:
         and places that only the dice want (all claims are ``alike``), are replayed whole: else
         junk there would be seen with a fraction of ``share``.
         """
-        raise NotImplementedError
+        name = self._find(window.node)
+        known = None if name is None else name.windows.get(window.digest)
+        is_newcomer = known is None or known.assignment.is_newcomer
+        if is_newcomer or not _may_teach(window, index):
+            return tuple(range(len(spreads)))
+        return tuple(
+            number
+            for number, has_spread in enumerate(spreads)
+            if has_spread
+            or self._chance("group", window.digest, index, number) < now.trust.share
+        )
 
     # -- what the trainer's own scorer finds -----------------------------------------------
 
     def stood(self, commitment: Commitment, now: Situation) -> bool:
-        """The place is what it claims to be. Return True if it may be learnt from."""
-        raise NotImplementedError
+        """Note that a place is what it claims to be. Return True if it may be learnt from."""
+        name, one = self._look_up(commitment)
+        if name is None or one is None or one.assignment.scorer != self._me:
+            return False
+        if one.states[commitment.index] in _UNDECIDED:
+            self._decide(name, one, commitment, _State.STOOD, now)
+        is_good = one.states[commitment.index] is _State.STOOD and not one.is_void
+        return is_good and not one.assignment.is_newcomer
 
     def lied(self, commitment: Commitment, weight: Weight, now: Situation) -> Consequence:
-        """The trainer's replay rejects the place; `Weight.LIE` bans the name."""
-        raise NotImplementedError
+        """Note that the trainer's replay rejects a place; `Weight.LIE` bans the name."""
+        if commitment.terms != now.terms:
+            return self.excuse(commitment, now)
+        node = commitment.node
+        name, one = self._look_up(commitment)
+        if weight is Weight.LIE:
+            name = name or self._add(node, now)
+        state = None if one is None else one.states[commitment.index]
+        drop = (commitment,) if one is None else one.commitments
+        if name is not None and state is not _State.FAILED:
+            if one is not None:
+                one.states[commitment.index] = _State.FAILED
+                one.audits.pop(commitment.index, None)
+                one.excuse(*_UNDECIDED)
+            self._fall(node, name, now.trust.probation)
+            if weight is Weight.LIE:
+                name.banned_until = now.wall + BAN
+                name.was_repeated = False
+                drop = tuple(each for one in name.windows.values() for each in one.commitments)
+                for each in name.windows.values():
+                    each.excuse(*_UNDECIDED)
+        is_banned = name is not None and name.banned_until > now.wall
+        return Consequence(
+            node=node,
+            reason="a replay of its work shows a lie",
+            drop=drop,
+            is_newcomer_again=True,
+            banned_until=name.banned_until if name is not None and is_banned else None,
+        )
 
     def wrong_claim(self, commitment: Commitment, now: Situation) -> Consequence:
-        """A claim about a group is wrong, and no limit was touched on either side."""
-        raise NotImplementedError
+        """Note that a claim about a group is wrong, and no limit was touched on either side."""
+        found = self.lied(commitment, Weight.STRIKE, now)
+        return replace(found, reason="a claim about the rewards of a group is wrong")
 
     def inconclusive(self, commitment: Commitment, now: Situation) -> Consequence:
-        """The scorer cannot tell. Forgiven once in 32 windows."""
-        raise NotImplementedError
+        """Note that the scorer cannot tell, that content came too late to be scored, or that
+        its worker says that it is lost. That is forgiven once in 32 windows. For trouble of the
+        trainer's own there is `excuse`."""
+        name, one = self._look_up(commitment)
+        if commitment.terms != now.terms or name is None or one is None:
+            return self.excuse(commitment, now)
+        if one.states[commitment.index] not in _UNDECIDED:
+            return Consequence(node=commitment.node, reason="decided before")
+        self._decide(name, one, commitment, _State.EXCUSED, now)
+        return self._blame(name, one, commitment, "a place could not be decided", now)
 
-    def expire(self, now: Situation) -> list[Consequence]:
-        """Close what is overdue: wanted places that did not come to the trainer within ``lag``
-        versions and `DUE` served seconds, windows of other terms, windows whose validator is
-        silent or convicted, audits whose content did not come. Call it every few seconds."""
-        raise NotImplementedError
+    def excuse(self, commitment: Commitment, now: Situation) -> Consequence:
+        """Note that nothing can be said of a place, by no fault of its worker: the trainer's
+        engine failed, or the terms changed. It does not count; nobody is blamed."""
+        name, one = self._look_up(commitment)
+        if name is not None and one is not None and one.states[commitment.index] in _UNDECIDED:
+            self._decide(name, one, commitment, _State.EXCUSED, now)
+        reason = "nothing can be said of this place, and nobody is blamed"
+        return Consequence(node=commitment.node, reason=reason, drop=(commitment,))
+
+    def expire(self, now: Situation) -> list[Consequence | Audited]:
+        """Close what is overdue; call it every few seconds.
+
+        Wanted places that did not come to the trainer within ``lag`` versions and `DUE` served
+        seconds are blamed on their worker. Windows of other terms, and windows whose validator
+        is silent, convicted or gone, blame nobody. Audited content that its validator did not
+        send within `DUE` served seconds is a strike.
+        """
+        found: list[Consequence | Audited] = []
+        passed = self.passed_over(now)
+        for node, name in [*self._in_standing.items(), *self._newcomers.items()]:
+            for digest, one in list(name.windows.items()):
+                if not one.is_settled and self._is_overdue(one, passed, now):
+                    found += self._close(name, one, passed, now)
+                if one.is_settled and one.is_stale(now):
+                    del name.windows[digest]
+                    self._touch(node)
+        return found
 
     # -- validators ------------------------------------------------------------------------
 
     def verdict(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
         """Take a validator's verdict, whose signature the driver has checked.
 
-        ``network`` is that of the *worker* as far as known, else of the validator. `Wish.SEND`
-        opens an audit: content follows, and the trainer's replay goes to `audited`. The same
-        verdict gets the same answer until then, `Wish.TAKE` afterwards.
+        ``network`` is the worker's, as far as it is known. `Wish.SEND` opens an audit: the
+        content follows, and what the trainer's replay finds goes to `audited`. The same verdict
+        gets the same answer until the content came, `Wish.TAKE` afterwards.
         """
-        raise NotImplementedError
+        commitment = verdict.commitment
+        name, one = self._look_up(commitment)
+        validator = self._validators.get(verdict.validator)
+        if name is None or one is None or validator is None or validator.is_convicted:
+            return Wish.IGNORE
+        if one.assignment.scorer != verdict.validator or commitment.terms != now.terms:
+            return Wish.IGNORE
+        is_decided = verdict.verdict is not Verdict.INCONCLUSIVE
+        is_rejected = verdict.verdict is Verdict.REJECTED
+        state = one.states[commitment.index]
+        if is_decided and state in (_State.PENDING, _State.EXCUSED):
+            self._hear(verdict.validator, validator)
+        if state in _AUDITED:
+            if not is_decided or is_rejected != (state is _State.REJECTED_AUDIT):
+                return Wish.IGNORE
+            return Wish.SEND if one.audits[commitment.index].asked < math.inf else Wish.TAKE
+        if state is not _State.PENDING:
+            return Wish.IGNORE if state is _State.EXCUSED else Wish.TAKE
+        name.active = now.served
+        if not is_decided:
+            self._decide(name, one, commitment, _State.EXCUSED, now)
+            return Wish.TAKE
+        validator.verdicts += 1
+        if self._throw_audit(one, commitment) or (
+            is_rejected and self._is_first(name, verdict, now, network)
+        ):
+            one.audits[commitment.index] = _Audit(now.served, is_validators=True)
+            state = _State.REJECTED_AUDIT if is_rejected else _State.ACCEPTED_AUDIT
+            self._decide(name, one, commitment, state, now)
+            return Wish.SEND
+        state = _State.REJECTED if is_rejected else _State.STOOD
+        self._decide(name, one, commitment, state, now)
+        return Wish.TAKE
 
     def contest(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
-        """A worker says that a validator's signed rejection is wrong.
+        """Hear a worker say that a validator's signed rejection is wrong.
 
-        `Wish.SEND`: the budget takes it, content follows. `Wish.TAKE`: noted, the worker may
-        ask again in a minute; of those that ask, the network served longest ago is next.
+        `Wish.SEND`: the budget takes it, and content follows. `Wish.TAKE`: it is noted, and the
+        worker may ask again in a minute; of the networks that ask, the one served longest ago
+        is next. The budget grows with verdicts, never with contests.
         """
-        raise NotImplementedError
+        if verdict.verdict is not Verdict.REJECTED:
+            return Wish.IGNORE
+        commitment = verdict.commitment
+        self.verdict(verdict, now, network=network)  # if the validator has kept it to itself
+        name, one = self._look_up(commitment)
+        if name is None or one is None or one.assignment.scorer != verdict.validator:
+            return Wish.IGNORE
+        state = one.states[commitment.index]
+        if state is _State.REJECTED_AUDIT and one.audits[commitment.index].asked < math.inf:
+            return Wish.SEND
+        if state is not _State.REJECTED or commitment.terms != now.terms:
+            return Wish.IGNORE
+        self._contests[network] = now.served
+        self._contests.keep(lambda asked: now.served - asked <= ASKS_AGAIN)
+        waits = min(self._contests, key=lambda each: self._contested.get(each, -math.inf))
+        if self._credit < 1 or waits != network:
+            return Wish.TAKE
+        self._credit -= 1
+        self._contested.renew(network, now.served)
+        del self._contests[network]
+        one.audits[commitment.index] = _Audit(now.served, is_validators=False)
+        self._decide(name, one, commitment, _State.REJECTED_AUDIT, now)
+        return Wish.SEND
 
     def audited(
         self, verdict: SignedVerdict, finding: Finding | None, now: Situation
     ) -> Audited:
         """Say what the trainer's replay of an audited place found: the worst `Finding`, or None
         if everything is within limits. Told twice, it counts once."""
-        raise NotImplementedError
+        commitment = verdict.commitment
+        name, one = self._look_up(commitment)
+        if name is None or one is None or one.assignment.scorer != verdict.validator:
+            return Audited(worker=None, weight=Weight.NOTHING)
+        is_rejected = verdict.verdict is Verdict.REJECTED
+        expected = _State.REJECTED_AUDIT if is_rejected else _State.ACCEPTED_AUDIT
+        if one.states[commitment.index] is not expected:
+            return Audited(worker=None, weight=Weight.NOTHING)
+        if commitment.terms != now.terms:
+            self.audit_inconclusive(commitment, now)
+            return Audited(worker=None, weight=Weight.NOTHING)
+        judged = self._strike(verdict.validator, commitment, weigh(verdict, finding))
+        if finding is not None:
+            return replace(judged, worker=self.lied(commitment, finding.weight, now))
+        self._decide(name, one, commitment, _State.STOOD, now)
+        return judged
 
     def audit_inconclusive(self, commitment: Commitment, now: Situation) -> None:
-        """The trainer could not repeat an audited place: the place does not count, nobody is
-        blamed."""
-        raise NotImplementedError
+        """Note that the trainer could not repeat an audited place: it does not count, and
+        nobody is blamed."""
+        name, one = self._look_up(commitment)
+        if name is None or one is None:
+            return
+        after = {
+            _State.ACCEPTED_AUDIT: _State.EXCUSED,
+            _State.REJECTED_AUDIT: _State.REJECTED,
+        }.get(one.states[commitment.index])
+        if after is not None:
+            self._decide(name, one, commitment, after, now)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
-        """Return the validators of the run that are drawn for nobody now, and why."""
-        raise NotImplementedError
+        """Return the validators of the run that are drawn for nobody now, and why.
+
+        One is *silent* that was assigned a window and has sent no decided verdict for `DUE`
+        served seconds. It is passed over for that long, twice as long the next time, and tried
+        again; any verdict of it ends that at once.
+        """
+        passed = {}
+        for peer in now.validators:
+            one = self._validators.get(peer)
+            if one is None:
+                continue
+            if now.served - one.waits_since > DUE:
+                one.passed_until = now.served + min(DUE * 2**one.passed, LONGEST_PASS)
+                one.passed += 1
+                one.waits_since = math.inf
+                self._touch(peer, "validator")
+            if one.is_convicted:
+                passed[peer] = "it signed what a replay shows to be false"
+            elif now.served < one.passed_until:
+                passed[peer] = f"it is silent, for the {one.passed}. time"
+        return passed
+
+    # -- inside ----------------------------------------------------------------------------
+
+    def _find(self, name: PeerId) -> _Name | None:
+        return self._in_standing.get(name) or self._newcomers.get(name)
+
+    def _look_up(self, commitment: Commitment) -> tuple[_Name | None, _Window | None]:
+        name = self._find(commitment.node)
+        return name, None if name is None else name.find(commitment)
+
+    def _validator(self, peer: PeerId) -> _Validator:
+        self._touch(peer, "validator")
+        return self._validators.setdefault(peer, _Validator())
+
+    def _touch(self, peer: PeerId, kind: str = "name") -> None:
+        self._changed[kind, peer] = None
+
+    def _refuse(self, window: Window, name: _Name | None, now: Situation) -> Refused | None:
+        """Ask what costs least, and holds for repetitions as well."""
+        if window.terms != now.terms:
+            return Refused("the run's terms are others now: fetch its newest edition", False)
+        if window.version > now.newest:
+            return Refused(f"version {window.version} is not out yet", retry=False)
+        return _banned(name) if name is not None and name.banned_until > now.wall else None
+
+    def _refuse_places(
+        self, window: Window, name: _Name | None, now: Situation, is_newcomer: bool
+    ) -> Refused | None:
+        if now.newest - window.version > now.lag:
+            reason = f"version {window.version} is stale: the newest is {now.newest}"
+            return Refused(reason, retry=False)
+        if len(window.contents) > now.trust.window:
+            reason = f"a window of this run has at most {now.trust.window} places"
+            return Refused(reason, retry=False)
+        due = 0 if name is None else name.next.get(window.version, 0)
+        if window.first != due:
+            is_known = "is committed already" if window.first < due else "is not the next"
+            reason = f"place {window.first} {is_known}: the next is {due}"
+            return Refused(reason, retry=False, next=due)
+        if name is not None:
+            unsettled = sum(not one.is_settled for one in name.windows.values())
+            if unsettled >= (MAX_OPEN_NEWCOMER if is_newcomer else MAX_OPEN):
+                reason = (
+                    f"{unsettled} windows of this name are not settled yet: ask again later"
+                )
+                return Refused(reason, retry=True)
+            missing = self._oldest_missing(name, window.version)
+            if not is_newcomer and window.first - missing >= MAX_AHEAD:
+                reason = f"the content of place {missing} has to come first"
+                return Refused(reason, retry=True)
+            if len(name.windows) >= MAX_KEPT:
+                settled = (digest for digest, one in name.windows.items() if one.is_settled)
+                del name.windows[next(settled)]
+        return None
+
+    def _oldest_missing(self, name: _Name, version: PolicyVersion) -> int:
+        """Return the first place under ``version`` whose content the trainer's scorer lacks."""
+        return min(
+            (
+                index
+                for one in name.windows.values()
+                if one.window.version == version and one.assignment.scorer == self._me
+                for index, state in one.states.items()
+                if state is _State.PENDING
+            ),
+            default=name.next.get(version, 0),
+        )
+
+    def _assign(
+        self, window: Window, wanted: tuple[int, ...], scorer: PeerId, standing: Standing
+    ) -> Assignment:
+        return Assignment(
+            window=window.digest,
+            wanted=wanted,
+            scorer=scorer,
+            is_newcomer=not standing.is_in_standing,
+            stood=standing.stood,
+            owed=standing.owed,
+        )
+
+    def _chance(self, purpose: str, digest: bytes, *numbers: int) -> float:
+        """Throw the dice for a purpose: a number from 0 to below 1, always the same."""
+        thrown = blake3(pack([purpose, digest, *numbers]), key=self._secret).digest(length=6)
+        return float(int.from_bytes(thrown, "big") / 2**48)
+
+    def _wants(self, window: Window, index: int, now: Situation) -> bool:
+        chance = self._chance("place", window.digest, index)
+        return _may_teach(window, index) or chance < now.trust.share
+
+    def _draw_scorer(self, window: Window, now: Situation) -> PeerId:
+        passed = self.passed_over(now)
+        drawn = [one for one in now.validators if one not in passed and one != window.node]
+        if not drawn:
+            return self._me
+        return drawn[int(self._chance("scorer", window.digest) * len(drawn))]
+
+    # -- standing --
+
+    def _add(self, node: PeerId, now: Situation) -> _Name:
+        name = _Name(owed=now.trust.probation, active=now.served)
+        self._newcomers[node] = name
+        self._make_room_for(node)
+        self._touch(node)
+        return name
+
+    def _make_room_for(self, node: PeerId) -> None:
+        if len(self._newcomers) > self._most_newcomers:
+            others = (one for one in self._newcomers if one != node)
+            gone = min(others, key=lambda one: self._newcomers[one].active)
+            del self._newcomers[gone]
+            self._touch(gone)
+
+    def _place(self, node: PeerId, name: _Name) -> None:
+        """Put ``name`` into the table where it belongs."""
+        if not name.is_entitled:
+            if self._in_standing.pop(node, None) is not None:
+                self._newcomers[node] = name
+            self._make_room_for(node)
+            return
+        if node in self._in_standing:
+            return
+        if len(self._in_standing) >= self._most_in_standing:
+            least = min(self._in_standing, key=lambda one: self._in_standing[one].rank)
+            if self._in_standing[least].rank >= name.rank:
+                self._make_room_for(node)
+                return
+            del self._in_standing[least]
+            self._touch(least)
+        self._newcomers.pop(node, None)
+        self._in_standing[node] = name
+
+    def _fall(self, node: PeerId, name: _Name, owed: int) -> None:
+        name.owed = max(name.owed, owed)
+        name.has_fallen = True
+        self._place(node, name)
+        self._touch(node)
+
+    def _blame(
+        self, name: _Name, one: _Window, commitment: Commitment, reason: str, now: Situation
+    ) -> Consequence:
+        """A wanted place did not come or was inconclusive. A window is blamed once."""
+        node = commitment.node
+        if one.is_blamed:
+            return Consequence(node=node, reason=reason, drop=(commitment,))
+        one.is_blamed = True
+        is_forgiven = name.unforgiven >= FORGIVEN_EVERY
+        if is_forgiven:
+            name.unforgiven = 0
+        probation = now.trust.probation
+        owed = min(math.ceil(1 / now.trust.share), probation) if is_forgiven else probation
+        self._fall(node, name, owed)
+        return Consequence(
+            node=node,
+            reason=reason,
+            drop=(commitment,),
+            is_newcomer_again=not is_forgiven,
+            is_forgiven=is_forgiven,
+        )
+
+    def _decide(
+        self, name: _Name, one: _Window, commitment: Commitment, state: _State, now: Situation
+    ) -> None:
+        one.states[commitment.index] = state
+        if state not in _AUDITED:
+            one.audits.pop(commitment.index, None)
+        self._count(commitment.node, name, one)
+
+    def _count(self, node: PeerId, name: _Name, one: _Window) -> None:
+        """Count the places of a window that is settled, once."""
+        self._touch(node)
+        validator = self._validators.get(one.assignment.scorer)
+        is_doubtful = validator is not None and validator.is_convicted
+        if one.is_counted or not one.is_settled or one.is_void or is_doubtful:
+            return
+        one.is_counted = True
+        stood = sum(state is _State.STOOD for state in one.states.values())
+        name.stood += stood
+        if one.assignment.is_newcomer:
+            name.owed = max(name.owed - stood, 0)
+            name.has_fallen = name.has_fallen and name.owed > 0
+        self._place(node, name)
+
+    # -- deadlines --
+
+    @staticmethod
+    def _is_overdue(one: _Window, passed: dict[PeerId, str], now: Situation) -> bool:
+        scorer = one.assignment.scorer
+        return (
+            one.window.terms != now.terms
+            or scorer in passed
+            or (one.is_stale(now) and now.served - one.since > DUE)
+            or any(now.served - each.asked > DUE for each in one.audits.values())
+            or (bool(one.assignment.is_newcomer) and scorer not in now.validators)
+        )
+
+    def _close(
+        self, name: _Name, one: _Window, passed: dict[PeerId, str], now: Situation
+    ) -> Iterator[Consequence | Audited]:
+        """Close what of an unsettled window is overdue."""
+        scorer = one.assignment.scorer
+        is_mine = scorer == self._me
+        if one.window.terms != now.terms:
+            gone = [index for index, state in one.states.items() if state in _UNDECIDED]
+            one.excuse(*_UNDECIDED, *_AUDITED)
+            drop = tuple(map(one.window.commitment, gone))
+            reason = "it was made under terms that are not the run's any more"
+            yield Consequence(node=one.window.node, reason=reason, drop=drop)
+        elif not is_mine and (scorer in passed or scorer not in now.validators):
+            one.excuse(_State.PENDING)
+        elif one.is_stale(now) and now.served - one.since > DUE:
+            for index, state in [*one.states.items()]:
+                if state is _State.PENDING:
+                    one.states[index] = _State.EXCUSED
+                    if is_mine:
+                        commitment = one.window.commitment(index)
+                        yield self._blame(name, one, commitment, "a place never came", now)
+        for index, audit in [*one.audits.items()]:
+            if now.served - audit.asked > DUE:
+                commitment = one.window.commitment(index)
+                if audit.is_validators:
+                    yield self._strike(scorer, commitment, Weight.STRIKE)
+                    self.audit_inconclusive(commitment, now)
+                else:
+                    self._decide(name, one, commitment, _State.FAILED, now)
+        self._count(one.window.node, name, one)
+
+    # -- validators --
+
+    def _hear(self, peer: PeerId, validator: _Validator) -> None:
+        validator.waits_since, validator.passed_until, validator.passed = math.inf, 0.0, 0
+        self._touch(peer, "validator")
+
+    def _throw_audit(self, one: _Window, commitment: Commitment) -> bool:
+        """Add to the budget of audits, and throw the dice for one verdict."""
+        each = AUDITS / 2
+        is_full = self._credit >= CREDIT
+        self._credit = min(self._credit + each, CREDIT)
+        chance = self._chance("audit", one.assignment.window, commitment.index)
+        return chance < (AUDITS if is_full else each)
+
+    def _is_first(
+        self, name: _Name, verdict: SignedVerdict, now: Situation, network: str
+    ) -> bool:
+        """Return True if this is a newcomer's first rejection beyond doubt, and its network had
+        none repeated lately."""
+        if name.was_repeated or weigh(verdict, None) is not Weight.LIE:
+            return False
+        if now.served - self._repeated.get(network, -math.inf) < DUE:
+            return False
+        self._repeated.renew(network, now.served)
+        name.was_repeated = True
+        return True
+
+    def _strike(self, peer: PeerId, commitment: Commitment, weight: Weight) -> Audited:
+        """Note what an audit says of a validator."""
+        validator = self._validator(peer)
+        validator.looks[commitment.digest] = weight
+        lies = [digest for digest, one in validator.looks.items() if one is Weight.LIE]
+        strikes = [digest for digest, one in validator.looks.items() if one is Weight.STRIKE]
+        is_convicted = bool(lies) or len(strikes) >= STRIKES
+        is_news = is_convicted and not validator.is_convicted
+        validator.is_convicted |= is_convicted
+        return Audited(
+            worker=None,
+            weight=weight,
+            is_convicted=is_news,
+            strikes=tuple(lies[:1] or strikes) if is_convicted else (),
+        )
+
+
+def _may_teach(window: Window, index: int) -> bool:
+    return any(claim is not Claim.ALIKE for claim in window.claims_of(index))
+
+
+def _banned(name: _Name) -> Refused:
+    reason = f"this name is banned for a lie until {name.banned_until:.0f} (seconds since 1970)"
+    return Refused(reason, retry=False)
+
+
+def _decode_name_untrusted(node: PeerId, data: bytes) -> _Name:
+    fields = fields_untrusted(
+        unpack_untrusted(data, max_items=1 << 16, max_list=MAX_KEPT),
+        *(int, int, bool, bool, int, bool, float, float, list, list),
+        what="row of a name",
+    )
+    *numbers, following, windows = fields
+    name = _Name(*numbers)
+    if name.owed < 0 or name.stood < 0 or not math.isfinite(name.banned_until + name.active):
+        raise BadMessage("a number of a name's row makes no sense")
+    name.next = dict(fields_untrusted(one, int, int, what="place") for one in following)
+    for row in windows:
+        one = _decode_window_untrusted(row)
+        if one.window.node != node:
+            raise BadMessage("a window in the row of a name is another's")
+        name.windows[one.assignment.window] = one
+    return name
+
+
+def _decode_window_untrusted(row: object) -> _Window:
+    raw, scorer, newcomer, stood, owed, since, counted, blamed, states, audits = (
+        fields_untrusted(
+            row,
+            *(bytes, bytes, bool, int, int, float, bool, bool, list, list),
+            what="row of a window",
+        )
+    )
+    signed = decode_window_untrusted(raw, None)
+    found: dict[int, _State] = {}
+    for pair in states:
+        index, state = fields_untrusted(pair, int, int, what="state of a place")
+        if index not in signed.window.places or state not in set(_State):
+            raise BadMessage("a state of a place makes no sense")
+        found[index] = _State(state)
+    one = _Window(
+        signed,
+        Assignment(
+            window=signed.window.digest,
+            wanted=tuple(found),
+            scorer=decode_peer_id_untrusted(scorer),
+            is_newcomer=newcomer,
+            stood=stood,
+            owed=owed,
+        ),
+        since,
+        found,
+        is_counted=counted,
+        is_blamed=blamed,
+    )
+    for each in audits:
+        index, asked, is_validators = fields_untrusted(each, int, float, bool, what="audit")
+        one.audits[index] = _Audit(asked, is_validators)
+    if {*one.audits} != {index for index, state in found.items() if state in _AUDITED}:
+        raise BadMessage("the audits of a window do not fit its places")
+    return one
+
+
+def _decode_validator_untrusted(data: bytes) -> _Validator:
+    verdicts, convicted, looks, waits, until, passed = fields_untrusted(
+        unpack_untrusted(data, max_items=1 << 10, max_list=LOOKS),
+        *(int, bool, list, float, float, int),
+        what="row of a validator",
+    )
+    one = _Validator(verdicts, convicted, waits_since=waits, passed_until=until, passed=passed)
+    if not 0 <= passed <= 1 << 10:
+        raise BadMessage("a number of a validator's row makes no sense")
+    for look in looks:
+        digest, weight = fields_untrusted(look, bytes, int, what="audit")
+        if len(digest) != DIGEST_BYTES or weight not in set(Weight):
+            raise BadMessage("an audit in the row of a validator makes no sense")
+        one.looks[digest] = Weight(weight)
+    return one

@@ -92,8 +92,8 @@ class Records:
         }
 
 
-class ValidatorStats:
-    """All that a validator counts."""
+class ScoringStats:
+    """All that a scorer counts, a validator's or the trainer's."""
 
     def __init__(self) -> None:
         self.records = Records()
