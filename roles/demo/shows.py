@@ -30,6 +30,9 @@ Decode = Callable[[Sequence[int]], str]
 """Tokens as text."""
 
 
+DEMO_TRUST: Final = TrustTerms(share=0.25, probation=8, window=4)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Show:
     """One play of the demo's cast."""
@@ -91,7 +94,7 @@ class Show:
     checkpoint_every: int = 1
     """Steps between checkpoints."""
 
-    trust: TrustTerms = TrustTerms(share=0.25, probation=8, window=4)
+    trust: TrustTerms = field(default_factory=lambda: DEMO_TRUST)
     """How workers earn it that not all of their work is checked: a demo is short, so a newcomer
     owes little, and more is looked at to make up for it."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
 
 from rich.console import Group as Lines
@@ -165,8 +165,7 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
         )
     ]
     lines += [
-        _line(_ban_line(name, ban), "yellow")
-        for name, ban in list(status.bans.items())[:BANS]
+        _line(_ban_line(name, ban), "yellow") for name, ban in list(status.bans.items())[:BANS]
     ]
     reasons: dict[str, int] = {}
     for health in (*status.role("validator"), *status.role("trainer")):

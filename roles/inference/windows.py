@@ -26,6 +26,7 @@ from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, frame
+from p2p.world import Timer
 from proofs.checks import Verdict
 from roles.inference.outbox import FullPlace, Outbox
 from roles.inference.stats import InferenceCounts
@@ -90,7 +91,7 @@ class Windows:
         self._durable = durable
         self._finish = finish
         self._open: list[FullPlace] = []
-        self._close_at: object | None = None
+        self._timer: Timer | None = None
         self._closed: deque[list[FullPlace]] = deque()
         self._to_send = Notifier()
         self._changed = Notifier()
@@ -157,13 +158,13 @@ class Windows:
             if self._step_seconds is not None:
                 patience = terms.recipe.lag * self._step_seconds / 20
             world = self._node.world
-            self._close_at = world.call_at(world.now() + patience, self.close)
+            self._timer = world.call_at(world.now() + patience, self.close)
 
     def close(self) -> None:
         """Send what is in the open window."""
-        if self._close_at is not None:
-            self._close_at.cancel()
-            self._close_at = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._open:
             self._closed.append(self._open)
             self._open = []

@@ -34,7 +34,7 @@ from roles import own
 from roles.diloco.core.terms import Algorithm, Goal
 from roles.run import people
 from roles.run.core.file import Run, sign_run
-from roles.run.core.trust import TrustTerms, leak
+from roles.run.core.trust import TrustTerms
 from roles.run.draft import check_calibrated, check_suited, read_draft
 
 TURNCOATS = (0.05, 0.2)
@@ -118,8 +118,7 @@ def _summary(run: Run) -> str:
         *_base(run),
         f"limits      {_limits(run)}",
         f"admission   {_admission(run)}",
-        *([f"bans        for {run.terms.ban_seconds:,} s"] if run.terms.ban_seconds else []),
-        *_trust(run.terms.trust),
+        _trust(run.terms.trust),
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
     ]
@@ -174,22 +173,12 @@ def _limits(run: Run) -> str:
     )
 
 
-def _trust(trust: TrustTerms | None) -> Iterator[str]:
-    """What is checked, and what its owner accepts to learn from unseen."""
-    if trust is not None:
-        places, _ = trust.slip(1)
-        yield (
-            f"trust       after {trust.probation} places {trust.share:.0%} of a worker's are"
-            f" checked, by {trust.validators} validators: a liar gets at most {places:.0f} more"
-            " through"
-        )
-        leaks = ", ".join(f"{leak(trust, turn):.2%} if {turn:.0%} do" for turn in TURNCOATS)
-        yield f"leak        of what is learnt from at most {leaks}"
-        if trust.worth() >= 0:
-            yield (
-                f"warning     to lie and come back under new names wins {trust.worth():.0f}"
-                " places a name: raise probation or share"
-            )
+def _trust(trust: TrustTerms) -> str:
+    """Return what a newcomer owes, and what is looked at later."""
+    return (
+        f"trust       a newcomer's first {trust.probation} places are scored whole; later what"
+        f" is learnt from, and {trust.share:.0%} of the rest"
+    )
 
 
 def _as_json(run: Run) -> str:

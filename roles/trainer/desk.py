@@ -76,7 +76,15 @@ from roles.shared.durable import Durable
 from roles.shared.seats import STRANGERS, Seats
 from roles.shared.standing import RoleStanding
 from roles.trainer.core.demand import Demand
-from roles.trainer.core.gate import DUE, Assignment, Consequence, Gate, Situation, Wish
+from roles.trainer.core.gate import (
+    DUE,
+    Assignment,
+    Audited,
+    Consequence,
+    Gate,
+    Situation,
+    Wish,
+)
 from roles.trainer.intake import Intake
 from roles.trainer.records import TICK, GateRecords
 from roles.trainer.taken import TakenPlace
@@ -194,8 +202,11 @@ class WorkDesk:
             before, ticks = now, ticks + 1
             self._newcomers_busy *= 0.99
             if ticks % EXPIRE_EVERY == 0:
-                for consequence in self.gate.expire(self.situation()):
-                    await self._follow(consequence)
+                for found in self.gate.expire(self.situation()):
+                    if isinstance(found, Audited):
+                        await self._follow_audit(found)
+                    else:
+                        await self._follow(found)
                 await self._records.write(self.gate)
                 self._freed.notify_all()
 
@@ -712,10 +723,8 @@ class WorkDesk:
                     verdict.rewards, ruling.rewards
                 )
             audited = self.gate.audited(verdict, finding, self.situation())
-            if audited.worker is not None:
-                await self._follow(audited.worker)
-                if audited.worker.banned_until is not None:
-                    await self._keep_evidence(BAN_KIND, verdict, submission, finding)
+            if audited.worker is not None and audited.worker.banned_until is not None:
+                await self._keep_evidence(BAN_KIND, verdict, submission, finding)
             if audited.weight >= Weight.STRIKE:
                 self.lies += 1
                 logger.warning(
@@ -724,15 +733,21 @@ class WorkDesk:
                     finding or "a rejection of work that is in order",
                 )
                 await self._keep_evidence(LIE_KIND, verdict, submission, finding)
-            if audited.is_convicted:
-                self._world.trace("validator.convicted", validator=str(verdict.validator))
-                logger.warning(
-                    "validator %s lies: it scores nobody any more. The proof is in %s; ask the"
-                    " run's owner for an edition that does not name it",
-                    verdict.validator,
-                    self._world.disk.locate(EVIDENCE),
-                )
+            await self._follow_audit(audited)
         await self._records.write(self.gate)
+
+    async def _follow_audit(self, audited: Audited) -> None:
+        if audited.worker is not None:
+            await self._follow(audited.worker)
+        if audited.is_convicted:
+            convicted = self.liars
+            self._world.trace("validator.convicted", validator=", ".join(map(str, convicted)))
+            logger.warning(
+                "a validator lies and scores nobody any more (now passed over: %s). The proof"
+                " is in %s; ask the run's owner for an edition that does not name it",
+                ", ".join(f"{who}: {why}" for who, why in convicted.items()),
+                self._world.disk.locate(EVIDENCE),
+            )
 
 
 def _contradict(claims: Sequence[Claim], found: Sequence[Claim]) -> bool:

@@ -18,13 +18,13 @@ from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
 from roles.protocol.scorer import Scorer
+from roles.protocol.stats import ScoringStats
 from roles.run import Run, run_of
 from roles.shared.model_files import keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.config import ValidatorConfig
 from roles.validator.session import ValidatorSession
-from roles.protocol.stats import ScoringStats
 from roles.validator.status import ValidatorStatus, facts_of, status_of
 
 

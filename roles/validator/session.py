@@ -60,12 +60,12 @@ from roles.protocol.door import Door
 from roles.protocol.reading import FIRST_BYTE_SECONDS, receive_content, receive_frame
 from roles.protocol.request import PATIENCE, Backoff, offer
 from roles.protocol.scorer import Ruling, Scorer
+from roles.protocol.stats import ScoringStats
 from roles.run import Run, run_of
 from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
 from roles.shared.seats import Seats
 from roles.shared.standing import AtRest, RoleStanding
-from roles.protocol.stats import ScoringStats
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from p2p.node.role import Fact
 from p2p.shardcast.manifest import NO_POLICY
+from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import because
 from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.session import ValidatorSession
-from roles.protocol.stats import ScoringStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,5 +77,5 @@ def facts_of(status: ValidatorStatus, stats: ScoringStats) -> Iterator[Fact]:
     yield Fact("work", ", ".join(parts))
     yield Fact(
         "queue",
-        f"{status.queue:,} to be scored, {status.undelivered:,} verdicts for the trainer to take",
+        f"{status.queue:,} to be scored, {status.undelivered:,} verdicts for the trainer",
     )

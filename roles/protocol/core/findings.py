@@ -25,6 +25,9 @@ statistic near a limit differ by less."""
 BEYOND_DOUBT: Final = 10.0
 """More times a limit than any honest numerics: in bfloat16 a token 9 nats below its draw, where
 one in a million is 1 below."""
+STRIKES: Final = 3
+"""Strikes that convict together. A false one in 10,000 replays makes three in 100 once in six
+million."""
 REWARDS_LIMIT: Final = 1e-3
 """By which a reward may differ from ours: environments are the same code on the same data, and
 differ by a rounding at most."""
@@ -79,4 +82,3 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.reason} ({self.statistic:g}, limit {self.limit:g})"
-
