@@ -223,6 +223,8 @@ class Windows:
                 break
             self._counts.retries += 1
             if isinstance(reply, Refused) and not reply.retry:
+                # nothing more is drawn before the trainer has said that it wants something
+                self._wanted_until[window.version] = 0
                 return await self._give_up(signed, reply.reason)
             await backoff.wait()
         self._note_answer(window, reply)

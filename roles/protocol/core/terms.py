@@ -7,9 +7,9 @@ terms is told from work that is wrong: it accuses nobody.
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.wire import pack
 from roles.protocol.core.window import content_digest
 from roles.run import Run
@@ -26,9 +26,19 @@ _SAMPLING: Final = (
 """Fields of the recipe that workers and scorers read; the others are the trainer's alone."""
 
 
-@lru_cache(maxsize=8)
+_computed: BoundedDict[bytes, bytes] = BoundedDict(8)
+"""Digests by signed document: the digest is asked for with each window."""
+
+
 def terms_digest(run: Run) -> bytes:
     """Return the 32 bytes of BLAKE3 over the terms that decide whether work is right."""
+    known = _computed.get(run.document)
+    if known is None:
+        known = _computed[run.document] = _compute(run)
+    return known
+
+
+def _compute(run: Run) -> bytes:
     table = run.terms.to_table()
     recipe = table["recipe"]
     assert isinstance(recipe, dict)
