@@ -43,9 +43,9 @@ from roles.ledger.core.receipt import (
 )
 from roles.ledger.core.wording import Wording, wording_untrusted
 from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
-from roles.ledger.repeating import MODEL, Repeated, bans_in, open_bystander
-from roles.protocol.core.groups import SignedVerdict, decode_verdict_untrusted
+from roles.ledger.repeating import MODEL, Repeated, open_bystander, proofs_in
 from roles.protocol.core.statements import EARNED_KIND
+from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.shared.reasons import printable
 
 LAST: Final = 20
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--evidence",
         action="store_true",
-        help="repeat the bans in it, and in its copies, with the run's model",
+        help="repeat a trainer's proofs of bans and convictions with the run's model",
     )
     audit.add_argument(
         "--from",
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="other nodes' folders with rejected work and policies",
+        help="other nodes' folders with policies",
     )
     audit.add_argument(
         "--model",
@@ -193,56 +193,59 @@ def _audit(options: argparse.Namespace) -> int:
     wrong = [str(flaw) for flaw in found.flaws]
     wrong += [f"entry {number}: {printable(why)}" for number, why in _void(read)]
     torn = None if found.torn is None else str(found.torn)
-    bans = _repeat_bans(options, folder, read) if options.evidence else []
+    proofs = _repeat_proofs(options, folder) if options.evidence else []
     if options.json:
         say(json.dumps({"author": None if found.author is None else str(found.author),
                         "entries": len(found.entries), "head": found.head.digest.hex(),
                         "flaws": wrong, "torn": torn,
-                        "bans": [_ban_table(ban) for ban in bans]}))  # fmt: skip
-        return FAILED if wrong or any(ban.is_wrong for ban in bans) else 0
+                        "proofs": [_proof_table(one) for one in proofs]}))  # fmt: skip
+        return FAILED if wrong or any(one.is_wrong for one in proofs) else 0
     for line in wrong:
         complain(line)
     if torn is not None:
         say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
     say(f"{read.path}: {len(found.entries):,} sound entries of {found.author or 'nobody'}")
-    for ban in bans:
-        say(_ban_line(ban))
+    for one in proofs:
+        say(_proof_line(one))
+    if options.evidence and not proofs:
+        say(f"{folder} keeps no proofs: those of bans and convictions lie in the trainer's")
     if wrong:
         raise ShoalError(
             "the ledger is not as it was written: restore it from a copy, and believe nothing"
             " that it says from the first fault on"
         )
-    return FAILED if any(ban.is_wrong for ban in bans) else 0
+    return FAILED if any(one.is_wrong for one in proofs) else 0
 
 
-def _repeat_bans(options: argparse.Namespace, folder: Path, read: Read) -> list[Repeated]:
+def _repeat_proofs(options: argparse.Namespace, folder: Path) -> list[Repeated]:
     run = read_run(options.run, folder)
     own = folder / MODEL
     model = options.model or (own if own.is_dir() else None)
     folders = [folder, *(one.expanduser() for one in options.sources)]
-    entries = bans_in([*read.found.entries, *read_copies(folder)])
-    if not entries:
+    paths = proofs_in(folder)
+    if not paths:
         return []
 
     async def repeat() -> list[Repeated]:
         async with open_bystander(run, folders, model) as bystander:
-            return [await bystander.look(entry) for entry in entries]
+            return [await bystander.look(path) for path in paths]
 
     return trio.run(repeat)
 
 
-def _ban_table(ban: Repeated) -> dict[str, Any]:
-    culprit = None if ban.culprit is None else str(ban.culprit)
-    return {"author": str(ban.author), "entry": ban.entry, "worker": culprit,
-            "outcome": ban.outcome.value, "why": ban.why}  # fmt: skip
+def _proof_table(one: Repeated) -> dict[str, Any]:
+    accused = None if one.accused is None else str(one.accused)
+    return {
+        "file": one.path.name,
+        "accused": accused,
+        "outcome": one.outcome.value,
+        "why": one.why,
+    }
 
 
-def _ban_line(ban: Repeated) -> str:
-    culprit = "nobody" if ban.culprit is None else ban.culprit
-    return (
-        f"ban of {culprit} by {ban.author}, entry {ban.entry}: {ban.outcome.value}"
-        f" ({printable(ban.why)})"
-    )
+def _proof_line(one: Repeated) -> str:
+    accused = "nobody" if one.accused is None else one.accused
+    return f"proof against {accused}: {one.outcome.value} ({printable(one.why)}); {one.path}"
 
 
 def _void(read: Read) -> Iterator[tuple[int, str]]:

@@ -1,28 +1,23 @@
-"""Bans repeated by a bystander: what they cite, and the model that is run on it, offline.
+"""Proofs of bans and convictions, repeated by a bystander with the run's model, offline.
 
-Theory of operation
--------------------
-A ban says that work cannot have been drawn by the policy that it names. Who has the work and
-the policy runs the model, as any validator does (`roles.protocol.replay`), and believes nobody:
-the work is bound by its worker's signature and by the digest that the verdict signs, the policy
-by the digest that the worker signed, and by its trainer's signature. Limits are those of the
-run file that the bystander holds.
-
-What comes of it is an `Outcome`. That content or policy is not at hand refutes nothing.
+A trainer keeps a proof for each name that it banned and each validator that it convicted
+(`roles.protocol.core.conviction`): the signed verdict, the worker's signed window, the content
+and what its replay found. A bystander opens the proof, which checks all signatures and digests,
+runs the model over the content and believes nobody. Only the policy has to be at hand. That it
+is not refutes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId, verify
-from p2p.ledger import Entry
 from p2p.machine import open_world
 from p2p.node.config import NodeConfig
 from p2p.shardcast.index import MAX_INDEX, digest_of
@@ -31,32 +26,25 @@ from p2p.shardcast.stored import HEAD, StoredPolicy, decode_head_untrusted
 from p2p.wire import KI
 from p2p.world import World
 from proofs.checks import Verdict
-from roles.engines.base import Engine, EngineError
+from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.engines.client import open_engine
 from roles.engines.config import AUTO, MachineLimits
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.envs.contained import EnvironmentFailed
 from roles.ledger.reading import read_regular
-from roles.protocol.core.bans import (
-    BAN_KIND,
-    Ban,
-    Bans,
-    convicts,
-    decode_ban_untrusted,
-)
-from roles.protocol.core.findings import worst
-from roles.protocol.core.groups import (
-    Commitment,
-    SignedVerdict,
-    Submission,
-    decode_submission_untrusted,
-)
-from roles.protocol.core.refusals import is_repeatable
-from roles.protocol.replay import open_refused, violated
+from roles.protocol.core.assignment import run_sampling
+from roles.protocol.core.conviction import Conviction, open_conviction_untrusted, weigh
+from roles.protocol.core.findings import Finding, Weight
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.window import Commitment
+from roles.protocol.replay import impossible_reward, wrong_reward
+from roles.protocol.scorer import Ruling, check_place, replay_all
 from roles.run import Run
-from roles.shared.evidence import FOLDER as EVIDENCE
-from roles.shared.sizes import MAX_HEAD, MAX_SUBMISSION
+from roles.shared.sizes import MAX_SUBMISSION, MAX_VERDICT
 
+EVIDENCE: Final = "trainer/evidence"
+"""Where a trainer keeps the proofs, in its folder."""
+_MAX_PROOF: Final = MAX_SUBMISSION + MAX_VERDICT + 16 * KI
 _MAX_POLICY_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 POLICIES: Final = "policies"
 """Folder of a bystander's own with the policy that its engine has."""
@@ -65,25 +53,24 @@ MODEL: Final = "model"
 
 
 class Outcome(Enum):
-    """What a bystander can say of a ban."""
+    """What a bystander can say of a proof."""
 
     REPEATED = "repeated"
-    """A replay finds enough to convict, too."""
+    """A replay finds the same."""
     REFUTED = "refuted"
-    """It was about this work, in which a replay finds too little."""
+    """A replay finds too little."""
     UNKNOWN = "cannot be repeated"
     """Something is not at hand."""
     VOID = "void"
-    """It counts for nobody in this run."""
+    """It does not open: it convicts nobody."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """One ban, looked at."""
+    """One proof, looked at."""
 
-    author: PeerId
-    entry: int
-    culprit: PeerId | None
+    path: Path
+    accused: PeerId | None
     outcome: Outcome
     why: str
 
@@ -107,17 +94,6 @@ class Sources:
         self._store = f"{NodeConfig().shardcast.folder}/{run.id.hex()[:16]}"
         self._copied: tuple[bytes, str] = b"", ""
         """The policy that is in the world's folder, and its path there."""
-
-    def submission(self, commitment: Commitment) -> Submission:
-        """The work that was committed to. Raises `_Missing`."""
-        name = commitment.content.hex()
-        for folder in self._folders:
-            with suppress(FileNotFoundError, BadMessage):
-                data = read_regular(folder / EVIDENCE / name, MAX_SUBMISSION + MAX_HEAD)
-                submission = decode_submission_untrusted(data, verify)
-                if submission.commitment == commitment:
-                    return submission
-        raise _Missing(f"the work {name[:16]} is in none of the folders")
 
     async def weights(self, commitment: Commitment) -> str:
         """The path, on the world's disk, of a copy of the policy that was committed to, every
@@ -180,7 +156,7 @@ class Sources:
 
 
 class Bystander:
-    """Repeats bans, one after the other."""
+    """Repeats proofs, one after the other."""
 
     def __init__(
         self, run: Run, environment: ContainedEnvironment, engine: Engine, sources: Sources
@@ -189,72 +165,60 @@ class Bystander:
         self._environment = environment
         self._engine = engine
         self._sources = sources
-        self._bans = Bans(verify)
         self._loaded = ""
 
-    async def look(self, entry: Entry) -> Repeated:
-        """What can be said of the ban in ``entry``."""
-        culprit = None
+    async def look(self, path: Path) -> Repeated:
+        """Return what can be said of the proof at ``path``."""
+        accused = None
         try:
-            culprit = decode_ban_untrusted(entry.body, verify).culprit
-            ban = self._bans.note_untrusted(entry, self._run, entry.wall)
-            if ban is None:
-                outcome, why = Outcome.VOID, "the same work had banned its worker before"
-            else:
-                outcome, why = await self._repeat(ban)
+            data = read_regular(path, _MAX_PROOF)
+            proof = open_conviction_untrusted(data, [terms_digest(self._run)], verify)
+            accused = proof.accused
+            outcome, why = await self._repeat(proof)
         except BadMessage as error:
             outcome, why = Outcome.VOID, str(error)
         except (_Missing, EngineError, EnvironmentFailed) as error:
             outcome, why = Outcome.UNKNOWN, str(error)
-        return Repeated(entry.author, entry.seqno, culprit, outcome, why)
+        return Repeated(path, accused, outcome, why)
 
-    async def _repeat(self, ban: Ban) -> tuple[Outcome, str]:
+    async def _score(self, tasks: Sequence[GroupTask], groups: Sequence[Group]) -> list[Scored]:
+        return await self._engine.score(tasks, groups, run_sampling(self._run))
+
+    async def _repeat(self, proof: Conviction) -> tuple[Outcome, str]:
         """Raises `_Missing`, and what engine and environment raise."""
-        found = []
-        for verdict in ban.evidence:
-            ours = await self._replay(verdict)
-            if ours is not None:
-                found.append(ours)
-        said = "; ".join(
-            f"{one.reason} ({one.statistic:g}, limit {one.limit:g})" for one in found
-        )
-        if convicts(found):
-            return Outcome.REPEATED, said
-        if not all(is_repeatable(verdict.reason) for verdict in ban.evidence):
-            raise _Missing("it rests on more of the worker's work than it cites")
-        return Outcome.REFUTED, said or "a replay finds nothing wrong with this work"
-
-    async def _replay(self, verdict: SignedVerdict) -> SignedVerdict | None:
-        """The verdict that we would sign; None if the work is in order, or is none of which a
-        model says anything."""
-        submission = self._sources.submission(verdict.commitment)
-        weights = await self._sources.weights(verdict.commitment)
-        try:
-            tasks, groups = await open_refused(self._run, self._environment, submission)
-        except BadMessage:
-            return None
+        submission, verdict = proof.submission, proof.verdict
+        if submission.commitment.run != self._run.id:
+            raise BadMessage("it is about another run")
+        weights = await self._sources.weights(submission.commitment)
         if weights != self._loaded:
             self._loaded = ""
             await self._engine.load(weights)
             self._loaded = weights
-        finding = worst(await violated(self._run, self._engine, tasks, groups))
-        if finding is None:
-            return None
-        return replace(
-            verdict,
-            verdict=Verdict.REJECTED,
-            reason=finding.reason,
-            statistic=finding.statistic,
-            limit=finding.limit,
+        ruling = await check_place(
+            self._run, self._environment, self._score, submission, replay_all
         )
+        found = _finding(proof, ruling)
+        said = str(found or "a replay finds nothing wrong with this work")
+        if proof.accused == verdict.validator:
+            is_repeated = weigh(verdict, found) >= Weight.STRIKE
+        else:
+            is_repeated = found is not None and found.weight is Weight.LIE
+        return (Outcome.REPEATED if is_repeated else Outcome.REFUTED), said
+
+
+def _finding(proof: Conviction, ruling: Ruling) -> Finding | None:
+    if ruling.finding is not None or proof.verdict.verdict is not Verdict.ACCEPTED:
+        return ruling.finding
+    signed = proof.verdict.rewards
+    return impossible_reward(signed) or wrong_reward(signed, ruling.rewards)
 
 
 @asynccontextmanager
 async def open_bystander(
     run: Run, folders: Iterable[Path], model: Path | None, engine: str = AUTO
 ) -> AsyncIterator[Bystander]:
-    """One who has the content and policies in ``folders`` of nodes, and, in a run with a base,
-    its tokenizer in ``model``. Raises `ConfigError`."""
+    """One who has the policies in ``folders`` of nodes and, in a run with a base, its tokenizer
+    in ``model``. Raises `ConfigError`."""
     if run.terms.model.base and model is None:
         raise ConfigError(
             f"run {run.name!r} speaks text: give the folder of its base as --model"
@@ -270,7 +234,6 @@ async def open_bystander(
         yield Bystander(run, environment, runner, Sources(world, run, list(folders)))
 
 
-def bans_in(entries: Iterable[Entry]) -> list[Entry]:
-    """The bans among ``entries``, each once, by author and number."""
-    found = {entry.digest: entry for entry in entries if entry.kind == BAN_KIND}
-    return sorted(found.values(), key=lambda entry: (entry.author, entry.seqno))
+def proofs_in(folder: Path) -> list[Path]:
+    """Return the paths of the proofs that the trainer in ``folder`` keeps."""
+    return sorted((folder / EVIDENCE).glob("*-*"))

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final
 
 import trio
@@ -31,8 +32,8 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
-from proofs.checks import Verdict
-from roles.engines.base import Engine, EngineError, Group, GroupTask
+from proofs.checks import ACCEPTED, Evidence, Judgement, Verdict
+from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
@@ -84,6 +85,8 @@ class Ruling:
     """Which groups the model was run over."""
     logprobs: bytes = b""
     """Little-endian float16 of every token of the replayed groups, in order."""
+    evidence: tuple[Evidence, ...] = ()
+    """Of the replayed groups, in order."""
     work: Work | None = None
     seconds: float = 0.0
     """What the place took the scorer."""
@@ -141,7 +144,6 @@ class Scorer:
         self._version = NO_POLICY
         """The version whose turn it is."""
         self._loaded = NO_POLICY, b""
-        self._turn = trio.Lock()
         self._history = DrawHistory()
         self._failures = Failures()
         self._began = node.world.now()
@@ -288,78 +290,27 @@ class Scorer:
             return inconclusive(ENGINE_FAILED)
 
     async def _check(self, job: _Job, run: Run) -> Ruling:
-        """Check terms, shape, rewards and draws, in this order.
-
-        Raises:
-            EnvironmentFailed, EngineError, StorageError, WorkerDied: Nothing is known.
-        """
-        commitment = job.submission.commitment
-        order = draw_order(run, commitment.node, commitment.version, commitment.policy)
-        try:
-            groups = await decode_off_loop(
-                self._node.world,
-                decode_groups_untrusted,
-                job.submission.content,
-                rate=DECODE_RATE,
-            )
-        except BadMessage as error:
-            return _no_answer(str(error))
-        if [group.group for group in groups] != list(order.numbers(commitment.index)):
-            return _no_answer("not the groups of its place in the draw order")
-        shaped = check_shapes(groups, run.shape())
-        if shaped.verdict is not Verdict.ACCEPTED:
-            return _no_answer(shaped.reason.value)
-        made = await self._environment.tasks(order.task_seeds(commitment.index))
-        pairs = order.with_draws(commitment.index, made)
-        tasks = tuple(task for task, _ in pairs)
-        paid = await self._environment.pay(answers_of(tasks, groups))
-        rewards = tuple(map(as_signed, paid.rewards))
-        size = run.terms.recipe.group_size
-        found = tuple(
-            claim_of(
-                rewards[at : at + size],
-                is_certain=not any(paid.failed[at : at + size]),
-            )
-            for at in range(0, len(rewards), size)
-        )
-        chosen = tuple(job.choose(found))
-        ruling = await self._replay(
-            job, run, [pairs[place][1] for place in chosen], [groups[place] for place in chosen]
-        )
-        return replace(
-            ruling,
-            tasks=tasks,
-            groups=groups,
-            rewards=rewards,
-            found=found,
-            replayed=chosen,
-            work=count_work(pairs, groups),
-        )
-
-    async def _replay(
-        self, job: _Job, run: Run, tasks: Sequence[GroupTask], groups: Sequence[Group]
-    ) -> Ruling:
-        if not groups:
-            return Ruling(verdict=Verdict.ACCEPTED, reason="")
-        commitment = job.submission.commitment
-        await dawdle(self._node.world, "scorer/slow replay")
-        async with self._turn:
+        async def score(tasks: Sequence[GroupTask], groups: Sequence[Group]) -> list[Scored]:
+            commitment = job.submission.commitment
+            await dawdle(self._node.world, "scorer/slow replay")
             with self._node.shardcast.pin(commitment.version) as weights:
                 await self._load(commitment.version, commitment.policy, weights)
                 scored = await self._engine.score(tasks, groups, run_sampling(run))
-        self.groups += len(groups)
-        limits = run_of(self._node).terms.limits
-        evidence = [one.evidence for one in scored]
-        judgement = judge_all(evidence, limits)
-        if judgement.verdict is Verdict.ACCEPTED:
-            judgement = self._history.judge(commitment.node, evidence, limits)
-        return Ruling(
-            verdict=judgement.verdict,
-            reason=judgement.reason.value,
-            statistic=float(judgement.statistic),
-            limit=float(judgement.limit),
-            logprobs=b"".join(one.logprobs for one in scored),
+            self.groups += len(groups)
+            return scored
+
+        decode = partial(
+            decode_off_loop, self._node.world, decode_groups_untrusted, rate=DECODE_RATE
         )
+        ruling = await check_place(
+            run, self._environment, score, job.submission, job.choose, decode
+        )
+        if ruling.verdict is Verdict.ACCEPTED and ruling.evidence:
+            limits, node = run_of(self._node).terms.limits, job.submission.commitment.node
+            judgement = self._history.judge(node, ruling.evidence, limits)
+            if judgement.verdict is not Verdict.ACCEPTED:
+                return _rejected(judgement, ruling)
+        return ruling
 
     async def _load(self, version: PolicyVersion, policy: bytes, weights: str) -> None:
         if (version, policy) == self._loaded:
@@ -369,6 +320,87 @@ class Scorer:
         await self._engine.load(weights)
         self._loaded = version, policy
         self.loads += 1
+
+
+Score = Callable[[Sequence[GroupTask], Sequence[Group]], Awaitable[list[Scored]]]
+"""Runs the model of the place's policy over groups."""
+
+
+async def check_place(
+    run: Run,
+    environment: ContainedEnvironment,
+    score: Score,
+    submission: Submission,
+    choose: Choice,
+    decode: Callable[[bytes], Awaitable[tuple[Group, ...]]] | None = None,
+) -> Ruling:
+    """Check the shape, rewards and draws of a place, in this order.
+
+    Args:
+        run: By whose terms it is judged.
+        environment: Makes the tasks and pays.
+        score: Runs the model.
+        submission: What is checked.
+        choose: Which groups the model is run over.
+        decode: Decodes the content off the loop; None: here.
+
+    Raises:
+        EnvironmentFailed, EngineError, StorageError, WorkerDied: Nothing is known.
+    """
+    commitment, content = submission.commitment, submission.content
+    order = draw_order(run, commitment.node, commitment.version, commitment.policy)
+    try:
+        groups = decode_groups_untrusted(content) if decode is None else await decode(content)
+    except BadMessage as error:
+        return _no_answer(str(error))
+    if [group.group for group in groups] != list(order.numbers(commitment.index)):
+        return _no_answer("not the groups of its place in the draw order")
+    shaped = check_shapes(groups, run.shape())
+    if shaped.verdict is not Verdict.ACCEPTED:
+        return _no_answer(shaped.reason.value)
+    made = await environment.tasks(order.task_seeds(commitment.index))
+    pairs = order.with_draws(commitment.index, made)
+    tasks = tuple(task for task, _ in pairs)
+    paid = await environment.pay(answers_of(tasks, groups))
+    rewards = tuple(map(as_signed, paid.rewards))
+    size = run.terms.recipe.group_size
+    found = tuple(
+        claim_of(rewards[at : at + size], is_certain=not any(paid.failed[at : at + size]))
+        for at in range(0, len(rewards), size)
+    )
+    chosen = tuple(choose(found))
+    scored = (
+        await score([pairs[place][1] for place in chosen], [groups[place] for place in chosen])
+        if chosen
+        else []
+    )
+    evidence = tuple(one.evidence for one in scored)
+    ruling = Ruling(
+        verdict=Verdict.ACCEPTED,
+        reason="",
+        tasks=tasks,
+        groups=groups,
+        rewards=rewards,
+        found=found,
+        replayed=chosen,
+        evidence=evidence,
+        logprobs=b"".join(one.logprobs for one in scored),
+        work=count_work(pairs, groups),
+    )
+    judgement = judge_all(evidence, run.terms.limits) if evidence else ACCEPTED
+    if judgement.verdict is not Verdict.ACCEPTED:
+        return _rejected(judgement, ruling)
+    return ruling
+
+
+def _rejected(judgement: Judgement, ruling: Ruling) -> Ruling:
+    return replace(
+        ruling,
+        verdict=judgement.verdict,
+        reason=judgement.reason.value,
+        statistic=float(judgement.statistic),
+        limit=float(judgement.limit),
+    )
 
 
 def _no_answer(detail: str) -> Ruling:

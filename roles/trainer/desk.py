@@ -47,7 +47,7 @@ from roles.protocol.core.answer import (
 from roles.protocol.core.conviction import Conviction, convict
 from roles.protocol.core.findings import Finding, Weight
 from roles.protocol.core.groups import HASH_RATE
-from roles.protocol.core.statements import BAN_KIND, LIE_KIND
+from roles.protocol.core.statements import BAN_KIND, LIE_KIND, encode_accusation
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
 from roles.protocol.core.window import (
@@ -628,7 +628,11 @@ class WorkDesk:
                 await self._durable.insist(partial(disk.remove, oldest))
                 del self._bans[oldest]
         await self._durable.insist(
-            partial(self._ledger.append, kind, content_digest(proof.to_bytes()))
+            partial(
+                self._ledger.append,
+                kind,
+                encode_accusation(proof.accused, content_digest(proof.to_bytes())),
+            )
         )
         return proof
 

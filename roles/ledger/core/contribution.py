@@ -1,6 +1,6 @@
 """How much each worker has done for a run, by the ledgers of its validators and its trainer.
 
-A submission counts once, whichever ledgers have its verdict: by the digest of its content. A
+A place counts once, whichever ledgers have its verdict: by the digest of its commitment. A
 validator counts what it accepted, the trainer what it has learnt from; neither says what a
 worker is owed, which is not for software to decide.
 """
@@ -15,13 +15,13 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
 from proofs.checks import Verdict
-from roles.protocol.core.groups import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import (
     LEARNT_KIND,
     VERDICT_KIND,
     Learnt,
     decode_learnt_untrusted,
 )
+from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.work import Work
 from roles.run import Run
 
@@ -75,7 +75,7 @@ def contributions(
         if entry.kind == VERDICT_KIND and entry.author in run.terms.validators:
             verdict = _verdict_untrusted(entry, verify)
             if verdict is not None and verdict.commitment.run == run.id:
-                verdicts.setdefault(verdict.commitment.content, verdict)
+                verdicts.setdefault(verdict.commitment.digest, verdict)
         elif entry.kind == LEARNT_KIND and entry.author in run.terms.trainers:
             for learnt in _learnt_untrusted(entry):
                 steps[entry.author, learnt.step, learnt.part] = learnt

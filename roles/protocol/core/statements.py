@@ -7,11 +7,10 @@ stand here, and a reader that meets one that it does not know passes over it.
 |---|---|---|
 | `verdict` | a validator | `SignedVerdict` |
 | `earned` | a worker | the same, on its own accepted work: what receipts are made of |
-| `receipt` | a trainer | the content digest of a submission that it took |
+| `receipt` | a trainer | the digest of the commitment of a place that it took |
 | `learnt` | a trainer | `Learnt`: how much of whose work a step has learnt from |
-| `ban` | a validator or trainer | `roles.protocol.core.bans.Ban`: it shuts out a worker |
-| `lie` | a trainer | `roles.protocol.core.findings.Lie`: it convicts a validator |
-| `pledges` | a validator | `roles.protocol.core.beacon.TwoPledges`: it convicts a trainer |
+| `ban` | a trainer | a worker that it banned, and the digest of the proof on its disk |
+| `lie` | a trainer | a validator that signed a lie, and the digest of the proof |
 """
 
 from __future__ import annotations
@@ -60,6 +59,21 @@ def learnt_parts(step: int, work: Mapping[PeerId, Work]) -> list[bytes]:
         Learnt(step, part, dict(rows[start : start + MOST_NODES])).to_bytes()
         for part, start in enumerate(starts)
     ]
+
+
+def encode_accusation(accused: PeerId, proof: bytes) -> bytes:
+    """Return the ledger form: who is accused, and the digest of the proof."""
+    return pack([accused.digest, proof])
+
+
+def decode_accusation_untrusted(data: bytes) -> tuple[PeerId, bytes]:
+    """Decode who is accused, and the digest of the proof.
+
+    Raises:
+        BadMessage: The bytes say no such thing.
+    """
+    accused, proof = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="accusation")
+    return decode_peer_id_untrusted(accused), proof
 
 
 def decode_learnt_untrusted(data: bytes) -> Learnt:
