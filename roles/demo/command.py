@@ -405,8 +405,6 @@ def complaints(figures: dict[str, Any], show: Show, *, promised: bool = True) ->
         yield "the cheater handed in nothing, so that it was not shown that it is caught"
     if figures["cheater_accepted"]:
         yield f"{figures['cheater_accepted']} submissions of the cheater were accepted"
-    if figures["cheater_submitted"] and not figures["cheater_bans"]:
-        yield "the cheater was caught, and not banned"
     if figures["honest_rejected"]:
         yield f"{figures['honest_rejected']} submissions of honest nodes were rejected"
 
@@ -480,8 +478,6 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
         f"  the cheater       {figures['cheater_submitted']} submissions, "
         f"{figures['cheater_accepted']} accepted; honest work rejected: "
         f"{figures['honest_rejected']}\n"
-        f"  its bans          {figures['cheater_bans']}, each proven by "
-        f"{figures['cheater_banned_by'] or 'nobody'}\n"
         f"  weights           {size(figures['policy_bytes'])} a whole policy; for "
         f"{figures['policies']} the trainer sent {size(figures['origin_upload_bytes'])},\n"
         "                    five receivers got "

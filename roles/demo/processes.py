@@ -42,11 +42,6 @@ FINISH_SECONDS: Final = 60.0
 """How long after the last step all nodes may take to hold the last policy."""
 STOP_SECONDS: Final = 1.5
 """How long a process may take to end before it is killed: Ctrl-C promises under 3 s for all."""
-
-
-BAN_SECONDS: Final = 30
-"""How long the cheat is shut out each time: so that a person sees it banned, back, and banned
-again. A run of days bans for a day, as INTELLECT-2 did."""
 LAST_WORDS: Final = 4 * KI
 """Bytes at the end of a log in which the sentence stands with which a node ended."""
 
@@ -114,8 +109,6 @@ def write_run(plan: DemoPlan) -> Run:
         recipe=show.recipe,
         limits=show.limits,
         delivery=Delivery(chunk_bytes=show.chunk_bytes),
-        trust=show.trust,
-        ban_seconds=BAN_SECONDS,
     )
     owner: KeyPair = load_or_create_key(plan.folder / "owner.key")
     run = sign_run(terms, owner)

@@ -24,7 +24,6 @@ from roles.rl.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, Promise
 from roles.rl.recipe import Recipe
 from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED
 from roles.run.core.file import Model
-from roles.run.core.trust import TrustTerms
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens as text."""
@@ -91,9 +90,6 @@ class Show:
     checkpoint_every: int = 1
     """Steps between checkpoints."""
 
-    trust: TrustTerms | None = None
-    """How workers earn it that not all of their work is checked; None: all of it is."""
-
 
 # Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
 # and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
@@ -116,9 +112,6 @@ SORTING: Final = Show(
     # Measured are 20 MB: each of six nodes keeps its newest policies of 0.4 MB, its ledger, its
     # log.
     disk=100 * MIB,
-    # Steps of two seconds: a lot falls within one of them. Four windows make a newcomer's
-    # probation, which is a quarter of a minute.
-    trust=TrustTerms(share=0.25, probation=16, window=4, validators=1, beacon=0.25),
     opening="warming up: short lists, supervised …",
     decode=sort.decode,
 )

@@ -60,12 +60,6 @@ class SwarmStatus:
         """The trainer's health; empty before there is one."""
         return next(iter(self.role("trainer")), {})
 
-    @property
-    def told(self) -> int:
-        """Rollouts of which honest workers were told that they were accepted: where lots fall,
-        of most by the trainer alone."""
-        return sum(health["life"]["accepted"] for health in self.role("inference"))
-
     def judged(self, peers: Sequence[str], outcome: str) -> int:
         """Submissions of these peers with this outcome, over all validators."""
         return sum(
@@ -74,16 +68,6 @@ class SwarmStatus:
             for peer, record in health["nodes"].items()
             if peer in peers
         )
-
-    @property
-    def bans(self) -> dict[str, Status]:
-        """What is known of banned workers, by their names here, or their ids."""
-        names = {status["peer"]: name for name, status in self.nodes.items()}
-        return {
-            names.get(peer, peer): ban
-            for health in self.role("validator")
-            for peer, ban in health.get("bans", {}).items()
-        }
 
     @property
     def guests(self) -> list[Guest]:
@@ -123,19 +107,6 @@ class SwarmStatus:
             "shown_end": trainer.get("shown"),
         }
 
-    def _cheats(self, cheaters: Sequence[str]) -> dict[str, Any]:
-        """What became of cheats, and who has banned them."""
-        accepted = self.judged(cheaters, "accepted")
-        names = {status["peer"]: name for name, status in self.nodes.items()}
-        bans = [ban for name, ban in self.bans.items() if name.startswith("cheat")]
-        judges = {names.get(judge, judge[-6:]): None for ban in bans for judge in ban["by"]}
-        return {
-            "cheater_submitted": accepted + self.judged(cheaters, "rejected"),
-            "cheater_accepted": accepted,
-            "cheater_bans": max((ban["times"] for ban in bans), default=0),
-            "cheater_banned_by": ", ".join(sorted(judges)),
-        }
-
     def figures(self) -> dict[str, Any]:
         """The demo's keys, but for seed and times."""
         trainer = self.trainer
@@ -154,6 +125,7 @@ class SwarmStatus:
         from_peers = sum(stats["from_peers"] for stats in leaves)
         from_origin = sum(stats["from_origin"] for stats in leaves)
         accepted = self.judged(workers, "accepted")
+        slipped, caught = (self.judged(cheaters, one) for one in ("accepted", "rejected"))
         return {
             "peers": len(self.nodes),
             "greedy_start": trainer.get("greedy_start"),
@@ -165,9 +137,10 @@ class SwarmStatus:
                 health["policies_skipped"] for health in self.role("inference")
             ),
             "staleness_max": trainer.get("staleness_max"),
-            "rollouts_accepted": max(accepted * self.completions, self.told),
+            "rollouts_accepted": accepted * self.completions,
             "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
-            **self._cheats(cheaters),
+            "cheater_submitted": caught + slipped,
+            "cheater_accepted": slipped,
             "honest_rejected": self.judged(honest, "rejected"),
             "policy_bytes": trainer.get("policy_bytes"),
             "origin_upload_bytes": sum(stats["uploaded_as_origin"] for stats in origins),

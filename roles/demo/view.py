@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal, Protocol
 
 from rich.console import Group as Lines
@@ -16,8 +15,6 @@ from roles.shared.reasons import printable
 
 CURVE: Final = 36
 """Newest evaluations that the curve shows: what is left of a line."""
-BANS: Final = 2
-"""Banned workers that are shown: the demo has one cheat."""
 REASONS: Final = 5
 """Reasons for rejection that are shown, the most frequent: what is left of 24 lines."""
 QUESTION: Final = 48
@@ -146,19 +143,6 @@ def work_of(roles: Any) -> str:
     return "relays"
 
 
-def _ban_line(name: str, ban: Any, names: Mapping[str, str]) -> str:
-    """Who is shut out, until when, and who has proven why."""
-    times = "once" if ban["times"] == 1 else f"{ban['times']} times"
-    if not ban["until"]:
-        return f"  {name} was banned {times}; its ban is over"
-    until = datetime.datetime.fromtimestamp(ban["until"]).astimezone()
-    by = ", ".join(names.get(peer, peer[-6:]) for peer in ban["by"][:2])
-    return (
-        f"  {name} is banned until {until:%H:%M:%S} ({times}), proven by {by}:"
-        f" {printable(ban['reason'])}"
-    )
-
-
 def _verdict_lines(status: SwarmStatus) -> list[Text]:
     honest, cheaters = status.peers_with("inference"), status.peers_with("cheat")
     cheater = (
@@ -170,11 +154,6 @@ def _verdict_lines(status: SwarmStatus) -> list[Text]:
             f"honest: {status.judged(honest, 'accepted')} accepted,"
             f" {status.judged(honest, 'rejected')} rejected{cheater if cheaters else ''}"
         )
-    ]
-    names = {str(node["peer"]): name for name, node in status.nodes.items()}
-    lines += [
-        _line(_ban_line(name, ban, names), "yellow")
-        for name, ban in list(status.bans.items())[:BANS]
     ]
     reasons: dict[str, int] = {}
     for health in status.role("validator"):

@@ -29,8 +29,6 @@ logger = logging.getLogger(__name__)
 SETTLED: Final = 64
 """Places that are remembered as counted: sixteen times as many as can be on their way, since a
 power cut may bring back files that were removed a while ago. They take a kilobyte."""
-_KINDS: Final = (*(verdict.value for verdict in Verdict), "unchecked")
-"""What may become of a submission. The last: no lot fell on it, and it teaches nothing."""
 
 Place = tuple[int, int]
 """Version and index of a submission."""
@@ -47,7 +45,7 @@ class LifeBook:
         """The newest state is written last."""
         self._settled: BoundedDict[Place, None] = BoundedDict(SETTLED)
         """Those counted last."""
-        self.verdicts = dict.fromkeys(_KINDS, 0)
+        self.verdicts = dict.fromkeys((kind.value for kind in Verdict), 0)
         self.tokens = 0
         """Drawn in all lives, as far as a verdict came after them."""
 
@@ -61,7 +59,7 @@ class LifeBook:
             logger.warning("%s; the counts begin anew, no work is lost", error)
             return book
         if found is not None:
-            book.verdicts |= {kind: found["verdicts"].get(kind, 0) for kind in _KINDS}
+            book.verdicts |= found["verdicts"]
             book.tokens = found["tokens"]
             for version, index in found["settled"]:
                 book._settled[version, index] = None
@@ -73,11 +71,11 @@ class LifeBook:
         pending = sum(_place(one) not in self._settled for one in self._outbox)
         return sum(self.verdicts.values()) + pending
 
-    async def settle(self, submission: Submission, kind: str) -> None:
+    async def settle(self, submission: Submission, kind: Verdict) -> None:
         """Count what became of it, on disk when this returns. Raises `StorageError`; may be
         repeated."""
         if _place(submission) not in self._settled:
-            self.verdicts[kind] += 1
+            self.verdicts[kind.value] += 1
             self._settled[_place(submission)] = None
         await self._keep()
 

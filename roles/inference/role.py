@@ -49,11 +49,9 @@ class Inference:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        committed = 0 if self._session is None else self._session.committed_bytes
         return {
             **self.counts.health(),
             **asdict(self.status()),
-            "committed_bytes": committed,
             "samples": [] if self._session is None else self._session.glance.samples,
         }
 

@@ -32,7 +32,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import cached_property, partial
-from typing import ClassVar, Final
+from typing import Final
 
 import trio
 
@@ -41,31 +41,25 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
-from p2p.wire import frame
 from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.inference.appeals import Appeals
 from roles.inference.earned import keep_earned
 from roles.inference.glance import Glance
 from roles.inference.life import LifeBook
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.places import OpenPlace, OpenPlaces
-from roles.inference.promise import WorkPromise
 from roles.inference.stats import Doing, InferenceCounts
-from roles.inference.windows import Windows
-from roles.protocol.away import away_of
 from roles.protocol.core.assignment import (
     REORDER_WINDOW,
     draw_order,
     run_sampling,
+    validator_of,
 )
-from roles.protocol.core.lots import LOT_PROTOCOL, WitnessedWindow
 from roles.protocol.core.messages import (
     MAX_REPLY,
-    NOT_JUDGED_YET,
     OFFER_PROTOCOL,
     SEND,
     TOO_LONG,
@@ -92,9 +86,6 @@ file."""
 UNDER_WAY: Final = 4
 """Submissions without a verdict, those in the engine included: enough to hide a round trip, a
 queue, and the longest answers of one behind those of the next; few enough not to go stale."""
-WINDOWS: Final = 3
-"""Windows beside those in a run with lots: one that is drawn, one whose lot has not fallen, one
-of which places are judged and learnt from."""
 HEARING: Final = 30.0
 """Seconds that a node waits to hear what the trainer wants, which says it every 20 s
 (`roles.trainer.demand.EVERY`): after that there may be no way for its words."""
@@ -102,8 +93,6 @@ HEARING: Final = 30.0
 
 class InferenceSession:
     """One inference node's work for one run, from its start to its end."""
-
-    appeals_type: ClassVar[type[Appeals]] = Appeals
 
     def __init__(
         self,
@@ -130,23 +119,7 @@ class InferenceSession:
         self._failures = Failures()
         self.glance = Glance(node.world, environment)
         """Some of its answers, for people."""
-        self.appeals = self.appeals_type(node)
-        """What the trainer is told of this node's judges."""
-        self._promise = WorkPromise(
-            *(node.world, f"{name}/promise", self._durable),
-            lambda one, later: self._demand.shares.between(one, later),
-        )
-        self._windows: Windows | None = None
-        """Work that is committed to before it is sent; None in a run without lots."""
-        under_way = UNDER_WAY
-        if run.terms.has_lots:
-            self._windows = Windows(
-                *(node, run, environment, self._ask_in_time, self._finish, self._deliver),
-                self._promise,
-            )
-            self._windows.appeals = self.appeals
-            under_way += WINDOWS * run.terms.lots.window
-        self._room = trio.Semaphore(under_way)
+        self._room = trio.Semaphore(UNDER_WAY)
         self._places = OpenPlaces()
         self._has_turn = False
         """Whether room was acquired for the place to begin next."""
@@ -173,11 +146,6 @@ class InferenceSession:
         return len(self._outbox)
 
     @property
-    def committed_bytes(self) -> int:
-        """What commitments cost the network in this life."""
-        return 0 if self._windows is None else self._windows.bytes_committed
-
-    @property
     def why_not(self) -> str:
         """Why the run file does not let this node work now; empty if it does."""
         return self._standing.why_not
@@ -191,16 +159,11 @@ class InferenceSession:
         """Submit what an earlier life left, then generate until cancelled."""
         node, outbox = self.node, self._outbox
         self.book = await LifeBook.open(node.world, f"{self._name}/life", outbox)
-        await self._promise.recall()
         demand_of(node)  # from now on it hears what is wanted
-        away_of(node)  # and who does not judge now
         self._hears_until = node.world.now() + HEARING
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._standing.watch)
-            nursery.start_soon(self.appeals.work_forever)
             node.world.sometimes("inference/took up old submissions", len(outbox) > 0)
-            if self._windows is not None:
-                self._windows.open(nursery)
             for submission in outbox:
                 await self._room.acquire()
                 nursery.start_soon(self._deliver, submission)
@@ -211,11 +174,7 @@ class InferenceSession:
             while True:
                 if not self._places:
                     await self._standing.wait()
-                submission = await self._produce_sometime()
-                if self._windows is not None and self._windows.is_live:
-                    self._windows.add(submission)
-                else:
-                    nursery.start_soon(self._deliver, submission)
+                nursery.start_soon(self._deliver, await self._produce_sometime())
 
     async def _produce_sometime(self) -> Submission:
         """The next submission, under a policy that the engine can work with.
@@ -325,7 +284,7 @@ class InferenceSession:
             waits: list[Callable[[], Awaitable[object]]]
             if self.counts.waits:
                 waits = [self._wait_demand, outbox.wait_removed, newer]
-            elif self._windows is None and outbox.lead(version, index) > REORDER_WINDOW:
+            elif outbox.lead(version, index) > REORDER_WINDOW:
                 waits = [outbox.wait_removed, newer]
             elif self._barren == version:
                 waits = [newer]
@@ -344,30 +303,13 @@ class InferenceSession:
             if self._places:
                 return None
             self.counts.doing = Doing.WAITS_FOR_NEWER
-            self._close_window()
             await _wait_any(*waits)
 
     async def _wait_other_policy(self, version: PolicyVersion) -> None:
         """Return when another than this is to be worked under."""
         shardcast = self.node.shardcast
-        while self._choose(newest := shardcast.newest) == version:
+        while (newest := shardcast.newest) == version:
             await shardcast.wait_policy(PolicyVersion(newest + 1))
-
-    def _choose(self, newest: PolicyVersion) -> PolicyVersion:
-        """The policy to work under: the newest, unless lots fall and another was promised."""
-        if self._windows is None or not self._windows.is_live:
-            return newest
-        lag, holds = self.run.terms.recipe.lag, self.node.shardcast.holds
-        return self._promise.choose(newest, lag, holds, self._is_short)
-
-    def _is_short(self, version: PolicyVersion, least: int) -> bool:
-        index = self._places.next_index if self._places else self._outbox.next_index(version)
-        return index < least and not self._why_not_wanted(version, index)
-
-    def _close_window(self) -> None:
-        """Nothing more is drawn for now: what there is is committed to."""
-        if self._windows is not None:
-            self._windows.close()
 
     def _why_not_wanted(self, version: PolicyVersion, index: int) -> str:
         """Why this node is not to begin this place now, for people; empty if it is."""
@@ -407,7 +349,7 @@ class InferenceSession:
 
     def _is_behind(self) -> bool:
         """Whether another policy than the engine's is to be worked under."""
-        version = self._choose(self.node.shardcast.newest)
+        version = self.node.shardcast.newest
         policy = self.node.shardcast.manifest(version).weights_digest
         return (version, policy) != (self.loaded, self._policy)
 
@@ -417,12 +359,11 @@ class InferenceSession:
         return newest - self.loaded > recipe.lag or newest >= recipe.steps
 
     async def load_newest(self) -> PolicyVersion:
-        """Make the engine run the newest whole policy, or the one that was promised; returns
-        it."""
+        """Make the engine run the newest whole policy; returns it."""
         node, loaded = self.node, self.counts.version
         if node.shardcast.newest == NO_POLICY:
             self.counts.doing = Doing.WAITS_FOR_POLICY
-        version = self._choose(await node.shardcast.wait_policy(self.loaded))
+        version = await node.shardcast.wait_policy(self.loaded)
         if (
             node.shardcast.holds(loaded)
             and not self._is_too_old()
@@ -433,9 +374,6 @@ class InferenceSession:
         if (version, policy) != (loaded, self._policy):
             self.counts.doing = Doing.LOADS
             node.world.sometimes("inference/skipped a policy", 0 <= loaded < version - 1)
-            if self._windows is not None:
-                filled = self._outbox.next_index(self._outbox.newest)
-                await self._promise.begin(version, filled)
             self._policy = b""  # an engine that fails in the middle holds none
             await self.engine.drop()  # what it had when it failed before
             with node.shardcast.pin(version):
@@ -454,19 +392,14 @@ class InferenceSession:
         self.counts.note_policy(version)
 
     async def _deliver(self, submission: Submission) -> None:
-        """Ask until there is a signed verdict, then forget the submission; or until lots fall,
-        and it is to be committed to first."""
+        """Ask until there is a signed verdict, then forget the submission."""
         world, commitment = self.node.world, submission.commitment
         version, index = commitment.version, commitment.index
         validators = _whom_to_ask(self.node, commitment)
         backoff = Backoff(world, f"deliver/{version}/{index}")
         await dawdle(world, "inference/late submission")
-        await self._wait_order(commitment)
         while (verdict := await self._ask_in_time(next(validators), submission)) is None:
             self.counts.retries += 1
-            if self._windows is not None and self._windows.is_live:
-                self._windows.add(submission)
-                return
             if self._demand.shares.asked_for(commitment):
                 await backoff.wait()
             else:  # a validator refuses it unread
@@ -475,26 +408,17 @@ class InferenceSession:
                     self._demand.wait_change, partial(self.node.shardcast.wait_policy, newer)
                 )
         await self._durable.insist(partial(keep_earned, self.node, [verdict]))
-        await self._finish(submission, verdict.verdict.value, verdict.reason)
+        await self._finish(submission, verdict)
 
-    async def _wait_order(self, commitment: Commitment) -> None:
-        """Return when no validator would take this place for a gap: of windows that were
-        dissolved there may be many at a time."""
-        while (
-            self._windows is not None
-            and not self._windows.is_live
-            and self._outbox.lead(commitment.version, commitment.index) > UNDER_WAY
-        ):
-            await _wait_any(self._outbox.wait_removed, self._windows.wait_change)
-
-    async def _finish(self, submission: Submission, kind: str, why: str) -> None:
+    async def _finish(self, submission: Submission, verdict: SignedVerdict) -> None:
         """Count what became of a submission, and forget it."""
         version, index = submission.commitment.version, submission.commitment.index
-        self.counts.count(kind, why)
+        kind = verdict.verdict
+        self.counts.count(kind, verdict.reason)
         assert self.book is not None  # `work_forever` has opened it
         await self._durable.insist(partial(self.book.settle, submission, kind))
-        reason = printable(why)
-        if kind == Verdict.REJECTED.value:
+        reason = printable(verdict.reason)
+        if kind is Verdict.REJECTED:
             logger.warning("rejected version=%d index=%d: %s", version, index, reason)
         elif reason.startswith(TOO_LONG):  # only the run's owner can change that
             logger.warning("not judged version=%d index=%d: %s", version, index, reason)
@@ -502,40 +426,24 @@ class InferenceSession:
         self._room.release()
 
     async def _ask_in_time(
-        self,
-        validator: PeerId,
-        submission: Submission,
-        witnessed: WitnessedWindow | None = None,
+        self, validator: PeerId, submission: Submission
     ) -> SignedVerdict | None:
         """One attempt, as soon as the run file allows it. A pause is for new work."""
         await self._standing.wait_run()
-        if witnessed is None:
-            return await self.ask(validator, submission)
-        return await self.ask(validator, submission, witnessed)
+        return await self.ask(validator, submission)
 
-    async def ask(
-        self,
-        validator: PeerId,
-        submission: Submission,
-        witnessed: WitnessedWindow | None = None,
-    ) -> SignedVerdict | None:
-        """One attempt; None when it should be repeated. With the window that it is a place of,
-        or alone."""
+    async def ask(self, validator: PeerId, submission: Submission) -> SignedVerdict | None:
+        """One attempt; None when it should be repeated."""
         node, counts = self.node, self.counts
-        self.appeals.note_offered(submission, validator)
 
         def is_sent_for(reply: bytes) -> bool:
             is_send = reply == SEND
             counts.uploads += is_send
             return is_send
 
-        head, content = submission.framed()
-        protocol = OFFER_PROTOCOL
-        if witnessed is not None:
-            protocol, head = LOT_PROTOCOL, frame(witnessed.to_bytes()) + head
-        data = await offer(node, validator, protocol, (head, content), is_sent_for, MAX_REPLY)
+        parts = submission.framed()
+        data = await offer(node, validator, OFFER_PROTOCOL, parts, is_sent_for, MAX_REPLY)
         if data is None:
-            self.appeals.note_unanswered(submission, validator)
             if self.counts.unanswered_since is None:
                 self.counts.unanswered_since = node.world.wall()
             return None
@@ -547,15 +455,12 @@ class InferenceSession:
             return None
         if isinstance(reply, Refusal):
             self._note_refusal(validator, reply)
-            if reply.reason == NOT_JUDGED_YET:
-                self.appeals.note_unanswered(submission, validator)
             return None
         if reply.commitment != submission.commitment or reply.validator != validator:
             node.host.penalise(
                 validator, Offence.NONSENSE.points, "a verdict about another submission"
             )
             return None
-        self.appeals.note_verdict(submission, reply)
         return reply
 
     def _note_refusal(self, validator: PeerId, refusal: Refusal) -> None:
@@ -589,7 +494,7 @@ def _whom_to_ask(node: Node, commitment: Commitment) -> Iterator[PeerId]:
     """
     for turn in itertools.count():
         run = run_of(node)
-        judge = away_of(node).judge_of(run, commitment.node, commitment.version)
+        judge = validator_of(run, commitment.node, commitment.version, node.ledgers.forks)
         others = [validator for validator in run.terms.validators if validator != judge]
         yield judge
         yield others[turn % len(others)] if others else judge

@@ -84,10 +84,10 @@ class InferenceCounts:
     waits: str = ""
     """Why no work is begun now, though there is a policy; empty if it is."""
 
-    def count(self, kind: str, reason: str) -> None:
-        """This became of a submission: a verdict, as a rule."""
-        self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
-        if kind == Verdict.REJECTED.value:
+    def count(self, kind: Verdict, reason: str) -> None:
+        """A submission has this verdict."""
+        self.verdicts[kind.value] = self.verdicts.get(kind.value, 0) + 1
+        if kind is Verdict.REJECTED:
             tally(self.reasons, printable(reason))
 
     def note_policy(self, version: PolicyVersion) -> None:

@@ -38,8 +38,6 @@ class Life:
     rejected: int = 0
     inconclusive: int = 0
     """Given up by a validator, with no blame."""
-    unchecked: int = 0
-    """Committed to; no lot fell on them, and nothing was to be learnt."""
     tokens: int = 0
     """Drawn."""
     learnt: int = 0
@@ -98,7 +96,6 @@ def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | N
         accepted=accepted,
         rejected=each * verdicts[Verdict.REJECTED.value],
         inconclusive=each * verdicts[Verdict.INCONCLUSIVE.value],
-        unchecked=each * verdicts.get("unchecked", 0),
         tokens=book.tokens,
         learnt=min(own.learnt, accepted),
         no_spread=min(own.no_spread, accepted),

@@ -43,7 +43,7 @@ from roles.ledger.core.receipt import (
 )
 from roles.ledger.core.wording import Wording, wording_untrusted
 from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
-from roles.ledger.repeating import MODEL, Repeated, bans_in, open_bystander
+from roles.ledger.repeating import MODEL, Repeated, convictions_in, open_bystander
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import EARNED_KIND
 from roles.shared.reasons import printable
@@ -101,7 +101,7 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument(
         "--evidence",
         action="store_true",
-        help="repeat the bans in it, and in its copies, with the run's model",
+        help="repeat the convictions in it, and in its copies, with the run's model",
     )
     audit.add_argument(
         "--from",
@@ -110,7 +110,7 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         default=[],
         metavar="DIR",
-        help="other nodes' folders with rejected work and policies",
+        help="other nodes' folders with deliveries and policies",
     )
     audit.add_argument(
         "--model",
@@ -193,34 +193,36 @@ def _audit(options: argparse.Namespace) -> int:
     wrong = [str(flaw) for flaw in found.flaws]
     wrong += [f"entry {number}: {printable(why)}" for number, why in _void(read)]
     torn = None if found.torn is None else str(found.torn)
-    bans = _repeat_bans(options, folder, read) if options.evidence else []
+    convictions = _repeat_convictions(options, folder, read) if options.evidence else []
     if options.json:
         say(json.dumps({"author": None if found.author is None else str(found.author),
                         "entries": len(found.entries), "head": found.head.digest.hex(),
                         "flaws": wrong, "torn": torn,
-                        "bans": [_ban_table(ban) for ban in bans]}))  # fmt: skip
-        return FAILED if wrong or any(ban.is_wrong for ban in bans) else 0
+                        "convictions": [_as_outcome(one) for one in convictions]}))  # fmt: skip
+        return FAILED if wrong or any(one.is_wrong for one in convictions) else 0
     for line in wrong:
         complain(line)
     if torn is not None:
         say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
     say(f"{read.path}: {len(found.entries):,} sound entries of {found.author or 'nobody'}")
-    for ban in bans:
-        say(_ban_line(ban))
+    for one in convictions:
+        say(_outcome_line(one))
     if wrong:
         raise ShoalError(
             "the ledger is not as it was written: restore it from a copy, and believe nothing"
             " that it says from the first fault on"
         )
-    return FAILED if any(ban.is_wrong for ban in bans) else 0
+    return FAILED if any(one.is_wrong for one in convictions) else 0
 
 
-def _repeat_bans(options: argparse.Namespace, folder: Path, read: Read) -> list[Repeated]:
+def _repeat_convictions(
+    options: argparse.Namespace, folder: Path, read: Read
+) -> list[Repeated]:
     run = read_run(options.run, folder)
     own = folder / MODEL
     model = options.model or (own if own.is_dir() else None)
     folders = [folder, *(one.expanduser() for one in options.sources)]
-    entries = bans_in([*read.found.entries, *read_copies(folder)])
+    entries = convictions_in([*read.found.entries, *read_copies(folder)])
     if not entries:
         return []
 
@@ -231,17 +233,17 @@ def _repeat_bans(options: argparse.Namespace, folder: Path, read: Read) -> list[
     return trio.run(repeat)
 
 
-def _ban_table(ban: Repeated) -> dict[str, Any]:
-    culprit = None if ban.culprit is None else str(ban.culprit)
-    return {"author": str(ban.author), "entry": ban.entry, "worker": culprit,
-            "outcome": ban.outcome.value, "why": ban.why}  # fmt: skip
+def _as_outcome(one: Repeated) -> dict[str, Any]:
+    culprit = None if one.culprit is None else str(one.culprit)
+    return {"author": str(one.author), "entry": one.entry, "validator": culprit,
+            "outcome": one.outcome.value, "why": one.why}  # fmt: skip
 
 
-def _ban_line(ban: Repeated) -> str:
-    culprit = "nobody" if ban.culprit is None else ban.culprit
+def _outcome_line(one: Repeated) -> str:
+    culprit = "nobody" if one.culprit is None else one.culprit
     return (
-        f"ban of {culprit} by {ban.author}, entry {ban.entry}: {ban.outcome.value}"
-        f" ({printable(ban.why)})"
+        f"conviction of {culprit} by {one.author}, entry {one.entry}: {one.outcome.value}"
+        f" ({printable(one.why)})"
     )
 
 

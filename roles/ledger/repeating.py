@@ -1,21 +1,21 @@
-"""Bans repeated by a bystander: what they cite, and the model that is run on it, offline.
+"""Convictions of validators repeated by a bystander, offline.
 
 Theory of operation
 -------------------
-A ban says that work cannot have been drawn by the policy that it names. Who has the work and
-the policy runs the model, as any validator does (`roles.protocol.replay`), and believes nobody:
-the work is bound by its worker's signature and by the digest that the verdict signs, the policy
-by the digest that the worker signed, and by its trainer's signature. Limits are those of the
-run file that the bystander holds.
+A trainer's entry of kind `LIE_KIND` says that a validator has accepted work that cannot be as
+it signed. A bystander that has the delivery and the policy runs the model, as the trainer did
+(`roles.protocol.replay`), and believes nobody: the work is bound by its worker's signature and
+by the digest that the verdict signs, the policy by the digest that the worker signed, and by
+its trainer's signature. Limits are those of the run file that the bystander holds.
 
-What comes of it is an `Outcome`. That content or policy is not at hand refutes nothing.
+The result is an `Outcome`. A delivery or a policy that is not at hand refutes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Final
@@ -30,32 +30,17 @@ from p2p.shardcast.manifest import MAX_MANIFEST
 from p2p.shardcast.stored import HEAD, StoredPolicy, decode_head_untrusted
 from p2p.wire import KI
 from p2p.world import World
-from proofs.checks import Verdict
 from roles.engines.base import Engine, EngineError
 from roles.engines.client import open_engine
 from roles.engines.config import AUTO, MachineLimits
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.envs.contained import EnvironmentFailed
 from roles.ledger.reading import read_regular
-from roles.protocol.core.bans import (
-    BAN_KIND,
-    Ban,
-    Bans,
-    convicts,
-    decode_ban_untrusted,
-)
-from roles.protocol.core.lies import worst
-from roles.protocol.core.messages import (
-    Commitment,
-    SignedVerdict,
-    Submission,
-    decode_submission_untrusted,
-)
-from roles.protocol.core.refusals import is_repeatable
-from roles.protocol.replay import open_refused, violated
+from roles.protocol.core.lies import Lie, Weight, decode_lie_untrusted, open_lie, worst
+from roles.protocol.core.messages import AcceptedWork, Commitment
+from roles.protocol.core.statements import LIE_KIND
+from roles.protocol.replay import examine
 from roles.run import Run
-from roles.shared.evidence import FOLDER as EVIDENCE
-from roles.shared.sizes import MAX_HEAD, MAX_SUBMISSION
 
 _MAX_POLICY_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 POLICIES: Final = "policies"
@@ -65,12 +50,12 @@ MODEL: Final = "model"
 
 
 class Outcome(Enum):
-    """What a bystander can say of a ban."""
+    """What a bystander can say of a conviction."""
 
     REPEATED = "repeated"
-    """A replay finds enough to convict, too."""
+    """A replay finds a lie or a strike, too."""
     REFUTED = "refuted"
-    """It was about this work, in which a replay finds too little."""
+    """A replay finds too little in this work."""
     UNKNOWN = "cannot be repeated"
     """Something is not at hand."""
     VOID = "void"
@@ -79,7 +64,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Repeated:
-    """One ban, looked at."""
+    """One conviction, looked at."""
 
     author: PeerId
     entry: int
@@ -89,7 +74,7 @@ class Repeated:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it shuts somebody out without reason, or means to."""
+        """Whether it accuses a validator without reason."""
         return self.outcome in (Outcome.REFUTED, Outcome.VOID)
 
 
@@ -108,16 +93,17 @@ class Sources:
         self._copied: tuple[bytes, str] = b"", ""
         """The policy that is in the world's folder, and its path there."""
 
-    def submission(self, commitment: Commitment) -> Submission:
-        """The work that was committed to. Raises `_Missing`."""
-        name = commitment.content.hex()
+    def delivery(self, entry: Entry, lie: Lie) -> AcceptedWork:
+        """The delivery that the trainer keeps. Raises `_Missing`, and `BadMessage` if what is
+        there is another."""
+        path = Path(lie.path)
+        if path.is_absolute() or ".." in path.parts:
+            raise BadMessage("the path of the delivery leads out of the trainer's folder")
         for folder in self._folders:
-            with suppress(FileNotFoundError, BadMessage):
-                data = read_regular(folder / EVIDENCE / name, MAX_SUBMISSION + MAX_HEAD)
-                submission = decode_submission_untrusted(data, verify)
-                if submission.commitment == commitment:
-                    return submission
-        raise _Missing(f"the work {name[:16]} is in none of the folders")
+            with suppress(FileNotFoundError):
+                kept = read_regular(folder / path, self._run.terms.work_size.max_delivery)
+                return open_lie(entry.body, kept, verify)
+        raise _Missing(f"the delivery {lie.path} is in none of the folders")
 
     async def weights(self, commitment: Commitment) -> str:
         """The path, on the world's disk, of a copy of the policy that was committed to, every
@@ -180,7 +166,7 @@ class Sources:
 
 
 class Bystander:
-    """Repeats bans, one after the other."""
+    """Repeats convictions, one after the other."""
 
     def __init__(
         self, run: Run, environment: ContainedEnvironment, engine: Engine, sources: Sources
@@ -189,64 +175,43 @@ class Bystander:
         self._environment = environment
         self._engine = engine
         self._sources = sources
-        self._bans = Bans(verify)
         self._loaded = ""
 
     async def look(self, entry: Entry) -> Repeated:
-        """What can be said of the ban in ``entry``."""
+        """What can be said of the conviction in ``entry``."""
         culprit = None
         try:
-            culprit = decode_ban_untrusted(entry.body, verify).culprit
-            ban = self._bans.note_untrusted(entry, self._run, entry.wall)
-            if ban is None:
-                outcome, why = Outcome.VOID, "the same work had banned its worker before"
-            else:
-                outcome, why = await self._repeat(ban)
+            lie = decode_lie_untrusted(entry.body, verify)
+            culprit = lie.verdict.validator
+            self._check_parties(entry, lie)
+            outcome, why = await self._repeat(entry, lie)
         except BadMessage as error:
             outcome, why = Outcome.VOID, str(error)
         except (_Missing, EngineError, EnvironmentFailed) as error:
             outcome, why = Outcome.UNKNOWN, str(error)
         return Repeated(entry.author, entry.seqno, culprit, outcome, why)
 
-    async def _repeat(self, ban: Ban) -> tuple[Outcome, str]:
-        """Raises `_Missing`, and what engine and environment raise."""
-        found = []
-        for verdict in ban.evidence:
-            ours = await self._replay(verdict)
-            if ours is not None:
-                found.append(ours)
-        said = "; ".join(
-            f"{one.reason} ({one.statistic:g}, limit {one.limit:g})" for one in found
-        )
-        if convicts(found):
-            return Outcome.REPEATED, said
-        if not all(is_repeatable(verdict.reason) for verdict in ban.evidence):
-            raise _Missing("it rests on more of the worker's work than it cites")
-        return Outcome.REFUTED, said or "a replay finds nothing wrong with this work"
+    def _check_parties(self, entry: Entry, lie: Lie) -> None:
+        """Raise `BadMessage` unless a trainer of this run accuses a validator of it."""
+        terms = self._run.terms
+        if lie.verdict.commitment.run != self._run.id:
+            raise BadMessage("it is about another run")
+        if entry.author not in terms.trainers or lie.verdict.validator not in terms.validators:
+            raise BadMessage("only a trainer of the run convicts, and only its validators")
 
-    async def _replay(self, verdict: SignedVerdict) -> SignedVerdict | None:
-        """The verdict that we would sign; None if the work is in order, or is none of which a
-        model says anything."""
-        submission = self._sources.submission(verdict.commitment)
-        weights = await self._sources.weights(verdict.commitment)
-        try:
-            tasks, groups = await open_refused(self._run, self._environment, submission)
-        except BadMessage:
-            return None
+    async def _repeat(self, entry: Entry, lie: Lie) -> tuple[Outcome, str]:
+        """Raises `BadMessage`, `_Missing`, and what engine and environment raise."""
+        work = self._sources.delivery(entry, lie)
+        weights = await self._sources.weights(lie.verdict.commitment)
         if weights != self._loaded:
             self._loaded = ""
             await self._engine.load(weights)
             self._loaded = weights
-        finding = worst(await violated(self._run, self._engine, tasks, groups))
+        finding = worst(await examine(self._run, self._environment, self._engine, work))
         if finding is None:
-            return None
-        return replace(
-            verdict,
-            verdict=Verdict.REJECTED,
-            reason=finding.reason,
-            statistic=finding.statistic,
-            limit=finding.limit,
-        )
+            return Outcome.REFUTED, "a replay finds nothing wrong with this work"
+        is_borne_out = finding.weight >= Weight.STRIKE
+        return Outcome.REPEATED if is_borne_out else Outcome.REFUTED, str(finding)
 
 
 @asynccontextmanager
@@ -270,7 +235,7 @@ async def open_bystander(
         yield Bystander(run, environment, runner, Sources(world, run, list(folders)))
 
 
-def bans_in(entries: Iterable[Entry]) -> list[Entry]:
-    """The bans among ``entries``, each once, by author and number."""
-    found = {entry.digest: entry for entry in entries if entry.kind == BAN_KIND}
+def convictions_in(entries: Iterable[Entry]) -> list[Entry]:
+    """The convictions among ``entries``, each once, by author and number."""
+    found = {entry.digest: entry for entry in entries if entry.kind == LIE_KIND}
     return sorted(found.values(), key=lambda entry: (entry.author, entry.seqno))

@@ -8,7 +8,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.host import Stream
-from p2p.wire import KI, Holds, decode_varint_untrusted
+from p2p.wire import KI, Holds
 from roles.protocol.core.messages import SubmissionHead, decode_head_untrusted
 from roles.shared.seats import Seat
 from roles.shared.sizes import MAX_HEAD
@@ -25,36 +25,13 @@ _READ: Final = 64 * KI
 """Bytes taken from a stream at once: one record."""
 
 
-async def receive_frame(stream: Stream, most: int) -> tuple[bytes, bytes] | None:
-    """The first frame on ``stream``, of at most ``most`` bytes, and what was read beyond it;
-    None if the peer ends the stream, or takes too long. Raises `BadMessage`."""
-    data = bytearray()
-    with trio.move_on_after(HEAD_SECONDS):
-        while True:
-            head = decode_varint_untrusted(bytes(data))
-            if head is not None:
-                length, start = head
-                if length > most:
-                    raise BadMessage(f"a frame of {length} bytes, over the limit of {most}")
-                if len(data) >= start + length:
-                    return bytes(data[start : start + length]), bytes(data[start + length :])
-            piece = await stream.receive_some(MAX_HEAD)
-            if not piece:
-                if data:
-                    raise BadMessage("the stream ended within a frame")
-                return None
-            data += piece
-    return None
-
-
-async def receive_head(stream: Stream, begun: bytes = b"") -> SubmissionHead | None:
+async def receive_head(stream: Stream) -> SubmissionHead | None:
     """The head of the submission on ``stream``, or None if the peer ends the stream, or takes
     too long.
 
-    Raises `BadMessage` if it is none. Its signature is not looked at. ``begun``: what of it was
-    read before.
+    Raises `BadMessage` if it is none. Its signature is not looked at.
     """
-    data = bytearray(begun)
+    data = bytearray()
     with trio.move_on_after(HEAD_SECONDS):
         while (head := decode_head_untrusted(bytes(data))) is None:
             piece = await stream.receive_some(MAX_HEAD)

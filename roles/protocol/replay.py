@@ -1,7 +1,6 @@
 """Repeating what a validator did to a submission: by the trainer, or by any bystander.
 
-The engine holds the policy that the submission names. Groups are scored one at a time, so that
-others of the engine's callers wait for one of them at most.
+The engine holds the policy that the submission names.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from roles.protocol.core.lies import (
     NO_REWARD,
     REWARDS,
     REWARDS_LIMIT,
-    Acceptance,
     Finding,
 )
 from roles.protocol.core.messages import (
@@ -37,19 +35,9 @@ from roles.protocol.core.work import Work, work_of
 from roles.run import Run
 
 
-async def replay(
-    run: Run,
-    engine: Engine,
-    tasks: Sequence[GroupTask],
-    groups: Sequence[Group],
-    logprobs: bytes,
-) -> list[Finding]:
-    """Score ``groups``, and say what of them and of a validator's ``logprobs`` is not as it was
-    signed.
-
-    Raises what the engine raises: then nothing is known.
-    """
-    scored = await _score(run, engine, tasks, groups)
+def contradictions(run: Run, scored: Sequence[Scored], logprobs: bytes) -> list[Finding]:
+    """What a replay finds in a submission, and in a validator's ``logprobs``, that is not as it
+    was signed."""
     found = exceeded(run, scored)
     apart = _apart(logprobs, b"".join(one.logprobs for one in scored))
     if not apart <= LOGPROBS_LIMIT:
@@ -57,32 +45,10 @@ async def replay(
     return found
 
 
-async def _score(
-    run: Run, engine: Engine, tasks: Sequence[GroupTask], groups: Sequence[Group]
-) -> list[Scored]:
-    sampling = run_sampling(run)
-    scored: list[Scored] = []
-    for task, group in zip(tasks, groups, strict=True):
-        scored += await engine.score([task], [group], sampling)
-    return scored
-
-
 def exceeded(run: Run, scored: Sequence[Scored]) -> list[Finding]:
     """The limits of the run that are exceeded."""
     broken = violations([one.evidence for one in scored], run.terms.limits)
     return [Finding(one.reason.value, one.statistic, one.limit) for one in broken]
-
-
-async def open_refused(
-    run: Run, environment: ContainedEnvironment, submission: Submission
-) -> tuple[list[GroupTask], tuple[Group, ...]]:
-    """The tasks and groups of work that was rejected. Raises `BadMessage` if it is not of its
-    place, or has the wrong shape, and what the environment raises."""
-    commitment = submission.commitment
-    order = draw_order(run, commitment.node, commitment.version, commitment.policy)
-    groups = open_place(run, submission)
-    made = await environment.tasks(order.task_seeds(commitment.index))
-    return [task for _, task in order.with_draws(commitment.index, made)], groups
 
 
 def open_place(run: Run, submission: Submission) -> tuple[Group, ...]:
@@ -97,14 +63,6 @@ def open_place(run: Run, submission: Submission) -> tuple[Group, ...]:
     if shaped.verdict is not Verdict.ACCEPTED:
         raise BadMessage(f"its shape is wrong: {shaped.reason.value}")
     return groups
-
-
-async def violated(
-    run: Run, engine: Engine, tasks: Sequence[GroupTask], groups: Sequence[Group]
-) -> list[Finding]:
-    """What of rejected work a replay finds wrong, too: nothing, if the verdict was false.
-    Raises what the engine raises."""
-    return exceeded(run, await _score(run, engine, tasks, groups))
 
 
 def _apart(theirs: bytes, ours: bytes) -> float:
@@ -144,7 +102,7 @@ async def examine(
     run: Run,
     environment: ContainedEnvironment,
     engine: Engine,
-    work: AcceptedWork | Acceptance,
+    work: AcceptedWork,
 ) -> list[Finding]:
     """All that an accepting verdict says and a replay does not, for who has the policy.
 
@@ -160,11 +118,9 @@ async def examine(
     made = await environment.tasks(order.task_seeds(commitment.index))
     tasks = order.with_draws(commitment.index, made)
     drawn = [task for _, task in tasks]
-    if isinstance(work, AcceptedWork):
-        decode_logprobs_untrusted(work.logprobs, groups)  # as many as there are tokens
-        found = await replay(run, engine, drawn, groups, work.logprobs)
-    else:
-        found = await violated(run, engine, drawn, groups)
+    decode_logprobs_untrusted(work.logprobs, groups)  # as many as there are tokens
+    scored = await engine.score(drawn, groups, run_sampling(run))
+    found = contradictions(run, scored, work.logprobs)
     ours = await environment.rewards(answers_of([task for task, _ in tasks], groups))
     signed = work.verdict.rewards
     wrong = impossible_reward(signed) or wrong_reward(signed, ours)

@@ -34,11 +34,7 @@ from roles import own
 from roles.diloco.core.terms import Algorithm, Goal
 from roles.run import people
 from roles.run.core.file import Run, sign_run
-from roles.run.core.trust import TrustTerms, leak
 from roles.run.draft import check_calibrated, check_suited, read_draft
-
-TURNCOATS = (0.05, 0.2)
-"""Shares of the workers that lie, for which the leak is said: a bad run, and a hostile one."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -118,8 +114,6 @@ def _summary(run: Run) -> str:
         *_base(run),
         f"limits      {_limits(run)}",
         f"admission   {_admission(run)}",
-        *([f"bans        for {run.terms.ban_seconds:,} s"] if run.terms.ban_seconds else []),
-        *_trust(run.terms.trust),
         *(f"trainer     {peer}" for peer in run.terms.trainers),
         *(f"validator   {peer}" for peer in run.terms.validators),
     ]
@@ -172,24 +166,6 @@ def _limits(run: Run) -> str:
         f" {'/'.join(record.validators)}): {record.rejected} of {record.submissions:,} honest"
         " submissions refused"
     )
-
-
-def _trust(trust: TrustTerms | None) -> Iterator[str]:
-    """What is checked, and what its owner accepts to learn from unseen."""
-    if trust is not None:
-        places, _ = trust.slip(1)
-        yield (
-            f"trust       after {trust.probation} places {trust.share:.0%} of a worker's are"
-            f" checked, by {trust.validators} validators: a liar gets at most {places:.0f} more"
-            " through"
-        )
-        leaks = ", ".join(f"{leak(trust, turn):.2%} if {turn:.0%} do" for turn in TURNCOATS)
-        yield f"leak        of what is learnt from at most {leaks}"
-        if trust.worth() >= 0:
-            yield (
-                f"warning     to lie and come back under new names wins {trust.worth():.0f}"
-                " places a name: raise probation or share"
-            )
 
 
 def _as_json(run: Run) -> str:

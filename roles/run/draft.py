@@ -30,7 +30,6 @@ from roles.run.core.file import (
     Model,
     Terms,
 )
-from roles.run.core.trust import TrustTerms
 
 DAY: Final = 24 * 3600
 """Seconds."""
@@ -131,16 +130,6 @@ class Draft:
         """Whether its trainers learn from what environments pay."""
         return self.algorithm is Algorithm.GRPO or self.diloco.goal is Goal.REWARD
 
-    ban_seconds: int = 0
-    """How long who was caught lying is shut out; 0: nobody is."""
-
-    trust: TrustTerms | None = None
-    """How workers earn it that not all of their work is checked; left out: all of it is."""
-
-    appeals: bool = False
-    """Whether validators are judged, too: workers may appeal to the trainer, and those that are
-    of no use are passed over."""
-
     def __post_init__(self) -> None:
         if not 0 < self.days <= MAX_DAYS:
             raise ValueError(
@@ -174,9 +163,6 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
             algorithm=draft.algorithm,
             diloco=draft.diloco,
-            ban_seconds=draft.ban_seconds,
-            trust=draft.trust,
-            appeals=draft.appeals,
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error

@@ -2,9 +2,7 @@
 
 An invite is signed and printed; nothing else knows of it. Who may be in at all is changed by
 the run's next edition: `amend` takes the signed file, changes its lists, counts its epoch up
-and signs it again, so that an owner needs no draft to remove a validator in a hurry. What a
-trainer proposes (`roles.run.core.proposal`) is such a change: only the owner's key makes it
-one.
+and signs it again, so that an owner needs no draft to remove a validator in a hurry.
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from p2p.node.invite import MAX_USES, sign_invite
 from p2p.node.usage import check_target, say, whole_number
 from roles.diloco.core.terms import Algorithm, Joining
 from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, sign_run
-from roles.run.core.proposal import MAX_PROPOSAL, Proposal, decode_proposal_untrusted
 
 UNITS: Final = {"h": 3_600, "d": 86_400}
 """Seconds of what durations are counted in."""
@@ -51,7 +48,6 @@ def add_arguments(commands: Any) -> None:
                        help="where the next edition goes")  # fmt: skip
     amend.add_argument("--expires", type=_duration, metavar="30d",
                        help="how long it is valid from now (default: as before)")  # fmt: skip
-    amend.add_argument("--proposal", type=Path, metavar="FILE", help="what a trainer proposes")
     for option, what in (
         ("--drop-validator", "name this validator no more"),
         ("--add-validator", "name this validator"),
@@ -121,13 +117,10 @@ def amend(options: argparse.Namespace) -> Run:
         raise ConfigError(
             f"{options.key} is the key of {key.peer_id}: only {run.owner} signs {run.name!r}"
         )
-    dropped = list(options.drop_validator)
-    if options.proposal is not None:
-        dropped += [one for one, _ in _proposal(options.proposal, run).drop]
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
     expiry = run.expiry if options.expires is None else int(now) + options.expires
     try:
-        terms = next_edition(run.terms, dropped, options, expiry)
+        terms = next_edition(run.terms, options, expiry)
     except ValueError as error:
         raise ConfigError(f"the next edition of {run.name!r} cannot be: {error}") from None
     signed = sign_run(terms, key)
@@ -135,16 +128,14 @@ def amend(options: argparse.Namespace) -> Run:
     return signed
 
 
-def next_edition(
-    terms: Terms, dropped: Sequence[PeerId], options: argparse.Namespace, expiry: int
-) -> Terms:
+def next_edition(terms: Terms, options: argparse.Namespace, expiry: int) -> Terms:
     """The terms with the lists changed. Raises `ValueError` if they make no run."""
     rules = terms.admission
     return replace(
         terms,
         epoch=terms.epoch + 1,
         expiry=expiry,
-        validators=_changed(terms.validators, options.add_validator, dropped),
+        validators=_changed(terms.validators, options.add_validator, options.drop_validator),
         admission=replace(
             rules,
             allowed=_changed(rules.allowed, options.allow, options.forbid),
@@ -158,21 +149,6 @@ def _changed(
     names: Sequence[PeerId], more: Sequence[PeerId], fewer: Sequence[PeerId]
 ) -> tuple[PeerId, ...]:
     return tuple(name for name in dict.fromkeys((*names, *more)) if name not in fewer)
-
-
-def _proposal(path: Path, run: Run) -> Proposal:
-    try:
-        with path.open("rb") as file:
-            proposal = decode_proposal_untrusted(file.read(MAX_PROPOSAL + 1))
-    except BadMessage as error:
-        raise ConfigError(f"{path} is no proposal: {error}") from None
-    if (proposal.run, proposal.epoch) != (run.id, run.epoch):
-        raise ConfigError(
-            f"{path} is about epoch {proposal.epoch} of run {proposal.run.hex()[:12]},"
-            f" and this is epoch {run.epoch} of {run.id.hex()[:12]}: take a newer proposal, or"
-            " that edition"
-        )
-    return proposal
 
 
 def _key_at(path: Path) -> KeyPair:

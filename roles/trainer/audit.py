@@ -1,20 +1,20 @@
-"""Validators under suspicion: a share of their work is repeated, and who lies is refused.
+"""Deliveries are replayed before they are learnt from, and validators that lie are refused.
 
 Theory of operation
 -------------------
 One validator judges a submission, and nothing but a replay shows that a model was run for it.
-So of the deliveries one in twenty, by a lot that is drawn with a secret after a delivery is
-here (`roles.trainer.core.lot`), is replayed before it is taken: with the policy that it names,
-by the trainer's own engine, within the limits of the run. How sure it is that the validator has
-lied is weighed in `roles.protocol.core.lies`; what is not borne out is not learnt from, even if
-no validator is at fault.
+So the trainer replays every delivery before it takes it: with the policy that it names, by the
+trainer's own engine (`roles.trainer.scoring`), within the limits of the run. A lie that one
+submission shows therefore reaches no gradient, whoever signed it. How sure it is that the
+validator has lied is weighed in `roles.protocol.core.lies`; what is not borne out is not learnt
+from, even if no validator is at fault.
 
 The engine is the learner's. A process of its own would hold a second copy of its libraries, and
 on a device a second context; in the learner's there is one more copy of the weights: 2 or 4
-bytes a parameter beside its 18, from the first replay on. Calls take turns: groups are scored
-one at a time, so that a step waits for one group at most, and a replay for a step. An engine
-that dies at a replay takes the learner with it: the error goes to the role, which goes on from
-its disk, and no validator is accused.
+bytes a parameter beside its 18, from the first replay on. Calls take turns: a step waits for
+one submission at most, and a replay for a step. An engine that dies at a replay takes the
+learner with it: the error goes to the role, which goes on from its disk, and no validator is
+accused.
 
 A host ends what it does for a peer that goes away, or breaks a protocol. So looks are a task of
 the trainer's own: a validator that withdraws what is slow to be answered, since that is what
@@ -31,21 +31,18 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 import trio
 
-from p2p.concurrency import Notifier
 from p2p.errors import ShoalError, StorageError
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
-from roles.engines.base import Engine, EngineError, Group, GroupTask
+from roles.engines.base import EngineError, Group, GroupTask
 from roles.protocol.core.lies import (
-    Acceptance,
     Finding,
     Lie,
     Strikes,
@@ -53,16 +50,14 @@ from roles.protocol.core.lies import (
     decode_lie_untrusted,
     worst,
 )
-from roles.protocol.core.messages import LIED, AcceptedWork, Commitment, content_digest
-from roles.protocol.core.refusals import REFUSAL_KIND, REFUSALS, decode_refusal_untrusted
+from roles.protocol.core.messages import LIED, AcceptedWork, content_digest
 from roles.protocol.core.statements import LIE_KIND
-from roles.protocol.replay import impossible_reward, replay, wrong_reward
+from roles.protocol.replay import contradictions, impossible_reward, wrong_reward
 from roles.run import Run
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.shared.standing import RoleStanding
-from roles.trainer.core.lot import Lot
-from roles.trainer.scoring import PolicyScorer
+from roles.trainer.scoring import ScoringDesk
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +102,7 @@ class _Case:
     found: Finding | None = None
     """What is wrong with its rewards."""
     replayed: _Replay | None = None
-    """What the engine is asked, of one that the lot falls on."""
+    """What the engine is asked; None of one that is only compared with the environment."""
     done: trio.Event = field(default_factory=trio.Event)
     refusal: str = "the trainer could not replay it"
     """Once it is ``done``: why it is not taken; empty if it is borne out."""
@@ -131,23 +126,21 @@ class Auditor:
     def __init__(
         self,
         node: Node,
-        engine: Engine,
+        desk: ScoringDesk,
         standing: RoleStanding,
         ledger: Ledger,
         durable: Durable,
-        lot: Lot | None = None,
-        scorer: PolicyScorer | None = None,
     ) -> None:
         self._node = node
-        self._scorer = scorer or PolicyScorer(node, engine)
+        self._desk = desk
         self._standing = standing
         self._ledger = ledger
         self._durable = durable
-        self._lot = lot or Lot(node.world.entropy(32))
         self._strikes = Strikes()
         self._waiting: dict[bytes, _Case] = {}
         """What is, or will be, looked at, whether who asked waits for it or not."""
-        self._asked = Notifier()
+        self._nursery: trio.Nursery | None = None
+        """Where looks are tasks; None while `work_forever` does not run."""
         self._limits = standing.run.terms.limits
         self._accuses_from = -math.inf
         self._kept: dict[str, None] = {}
@@ -161,19 +154,14 @@ class Auditor:
         those are forgotten."""
         await self._recall_limits()
         needed: set[str] = set()
-        async for entry in self._ledger.entries(REFUSAL_KIND):
-            refusal = decode_refusal_untrusted(entry.body, self._node.world.verify)
-            self.liars[refusal.verdict.validator] = str(refusal)
-            needed.add(refusal.path)
         async for entry in self._ledger.entries(LIE_KIND):
             lie = decode_lie_untrusted(entry.body, self._node.world.verify)
             self.liars[lie.verdict.validator] = str(lie.finding)
             needed.add(lie.path)
         disk = self._node.world.disk
-        for folder in (LIES, REFUSALS):
-            for path in [f"{folder}/{name}" for name in await disk.list(folder)]:
-                if path not in needed:
-                    await self._durable.insist(partial(disk.remove, path))
+        for path in [f"{LIES}/{name}" for name in await disk.list(LIES)]:
+            if path not in needed:
+                await self._durable.insist(partial(disk.remove, path))
 
     async def _recall_limits(self) -> None:
         """Other limits than those of the life before may have come while this node was down. A
@@ -200,20 +188,14 @@ class Auditor:
         return "" if lie is None else f"{LIED}: {lie}"
 
     async def audit(
-        self,
-        work: AcceptedWork,
-        tasks: Sequence[GroupTask],
-        groups: Sequence[Group],
-        *,
-        always: bool = False,
+        self, work: AcceptedWork, tasks: Sequence[GroupTask], groups: Sequence[Group]
     ) -> None:
-        """Replay a delivery, if the lot falls on it, or ``always``. Raises `NotBorneOut`.
+        """Replay a delivery. Raises `NotBorneOut`.
 
         ``tasks`` and ``groups`` are those of its place, and have the right shape.
         """
-        if always or self._lot.falls_on(work.verdict.commitment):
-            replayed = _Replay(self._standing.run, tasks, groups)
-            await self._decide(_Case(work, REPLAY, replayed=replayed))
+        replayed = _Replay(self._standing.run, tasks, groups)
+        await self._decide(_Case(work, REPLAY, replayed=replayed))
 
     async def check_rewards(self, work: AcceptedWork, ours: Sequence[float]) -> None:
         """Compare the rewards of a verdict with the environment's. Raises `NotBorneOut`."""
@@ -239,53 +221,41 @@ class Auditor:
             if sum(one == validator for one in ahead) >= MOST_WAITING:
                 raise NotBorneOut("too much of this validator waits to be looked at")
             case = self._waiting[asked.key] = asked
-            self._asked.notify_all()
+            if self._nursery is not None:
+                self._nursery.start_soon(self._settle, case)
         await case.done.wait()
         if case.refusal:
             raise NotBorneOut(case.refusal)
 
     async def work_forever(self) -> None:
-        """Look at what waits, one delivery after the other, until cancelled. Raises
-        `WorkerDied`: the learner has died with it."""
+        """Look at what waits, until cancelled. Raises `WorkerDied`: the learner has died with
+        it."""
         try:
-            while True:
-                while not self._waiting:
-                    await self._asked.wait()
-                key, case = next(iter(self._waiting.items()))
-                case.refusal = await self._look(case)
-                del self._waiting[key]
-                case.done.set()
+            async with trio.open_nursery() as self._nursery:
+                for case in list(self._waiting.values()):
+                    self._nursery.start_soon(self._settle, case)
+                await self._desk.work_forever()
         finally:
+            self._nursery = None
             for case in self._waiting.values():
                 case.done.set()
             self._waiting.clear()
 
+    async def _settle(self, case: _Case) -> None:
+        case.refusal = await self._look(case)
+        del self._waiting[case.key]
+        case.done.set()
+
     async def _replay(self, work: AcceptedWork, asked: _Replay) -> list[Finding] | None:
         """What is found; None if nothing can be said."""
         commitment = work.verdict.commitment
-        if not self._node.shardcast.holds(commitment.version):
-            return None
+        version, policy = commitment.version, commitment.policy
         try:
-            async with self.holding(commitment) as engine:
-                return await replay(asked.run, engine, asked.tasks, asked.groups, work.logprobs)
+            scored = await self._desk.score(version, policy, asked.tasks, asked.groups)
         except (EngineError, StorageError) as error:
             logger.error("replay_failed %s: %s", commitment.content.hex(), error)
             return None
-
-    def holding(self, commitment: Commitment) -> AbstractAsyncContextManager[Engine]:
-        """The engine, with the policy of ``commitment``, which is held here, for the length of
-        the block. Raises `EngineError`, `StorageError` and `WorkerDied`."""
-        return self._scorer.holding(commitment.version, commitment.policy)
-
-    async def convict(
-        self, validator: PeerId, why: str, entries: Sequence[tuple[str, bytes]]
-    ) -> None:
-        """Refuse a validator for good, for what the ``entries`` of the ledger prove."""
-        if validator in self.liars:
-            return
-        self.liars[validator] = why  # before anything is awaited: no more of it is taken
-        await self._durable.insist(partial(self._ledger.append_all, list(entries)))
-        self._node.world.trace("validator.convicted", validator=str(validator))
+        return contradictions(asked.run, scored, work.logprobs)
 
     async def _look(self, case: _Case) -> str:
         """Count a look at a validator's work; why it is not taken, or nothing."""
@@ -324,20 +294,6 @@ class Auditor:
         if limits != self._limits:
             self._limits, self._accuses_from = limits, now + SETTLING
         return now >= self._accuses_from
-
-    async def hold_against(self, accepted: Acceptance, found: Finding | None) -> None:
-        """What this trainer's engine, asked for another reason, has found in work that a
-        validator accepted."""
-        verdict = accepted.verdict
-        if verdict.validator in self.liars:
-            return
-        if found is None or found.weight < Weight.STRIKE or not self.may_accuse():
-            self._strikes.note(verdict, REPLAY, None)
-            return
-        self.counts.lies += 1
-        name = content_digest(verdict.to_bytes()).hex()  # its other judge may have lied, too
-        lie = Lie(verdict, found, f"{LIES}/{name}")
-        await self._suspect(REPLAY, lie, accepted.to_bytes())
 
     async def _suspect(self, kind: str, lie: Lie, kept: bytes) -> None:
         """Keep a lie or a strike, and convict its validator if it is enough."""

@@ -18,19 +18,17 @@ them is code that text may fool. So each check stands before all that cost more,
     tasks    the environment makes them, of seeds that no peer chose
       |
       v
-    replay   of one delivery in twenty: the model is run        `roles.trainer.audit`
+    replay   the model is run, and says what was signed         `roles.trainer.audit`
       |
       v
     pay      only now the environment sees a token of it, and must pay what was signed
 
-A validator is believed in one thing, that the model was run and the draws are the seeds'; the
-replay finds out which validators must not be. Judge, author, tasks, places, shapes and rewards
-the trainer knows itself.
+A validator is believed in nothing but log-probs within the tolerance of a replay.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from p2p.errors import RemoteProtocolError
@@ -42,31 +40,22 @@ from proofs.checks import Verdict
 from roles.engines.base import Group, GroupTask, TrainingGroup
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
-from roles.protocol.away import away_of
-from roles.protocol.core.assignment import DrawOrder, draw_order
-from roles.protocol.core.judging import check_shapes, judge_all
-from roles.protocol.core.lies import NO_ANSWER, Finding, worst
+from roles.protocol.core.assignment import DrawOrder, draw_order, validator_of
+from roles.protocol.core.judging import check_shapes
 from roles.protocol.core.messages import (
     DECODE_RATE,
     LIED,
-    MAX_REASON,
     AcceptedWork,
-    Commitment,
     Receipt,
     SignedVerdict,
-    Submission,
-    content_digest,
     decode_groups_untrusted,
     decode_logprobs_untrusted,
 )
-from roles.protocol.core.pooled import PooledSignals, Signals
-from roles.protocol.replay import answers_of, as_signed, count_work, exceeded
+from roles.protocol.replay import answers_of, as_signed, count_work
 from roles.run import Run
-from roles.shared.bans import bans_of
 from roles.shared.standing import RoleStanding
 from roles.trainer.audit import Auditor
 from roles.trainer.core.buffer import BufferedGroup
-from roles.trainer.scoring import ScoringDesk
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +86,6 @@ class DeliveryCheck:
         self._environment = environment
         self._standing = standing
         self.auditor = auditor
-        self.scoring: ScoringDesk | None = None
-        """Scores what workers bring; None in a run without lots."""
-        self.on_leaning: Callable[[PeerId], object] = lambda _: None
-        """Told of a worker whose work is acceptable each time, and not all together."""
-        self.on_found: Callable[[Submission, Finding | None], Awaitable[None]] = _nothing
-        """Told what the trainer's engine finds in what a worker brings."""
-        self._pooled = PooledSignals(
-            node.world.rng("check/pooled signals"), run.terms.lots.margin
-        )
 
     @property
     def is_at_rest(self) -> bool:
@@ -139,10 +119,6 @@ class DeliveryCheck:
             return f"{LIED}: its ledger tells two stories"
         return self.auditor.why_refused(validator)
 
-    def why_banned(self, node: PeerId) -> str:
-        """Why nothing of a worker is learnt from now; empty if something is."""
-        return bans_of(self._node).why_banned(node)
-
     def why_unwanted(self, peer: PeerId, verdict: SignedVerdict) -> str:
         """Why a delivery of ``peer`` is no use, however much room there is; empty if it may
         be."""
@@ -153,12 +129,9 @@ class DeliveryCheck:
             return "only accepted submissions of this run are taken"
         if not self._node.may(commitment.node, Capability.GENERATE):
             return f"{commitment.node} may not generate in this run"
-        banned = self.why_banned(commitment.node)
-        if banned:
-            return banned
-        run, heard = self._standing.run, away_of(self._node)
-        judges = list(heard.judges_of(run, commitment.node, commitment.version))
-        return "" if peer in judges else f"{judges[0]} judges this node under this policy"
+        run, forks = self._standing.run, self._node.ledgers.forks
+        judge = validator_of(run, commitment.node, commitment.version, forks)
+        return "" if peer == judge else f"{judge} judges this node under this policy"
 
     async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
         """The groups of a delivery, with rewards computed here and the validator's log-probs.
@@ -167,89 +140,13 @@ class DeliveryCheck:
         own fault; `NotBorneOut` if they are not what it signed, or might not be; and
         `EnvironmentFailed`, which is no peer's fault.
         """
-        # where lots fall, one validator's word is the exception, and is never taken alone
-        return await self._looked_at(work, always=self.scoring is not None)
-
-    async def groups_replayed(self, work: AcceptedWork) -> list[BufferedGroup]:
-        """The same of a delivery that is replayed, whether the lot falls on it or not."""
-        return await self._looked_at(work, always=True)
-
-    async def _looked_at(self, work: AcceptedWork, *, always: bool) -> list[BufferedGroup]:
         await self.auditor.check_possible(work)
         claim = await self._open(work, self._policy_of(work))
         drawn = [task for _, task in claim.tasks]
-        await self.auditor.audit(work, drawn, claim.claimed, always=always)
+        await self.auditor.audit(work, drawn, claim.claimed)
         ours = await self._pay(claim)
         await self.auditor.check_rewards(work, ours)
         return self._buffered(claim, ours)
-
-    async def groups_of_worker(
-        self, submission: Submission
-    ) -> tuple[AcceptedWork, list[BufferedGroup]]:
-        """Work of which the trainer finds everything itself, its verdict, and the groups, if
-        it accepts: rewards of its environment, log-probs and evidence of its engine.
-
-        Raises `EnvironmentFailed`, `EngineError` and `StorageError`: nothing is known then.
-        """
-        assert self.scoring is not None
-        commitment = submission.commitment
-        policy = self._node.shardcast.manifest(commitment.version).weights_digest
-        try:
-            order, claimed = await self._open_claim(commitment, policy, submission.content)
-        except RemoteProtocolError as error:
-            verdict = self.sign(commitment, Verdict.REJECTED, str(error))
-            if commitment.policy == policy:
-                await self.on_found(submission, Finding(NO_ANSWER, 1, 0))
-            return AcceptedWork(verdict, submission, b""), []
-        made = await self._environment.tasks(order.task_seeds(commitment.index))
-        tasks = order.with_draws(commitment.index, made)
-        scored = await self.scoring.score(
-            commitment.version, policy, [task for _, task in tasks], claimed
-        )
-        evidence = [one.evidence for one in scored]
-        await self.on_found(submission, worst(exceeded(self._run, scored)))
-        judgement = judge_all(evidence, self._run.terms.limits)
-        if judgement.verdict is not Verdict.ACCEPTED:
-            verdict = self.sign(commitment, judgement.verdict, judgement.reason.value)
-            return AcceptedWork(verdict, submission, b""), []
-        if self._pooled.note(commitment.node, commitment.version, Signals.of(evidence)):
-            self.on_leaning(commitment.node)
-        logprobs = b"".join(one.logprobs for one in scored)
-        groups = decode_logprobs_untrusted(logprobs, claimed)
-        answers = answers_of([task for task, _ in tasks], groups)
-        ours = [as_signed(reward) for reward in await self._environment.rewards(answers)]
-        verdict = self.sign(commitment, Verdict.ACCEPTED, "", ours, content_digest(logprobs))
-        work = AcceptedWork(verdict, submission, logprobs)
-        return work, self._buffered(Claim(work, claimed, groups, tuple(tasks)), ours)
-
-    async def _open_claim(
-        self, commitment: Commitment, policy: bytes, content: bytes
-    ) -> tuple[DrawOrder, tuple[Group, ...]]:
-        """Place and shape. Raises `RemoteProtocolError`."""
-        order = draw_order(self._run, commitment.node, commitment.version, policy)
-        if commitment.policy != order.policy:
-            raise RemoteProtocolError("it is of another policy")
-        claimed = await decode_off_loop(
-            self._node.world, decode_groups_untrusted, content, rate=DECODE_RATE
-        )
-        if [group.group for group in claimed] != list(order.numbers(commitment.index)):
-            raise RemoteProtocolError("it is of another place")
-        if check_shapes(claimed, self._run.shape()).verdict is not Verdict.ACCEPTED:
-            raise RemoteProtocolError("it has the wrong shape")
-        return order, claimed
-
-    def sign(
-        self,
-        commitment: Commitment,
-        verdict: Verdict,
-        reason: str,
-        rewards: Sequence[float] = (),
-        logprobs: bytes = b"",
-    ) -> SignedVerdict:
-        """A verdict of the trainer's own."""
-        me, why = self._node.peer_id, reason[:MAX_REASON]
-        signed = SignedVerdict(me, commitment, verdict, why, 0.0, 0.0, tuple(rewards), logprobs)
-        return signed.signed(self._node.world.signer)
 
     async def groups_kept(self, work: AcceptedWork) -> list[BufferedGroup]:
         """As `groups`, of a submission that an earlier life has taken."""
@@ -324,9 +221,6 @@ class DeliveryCheck:
                 BufferedGroup(commitment.version, commitment.content, number, training)
             )
         return buffered
-
-
-async def _nothing(*_: object) -> None: ...
 
 
 def _open_groups_untrusted(

@@ -13,7 +13,7 @@ Two deliveries of one submission may come at a time, and everything may change w
 the environment or the engine works. So what is being taken is noted first (``_taking``), and
 what must hold is looked at again after each wait.
 
-A delivery that is replayed (`roles.trainer.audit`) is not taken before it is found in order.
+A delivery is replayed (`roles.trainer.audit`) before it is taken.
 Nothing of a validator that was convicted goes into a step: not what comes, not what waits in
 the buffer, not what an earlier life took.
 """
@@ -29,7 +29,6 @@ from typing import Final
 
 import trio
 
-from p2p.bounded import BoundedDict
 from p2p.concurrency import Notifier
 from p2p.errors import RemoteProtocolError, StorageError
 from p2p.host import Stream, send_frame
@@ -40,8 +39,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader
 from p2p.world import dawdle, decode_off_loop
-from proofs.checks import Verdict
-from roles.engines.base import EngineError, TrainingGroup
+from roles.engines.base import TrainingGroup
 from roles.envs.contained import EnvironmentFailed, Failures
 from roles.protocol.core.account import Fates
 from roles.protocol.core.messages import (
@@ -49,9 +47,6 @@ from roles.protocol.core.messages import (
     AcceptedWork,
     Commitment,
     Receipt,
-    Refusal,
-    SignedVerdict,
-    Submission,
     decode_delivery_untrusted,
     encode_receipt,
 )
@@ -70,15 +65,11 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.core.pace import Paces
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import GroupPlace, Inbox
-from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
 DELIVERY_SECONDS: Final = 90.0
 """How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
-MAX_DISOWNED: Final = 1_024
-"""Contents that are not learnt from since their workers say so: those of a thousand canaries
-at a time, which each have one."""
 PLACE_TAKEN: Final = "another submission was taken for this place in the draw order"
 
 DrawPlace = tuple[PeerId, PolicyVersion, int]
@@ -100,8 +91,6 @@ class Intake:
     ) -> None:
         self.demand: DemandTeller | None = None
         """Tells the workers what is wanted; without it each makes all it can."""
-        self.watch: ValidatorWatch | None = None
-        """Is told which validators bring work."""
         self.buffer = buffer
         self._node = node
         self._recipe = recipe
@@ -127,8 +116,6 @@ class Intake:
         """Which validator each submission in the buffer is of."""
         self._authors: dict[bytes, PeerId] = {}
         """Which node each of them is of."""
-        self._disowned: BoundedDict[bytes, None] = BoundedDict(MAX_DISOWNED)
-        """Contents that their workers have called lies beforehand."""
         self._learning: list[BufferedGroup] = []
         """Taken out of the buffer by the step that is under way."""
         self.accounts = Accounts()
@@ -159,7 +146,7 @@ class Intake:
     # What the session calls.
 
     async def audit_forever(self) -> None:
-        """Replay what the lot falls on, until cancelled. Raises `WorkerDied`."""
+        """Replay what comes, until cancelled. Raises `WorkerDied`."""
         await self._check.auditor.work_forever()
 
     async def recall(self) -> None:
@@ -367,88 +354,17 @@ class Intake:
             del self._taking[content]
             self._make_room()
 
-    # What workers bring once a lot has fallen (`roles.trainer.lots`).
-
-    def give_up(self, commitment: Commitment, reason: str) -> SignedVerdict:
-        """What a worker is told of work that is not learnt from, and is not to blame for."""
-        return self._check.sign(commitment, Verdict.INCONCLUSIVE, reason)
-
-    async def take_from_worker(self, submission: Submission) -> SignedVerdict | Refusal:
-        """As `take`, of work with which no validator's numbers come."""
-        commitment = submission.commitment
-        content = commitment.content
-        with trio.move_on_after(PATIENCE):
-            while self._must_wait(content):
-                await self._consumed.wait()
-        if self._must_wait(content):
-            return Refusal("the pool is full", True)
-        if content in self._taken:
-            return self._check.sign(commitment, Verdict.ACCEPTED, "")
-        if self._is_over:
-            self._count_turned_down(commitment)
-            return self.give_up(commitment, "the run has all its steps")
-        reason = self._why_useless(commitment)
-        if reason:
-            if reason != PLACE_TAKEN:
-                self._count_turned_down(commitment)
-                self._note_arrival(commitment, None)
-            return self.give_up(commitment, reason)
-        self._taking[content] = None
-        try:
-            return await self._take_own(submission)
-        except StorageError as error:
-            return Refusal(self._turn_away(error)[1], True)
-        except (EngineError, EnvironmentFailed) as error:
-            logger.error("not_scored %s: %s", content.hex(), error)
-            return self.give_up(commitment, "the trainer could not score it")
-        finally:
-            del self._taking[content]
-            self._make_room()
-
-    async def _take_own(self, submission: Submission) -> SignedVerdict:
-        work, groups = await self._check.groups_of_worker(submission)
-        commitment = submission.commitment
-        if work.verdict.verdict is not Verdict.ACCEPTED:
-            return work.verdict
-        if _place(commitment) in self._filled:  # meanwhile
-            return self.give_up(commitment, PLACE_TAKEN)
-        await self._keep(work, groups)
-        teaching = sum(has_spread(buffered.group.rewards) for buffered in groups)
-        self._note_arrival(commitment, teaching)
-        return work.verdict
-
-    def note_unsent(self, node: PeerId, version: PolicyVersion) -> None:
-        """A place of which nothing can be learnt stays with its worker."""
-        if self.demand is not None:
-            self.demand.arrive(node, version, 0)
-
-    def disown(self, content: bytes) -> None:
-        """Its worker says that it will be a lie: who delivers it is judged, nothing is learnt
-        from it."""
-        self._disowned[content] = None
-
-    def drop_work_of(self, node: PeerId) -> None:
-        """Nothing is learnt from what waits of a worker that was caught."""
-        self.buffer.drop([of for of, author in self._authors.items() if author == node])
-
     async def _take_in(self, work: AcceptedWork) -> tuple[Receipt, str]:
         """Look at a delivery as closely as need be, and keep it."""
         verdict = work.verdict
-        is_disowned = verdict.commitment.content in self._disowned
-        check = self._check
-        groups = await (check.groups_replayed if is_disowned else check.groups)(work)
+        groups = await self._check.groups(work)
         # All of it may have changed while environment and engine worked.
         refused = self._check.why_refused(verdict.validator)
         if refused:
             return Receipt.UNWANTED, refused
         if _place(verdict.commitment) in self._filled:
             return Receipt.UNWANTED, PLACE_TAKEN
-        if is_disowned:
-            self._taken[verdict.commitment.content] = None
-            return Receipt.TAKEN, ""
         await self._keep(work, groups)
-        if self.watch is not None:
-            self.watch.note_taken(verdict)
         teaching = sum(has_spread(buffered.group.rewards) for buffered in groups)
         self._note_arrival(verdict.commitment, teaching)
         self._is_turning_away = False
@@ -473,11 +389,8 @@ class Intake:
             self.demand.arrive(commitment.node, commitment.version, teaching)
 
     def _drop_liars(self) -> None:
-        """Nothing is learnt from what waits of a validator that was convicted, or of a worker
-        that was."""
-        check = self._check
-        liars = [of for of, giver in self._givers.items() if check.why_refused(giver)]
-        liars += [of for of, author in self._authors.items() if check.why_banned(author)]
+        """Nothing is learnt from what waits of a validator that was convicted."""
+        liars = [of for of, who in self._givers.items() if self._check.why_refused(who)]
         self.buffer.drop(liars)
 
     def _why_useless(self, commitment: Commitment) -> str:

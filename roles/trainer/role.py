@@ -30,22 +30,18 @@ from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.trainer.account import SHORTEST_PAUSE, AccountDesk
-from roles.trainer.appeals import AppealDesk
 from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import BufferCounts, GroupBuffer
-from roles.trainer.crosscheck import CrossCheck
 from roles.trainer.curve import LearningCurve, Learnt
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
-from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
-from roles.trainer.scoring import PolicyScorer, ScoringDesk
+from roles.trainer.scoring import ScoringDesk
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
-from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +89,6 @@ class Trainer:
             "groups_without_spread": counts.without_spread,
             "groups_discredited": counts.discredited,
             "submissions_taken": 0 if session is None else session.intake.taken,
-            **self._lots(),
             "replayed": 0 if session is None else session.intake.audits.replayed,
             "replays_unsure": 0 if session is None else session.intake.audits.unsure,
             "lies": 0 if session is None else session.intake.audits.lies,
@@ -104,16 +99,6 @@ class Trainer:
             "waits_for_disk": 0 if session is None else session.writes_waiting,
             "warning": "" if session is None else session.wrong,
             "last_step": None if last is None else asdict(last),
-        }
-
-    def _lots(self) -> dict[str, int]:
-        """What came of windows, and of the trainer's own scoring."""
-        lots = None if self.session is None else self.session.lots
-        return {
-            "windows_settled": 0 if lots is None else lots.settled,
-            "windows_void": 0 if lots is None else lots.voided,
-            "windows_missed": 0 if lots is None else lots.missed,
-            "groups_scored": 0 if lots is None else lots.groups_scored,
         }
 
     def progress(self) -> Progress:
@@ -210,8 +195,7 @@ class Trainer:
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
-        scorer = PolicyScorer(node, engine)
-        auditor = Auditor(node, engine, standing, ledger, durable, scorer=scorer)
+        auditor = Auditor(node, ScoringDesk(node, engine), standing, ledger, durable)
         check = DeliveryCheck(node, run, environment, standing, auditor)
         buffer = GroupBuffer(max(1, round(config.pool_steps * recipe.groups)), recipe.lag)
         inbox = Inbox(node.world, INBOX)
@@ -225,30 +209,4 @@ class Trainer:
             base=folder or "",
             checkpoint_every=config.checkpoint_every,
         )
-        session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
-        crosscheck = CrossCheck(auditor)
-        if run.terms.has_lots:
-            check.scoring = ScoringDesk(node, scorer)
-            session.lots = LotDesk(node, intake, check.scoring, durable)
-            session.lots.why_refused = check.why_refused
-            session.lots.on_verdict = crosscheck.note_verdict
-            check.on_found = crosscheck.note_found
-            check.on_leaning = session.lots.end_standing
-        if run.terms.appeals:
-            watch = session.watch = intake.watch = ValidatorWatch(node, auditor, durable)
-            crosscheck.on_spoken = watch.note_spoken
-            session.appeals = desk = AppealDesk(
-                node,
-                environment,
-                standing,
-                auditor,
-                watch,
-                has_worked=(session.lots or intake.accounts).has_worked,
-                has_room=lambda: intake.has_room,
-            )
-            desk.crosscheck = crosscheck
-            desk.disown, desk.on_confessed = intake.disown, intake.drop_work_of
-            if session.lots is not None:
-                desk.on_upheld = session.lots.restore
-                desk.on_confessed = session.lots.note_confessed
-        return session
+        return TrainerSession(node, recipe, engine, intake, curve, standing, policies)

@@ -19,7 +19,7 @@ and weights that are on disk are not written again, lest another CPU round them 
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack, aclosing
+from contextlib import aclosing
 from functools import partial
 
 import trio
@@ -31,16 +31,12 @@ from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.account import TrainerDoing
 from roles.protocol.core.messages import VERDICT_PROTOCOL
-from roles.protocol.core.refusals import APPEAL_PROTOCOL
 from roles.rl.recipe import Recipe
 from roles.shared.standing import RoleStanding
-from roles.trainer.appeals import AppealDesk
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.intake import Intake
-from roles.trainer.lots import LotDesk
 from roles.trainer.policies import PolicyFiles
-from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
@@ -60,11 +56,6 @@ class TrainerSession:
     ) -> None:
         self.node = node
         self.intake = intake
-        self.lots: LotDesk | None = None
-        """Where workers come once their lot has fallen; None in a run without lots."""
-        self.appeals: AppealDesk | None = None
-        """Where workers go with what validators do to them."""
-        self.watch: ValidatorWatch | None = None
         self.curve = curve
         self.engine = engine
         self._recipe = recipe
@@ -112,15 +103,7 @@ class TrainerSession:
             nursery.start_soon(self.intake.audit_forever)
             if self.intake.demand is not None:
                 nursery.start_soon(self.intake.demand.tell_forever)
-            with ExitStack() as served:
-                serving = self.node.host.serving
-                served.enter_context(serving(VERDICT_PROTOCOL, self.intake.serve))
-                if self.lots is not None:
-                    await self.lots.open(nursery, served)
-                if self.appeals is not None and self.watch is not None:
-                    served.enter_context(serving(APPEAL_PROTOCOL, self.appeals.serve))
-                    nursery.start_soon(self.appeals.work_forever)
-                    nursery.start_soon(self.watch.watch_forever)
+            with self.node.host.serving(VERDICT_PROTOCOL, self.intake.serve):
                 while step < self._recipe.steps:
                     step = await self._step(step)
                 self.is_over, self.doing = True, TrainerDoing.OVER
@@ -217,8 +200,6 @@ class TrainerSession:
         node.world.trace("published", version=step)
         if self.intake.demand is not None:
             self.intake.demand.publish(version)
-        if self.lots is not None:
-            self.lots.note_policy()
 
     async def _step(self, step: int) -> int:
         """Wait for enough groups, learn, save, publish."""

@@ -35,14 +35,13 @@ from typing import Any, Final
 
 from p2p.errors import StorageError, WorkerDied
 from p2p.identity import PeerId
+from p2p.ledger import Entry, LedgerFork
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.engines.base import EngineError
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.protocol.away import away_of
 from roles.protocol.core.assignment import validator_among
-from roles.protocol.core.lots import Window
 from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.run import Run, run_of
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
@@ -88,8 +87,6 @@ class Judge:
         """How often that was so in this life."""
         self._before: tuple[PeerId, ...] | None = None
         """The validators of the edition before; None if they cannot be known."""
-        self._were_away: frozenset[PeerId] = frozenset()
-        """Those of them that were passed over (`roles.protocol.away`)."""
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -115,24 +112,6 @@ class Judge:
             self._sequences.misplace(judged.node, judged.version)
         else:
             self._sequences.recall(judged.node, judged.version, judged.index, judged.content)
-
-    def window_state(self, window: Window) -> PlaceState:
-        """What filling the places of ``window`` now, one behind the other, would be."""
-        if self._may_succeed(window.node, window.version):
-            self._sequences.succeed_all(
-                window.node, window.version, window.places, self._openings
-            )
-        return self._sequences.judge_all(window.node, window.version, window.places)
-
-    def fill_window(self, window: Window) -> None:
-        """Its places are taken: their worker has committed to them."""
-        for place, content in zip(window.places, window.contents, strict=True):
-            self._sequences.fill(window.node, window.version, place, content)
-
-    def recall_window(self, window: Window) -> None:
-        """Take up a window that an earlier life signed; `settle` follows the last."""
-        for place, content in zip(window.places, window.contents, strict=True):
-            self._sequences.recall(window.node, window.version, place, content)
 
     def settle(self) -> None:
         """All verdicts of earlier lives are taken up. Places answered `INCONCLUSIVE` are not in
@@ -195,8 +174,7 @@ class Judge:
             ruling = await self._look(job)
         else:
             ruling = Ruling(self.give_up(commitment, NOT_HELD))
-        if not job.is_in_place:
-            self._fill(commitment)
+        self._fill(commitment)
         if ruling.verdict.verdict is Verdict.ACCEPTED:
             self._sequences.settle_in(commitment.node, commitment.version)
         return ruling
@@ -225,19 +203,10 @@ class Judge:
                     self._replayer.forget_policy()
                 return Ruling(self.give_up(commitment, ENGINE_FAILED))
 
-    async def repeat(self, job: Job) -> SignedVerdict | None:
-        """The verdict on work that another validator has rejected, whatever place it is of;
-        None if its policy is gone. Raises as `Replayer.judge`."""
-        version = job.submission.commitment.version
-        if not self.node.shardcast.holds(version):
-            return None
-        with self.node.shardcast.pin(version) as weights:
-            return (await self._replayer.judge(job, weights)).verdict
-
     async def judge(self, job: Job, weights: str) -> Ruling:
         """From its place to the model's replay; the first violation decides."""
         commitment = job.submission.commitment
-        misplaced = None if job.is_in_place else self._misplaced(commitment)
+        misplaced = self._misplaced(commitment)
         if misplaced is not None:
             return Ruling(misplaced)
         return await self._replayer.judge(job, weights)
@@ -273,13 +242,13 @@ class Judge:
             self._sequences.succeed(node, version, commitment.index, self._openings, lot)
 
     def _may_succeed(self, node: PeerId, version: PolicyVersion) -> bool:
-        """Whether this is a new edition, or other lots came here of late, and another validator
-        may have judged the node under ``version`` before."""
+        """Whether work of other validators came here of late, by a new edition or by a proof
+        against one, and another may have judged the node under ``version`` before."""
         if self._world.now() >= self._succeeds_until:
             return False
         if self._before is None:
             return True
-        judge = validator_among(self._before, self.run.id, node, version, self._were_away)
+        judge = validator_among(self._before, self.run.id, node, version)
         return judge != self.node.host.peer_id
 
     async def take_up_edition(self, durable: Durable) -> None:
@@ -316,15 +285,10 @@ class Judge:
             run = newer
             await self._keep_edition(durable, run)
 
-    async def watch_absences(self) -> None:
-        """Notice when the lots of other validators come here, or go back. Works until
-        cancelled."""
-        heard, own = away_of(self.node), self.node.host.peer_id
-        while True:
-            held = await heard.wait_change()
-            is_back = own in held and own not in heard.validators
-            self._were_away = held
-            self._open(None if is_back else run_of(self.node).terms.validators, SUCCESSION)
+    def hear_news(self, news: Entry | LedgerFork) -> None:
+        """The work of a validator whose ledger tells two stories falls to others now."""
+        if isinstance(news, LedgerFork):
+            self._open(run_of(self.node).terms.validators, SUCCESSION)
 
     def _note_change(self, epoch: int, validators: tuple[PeerId, ...], newer: Run) -> bool:
         """Be lenient from now on, if the validators may have changed since ``epoch``, whose

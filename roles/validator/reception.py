@@ -20,15 +20,15 @@ than all of that, is looked at when something is to be kept.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Final
 
 import trio
 
 from p2p.bounded import BoundedDict, RateLimit
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import StorageError
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
@@ -39,16 +39,8 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.core.limits import MAX_SERVED
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
-from roles.protocol.away import away_of
+from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.demand import NOT_WANTED
-from roles.protocol.core.lots import (
-    MAX_ASKED,
-    MAX_WITNESSED,
-    WitnessedWindow,
-    decode_commit_untrusted,
-    decode_witnessed_untrusted,
-    encode_witness_reply,
-)
 from roles.protocol.core.messages import (
     HASH_RATE,
     NOT_JUDGED_YET,
@@ -62,14 +54,13 @@ from roles.protocol.core.messages import (
     encode_reply,
 )
 from roles.protocol.demand import HeardDemand, demand_of
-from roles.protocol.reading import receive_content, receive_frame, receive_head
+from roles.protocol.reading import receive_content, receive_head
 from roles.protocol.request import PATIENCE
-from roles.shared.bans import bans_of
 from roles.shared.seats import STRANGERS, Seats
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.core.turnstile import Turnstile
-from roles.validator.judge import NOT_HELD, STALE, Judge
+from roles.validator.judge import STALE, Judge
 from roles.validator.limits import (
     AHEAD,
     AT_DOOR,
@@ -85,13 +76,9 @@ from roles.validator.limits import (
 )
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job
-from roles.validator.witness import Witness
 
 logger = logging.getLogger(__name__)
 
-COMMIT_FIRST: Final = "commit to a window first"
-"""Beginning of what a validator answers to work of which no lot has said that it is checked."""
-_Answer = SignedVerdict | Refusal | WitnessedWindow
 _METERED: Final = 1024
 """Nodes with accepted work whose heads are counted: as many as are connected."""
 
@@ -119,8 +106,6 @@ class Reception:
         on_work: Callable[[], None],
     ) -> None:
         """``on_work`` is called when something was put in the ``queue``."""
-        self.witness: Witness | None = None
-        """Signs what workers commit to; None in a run without lots."""
         self._node = node
         self._judge = judge
         self._queue = queue
@@ -157,28 +142,11 @@ class Reception:
         """Contents that are on their way."""
         return len(self._seats)
 
-    async def serve_offer(self, stream: Stream) -> None:
-        """As `serve`, of a peer that waits with the content until it is sent for."""
-        await self.serve(stream, is_offer=True)
-
-    async def serve(self, stream: Stream, *, is_offer: bool = False) -> None:
-        """A `StreamHandler`: one submission in, one answer out."""
-        await self._serve(stream, partial(self._hear, is_offer=is_offer))
-
-    async def serve_drawn(self, stream: Stream) -> None:
-        """As `serve_offer`, of a place on which the lot has fallen, with its window."""
-        await self._serve(stream, self._hear_drawn)
-
-    async def serve_commitments(self, stream: Stream) -> None:
-        """As `serve`, of windows to be witnessed."""
-        await self._serve(stream, self._hear_window)
-
-    async def _serve(
-        self, stream: Stream, hear: Callable[[Stream], Awaitable[_Answer | None]]
-    ) -> None:
+    async def serve(self, stream: Stream) -> None:
+        """A `StreamHandler`: one submission in, whose content is sent for, one answer out."""
         with self._streams.seat(stream.peer) as seated:
             if not seated:
-                reply: _Answer | None = self._turn_away(stream.peer)
+                reply: SignedVerdict | Refusal | None = self._turn_away(stream.peer)
             elif self._standing.why_not:
                 reply = self._rest()
             elif not self._node.may(
@@ -186,20 +154,18 @@ class Reception:
             ):  # not a byte of it is read
                 why_not = self._node.book.why_not(stream.peer, Capability.GENERATE)
                 reply = self._refuse("not admitted", why_not)
-            elif why_banned := bans_of(self._node).why_banned(stream.peer):
-                reply = self._refuse("banned", why_banned)
             elif self._node.lacks_work(stream.peer):
                 reply = self._refuse("no work stamp", self._judge.run.lacks_stamp, retry=True)
             elif not await self._pass_door(stream.peer):
                 reply = self._refuse("busy", "too many newcomers at the door", retry=True)
             else:
                 try:
-                    reply = await hear(stream)
+                    reply = await self._hear(stream)
                 except AtRest:
                     reply = self._rest()
             if reply is not None:
                 with trio.move_on_after(REPLY_SECONDS):
-                    await send_frame(stream, _encode(reply))
+                    await send_frame(stream, encode_reply(reply))
 
     def _turn_away(self, peer: PeerId) -> Refusal:
         """Refuse more streams than a peer may have; one without accepted work pays for it."""
@@ -245,7 +211,7 @@ class Reception:
         self._turn_due = False
         self._let_in()
 
-    async def _hear(self, stream: Stream, *, is_offer: bool) -> SignedVerdict | Refusal | None:
+    async def _hear(self, stream: Stream) -> SignedVerdict | Refusal | None:
         """The answer to the submission on ``stream``; None if none comes."""
         head = await receive_head(stream)
         if head is None:
@@ -261,86 +227,9 @@ class Reception:
         if early is not None:
             return early
         head.check_signature(self._world.verify)
-        return await self._read(stream, head, is_offer=is_offer)
+        return await self._read(stream, head)
 
-    async def _hear_window(self, stream: Stream) -> _Answer | None:
-        """The answer to a window on ``stream``; None if none comes."""
-        assert self.witness is not None
-        begun = await receive_frame(stream, MAX_ASKED)
-        if begun is None:
-            return None
-        signed, note = decode_commit_untrusted(begun[0], self._world.verify)
-        reply = await self.witness.witness(stream.peer, signed, note)
-        if isinstance(reply, Refusal):
-            self._stats.refuse("window")
-        return reply
-
-    async def _hear_drawn(self, stream: Stream) -> _Answer | None:
-        """The answer to a drawn place on ``stream``; None if none comes."""
-        begun = await receive_frame(stream, MAX_WITNESSED)
-        head = None if begun is None else await receive_head(stream, begun[1])
-        if begun is None or head is None:
-            return None
-        witnessed = decode_witnessed_untrusted(begun[0], self._world.verify)
-        early = (
-            self._admit(stream.peer, head.commitment)
-            or self._refuse_version(head.commitment.version)
-            or self._refuse_undrawn(witnessed, head.commitment)
-            or await self._answer_again(head.commitment)
-            or await self._prepare_drawn(head)
-            or await self._answer_again(head.commitment)
-        )
-        if early is not None:
-            return early
-        head.check_signature(self._world.verify)
-        return await self._read(stream, head, is_offer=True, witnessed=witnessed)
-
-    def _refuse_undrawn(
-        self, witnessed: WitnessedWindow, commitment: Commitment
-    ) -> Refusal | None:
-        """Why this place is not for this validator to judge; None if it is."""
-        assert self.witness is not None
-        run, window = self._standing.run, witnessed.window
-        if not window.holds(commitment):
-            raise BadMessage("a place is offered that is not of its window")
-        witnesses = away_of(self._node).judges_of(run, window.node, window.version)
-        if witnessed.witness not in witnesses:
-            return self._refuse("another witness", retry=True)
-        lot = self.witness.lot(witnessed)
-        if lot is None:
-            return self._refuse("no lot yet", "the lot is not known here yet", retry=True)
-        place, own = commitment.index, self._node.peer_id
-        if place not in lot.drawn(witnessed.share):
-            return self._refuse("not drawn", "the lot does not name this place")
-        if not away_of(self._node).may_check(run, lot, place, own):
-            return self._refuse("another judge", "the lot names other judges", retry=True)
-        return None
-
-    async def _prepare_drawn(self, head: SubmissionHead) -> SignedVerdict | Refusal | None:
-        """As `_prepare`, where the place is known to be the right one."""
-        commitment = head.commitment
-        if self._judge.is_stale(commitment.version):
-            return self._judge.give_up(commitment, STALE)
-        await self._wait_policy(commitment)
-        if self._node.shardcast.newest < commitment.version:
-            return self._refuse("policy to come", retry=True)
-        if not self._node.shardcast.holds(commitment.version):
-            return self._judge.give_up(commitment, NOT_HELD)
-        too_long = self._judge.refute_length(commitment, head.total)
-        if too_long is not None:
-            return self._dismiss(too_long)
-        if not self._queue.has_room(commitment.node, self._world.now()):
-            return self._refuse("queue is full", retry=True)
-        return None
-
-    async def _read(
-        self,
-        stream: Stream,
-        head: SubmissionHead,
-        *,
-        is_offer: bool,
-        witnessed: WitnessedWindow | None = None,
-    ) -> SignedVerdict | Refusal:
+    async def _read(self, stream: Stream, head: SubmissionHead) -> SignedVerdict | Refusal:
         """Lend the content a seat while it is on its way, then answer."""
         world, peer = self._world, stream.peer
         submission, evicted = None, True
@@ -357,8 +246,7 @@ class Reception:
                     "no seat", "too many submissions are on their way", retry=True
                 )
             try:
-                if is_offer:
-                    await send_frame(stream, SEND)
+                await send_frame(stream, SEND)
                 content = await receive_content(stream, head, seat)
                 if content is not None:
                     submission = await decode_off_loop(
@@ -374,7 +262,7 @@ class Reception:
                 else "it took too long to arrive"
             )
             return self._refuse("too slow", why, retry=True)
-        return await self._answer(submission, witnessed)
+        return await self._answer(submission)
 
     async def _answer_again(self, commitment: Commitment) -> SignedVerdict | Refusal | None:
         """What was, or is being, answered before; None if this place was not asked about."""
@@ -391,16 +279,13 @@ class Reception:
             return decode_verdict_untrusted(entry.body, self._world.verify)
         return found
 
-    async def _answer(
-        self, submission: Submission, witnessed: WitnessedWindow | None
-    ) -> SignedVerdict | Refusal:
+    async def _answer(self, submission: Submission) -> SignedVerdict | Refusal:
         """Put it in the queue, unless it is there by now, and wait for the scorer."""
         commitment = submission.commitment
         early = await self._answer_again(commitment)
         if early is not None:
             return early
-        is_in_place = witnessed is not None or self._is_ours_alone(commitment)
-        job = Job(submission, witnessed, is_in_place)
+        job = Job(submission)
         taken, gone = self._queue.push(
             commitment.node, commitment.version, job, self._world.now()
         )
@@ -452,7 +337,7 @@ class Reception:
         look at the content."""
         world, shardcast, commitment = self._world, self._node.shardcast, head.commitment
         author, version = commitment.node, commitment.version
-        judge = away_of(self._node).judge_of(self._standing.run, author, version)
+        judge = validator_of(self._standing.run, author, version, self._node.ledgers.forks)
         if self._judge.is_stale(version):
             return self._judge.give_up(commitment, STALE)
         if judge != self._node.host.peer_id:
@@ -472,12 +357,9 @@ class Reception:
             return self._judge.forgo(commitment)
         if self._judge.has_strayed(commitment):
             return self._refuse("out of place", "too many submissions out of place", retry=True)
-        if self.witness is not None and self.witness.is_live:
-            return self._refuse("commit first", COMMIT_FIRST, retry=True)
-        if not self._is_ours_alone(commitment):
-            refuted = self._judge.refute(commitment, head.total)
-            if refuted is not None:
-                return self._dismiss(refuted)
+        refuted = self._judge.refute(commitment, head.total)
+        if refuted is not None:
+            return self._dismiss(refuted)
         if not self._demand.shares.asked_for(commitment):
             return self._refuse(NOT_WANTED, _why_not_wanted(self._demand), retry=True)
         if not self._queue.has_room(author, world.now()) or world.buggify(
@@ -485,10 +367,6 @@ class Reception:
         ):
             return self._refuse("queue is full", retry=True)
         return None
-
-    def _is_ours_alone(self, commitment: Commitment) -> bool:
-        """Whether it was committed to here, and no lot will fall on it."""
-        return self.witness is not None and self.witness.may_judge_alone(commitment)
 
     def _dismiss(self, verdict: SignedVerdict) -> SignedVerdict:
         """A head was enough: what the verdict leaves of its node is a debt, for a while."""
@@ -524,14 +402,6 @@ class Reception:
         self._stats.refuse(kind)
         logger.debug("refused: %s", sentence or kind)
         return Refusal(sentence or kind, retry)
-
-
-def _encode(reply: _Answer) -> bytes:
-    return (
-        encode_witness_reply(reply)
-        if isinstance(reply, WitnessedWindow)
-        else encode_reply(reply)
-    )
 
 
 def _why_not_wanted(demand: HeardDemand) -> str:

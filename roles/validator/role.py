@@ -18,7 +18,6 @@ from roles.engines.client import open_engine
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
 from roles.run import Run, run_of
-from roles.shared.bans import bans_of
 from roles.shared.model_files import keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.shared.trainer_watch import TrainerWatch
@@ -58,7 +57,6 @@ class Validator:
             "version": -1 if session is None else int(session.loaded),
             **self.stats.health(),
             **asdict(self.status()),
-            "bans": {} if session is None else bans_of(session.node).health(),
             "seats": 0 if session is None else session.reading,
             "waits_for_disk": 0 if session is None else session.writes_waiting,
         }
@@ -104,7 +102,5 @@ class Validator:
             replayer = Replayer(node, run, environment, engine, standing)
             judge = self.judge_type(node, run, replayer, self.stats)
             session = ValidatorSession(node, run, judge, ledger, standing, self.stats)
-            if run.terms.has_lots:
-                session.follow_lots()
             self.session = session
             await session.work_forever()

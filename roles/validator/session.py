@@ -1,14 +1,15 @@
 """A validator at work: from the queue through the scorer to a durable verdict.
 
-Theory of operation ------------------- `roles.validator.reception` hears peers, in a task for
-each stream, and puts what is worth a replay into the queue. One scorer takes it from there,
-whose turns go by node (`roles.validator.core.fair_queue`); `roles.validator.judge` says what
-becomes of it. While the disk makes one verdict durable (`ValidatorSession._record`) the scorer
-works on the next. A verdict is in the ledger before any peer hears of it, unless it rejects a
-node that never had work accepted: that is remembered for a while, and no more. Accepted
-submissions stay on disk until the trainer has taken them; `roles.validator.delivery` lets a few
-wait for it, and when they do, judging stops, but for nodes whose work was rejected of late:
-back-pressure, not loss.
+Theory of operation
+-------------------
+`roles.validator.reception` hears peers, in a task for each stream, and puts what is worth a
+replay into the queue. One scorer takes it from there, whose turns go by node
+(`roles.validator.core.fair_queue`); `roles.validator.judge` says what becomes of it. While the
+disk makes one verdict durable (`ValidatorSession._record`) the scorer works on the next. A
+verdict is in the ledger before any peer hears of it, unless it rejects a node that never had
+work accepted: that is remembered for a while, and no more. Accepted submissions stay on disk
+until the trainer has taken them; `roles.validator.delivery` lets a few wait for it, and when
+they do, judging stops, but for nodes whose work was rejected of late: back-pressure, not loss.
 
 What a peer can make this node hold is bounded: streams, seats, the queue, verdicts on work out
 of place, and what is counted about nodes and reasons. One validator judges all work of a node
@@ -18,24 +19,19 @@ sell one place twice, and neither sees gaps.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.concurrency import Notifier
-from p2p.host import StreamHandler
-from p2p.identity import ProtocolId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
-from roles.protocol.core.lots import COMMIT_PROTOCOL, LOT_PROTOCOL
 from roles.protocol.core.messages import (
     OFFER_PROTOCOL,
-    ROLLOUT_PROTOCOL,
     AcceptedWork,
     SignedVerdict,
     decode_verdict_untrusted,
@@ -44,7 +40,6 @@ from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.demand import demand_of
 from roles.run import Run
 from roles.shared.durable import Durable
-from roles.shared.evidence import EVIDENCE_PROTOCOL
 from roles.shared.standing import AtRest, RoleStanding
 from roles.validator.core.fair_queue import FairQueue
 from roles.validator.delivery import Deliveries
@@ -53,11 +48,9 @@ from roles.validator.limits import (
     RECORDING,
     WEARY_SECONDS,
 )
-from roles.validator.prosecution import Prosecution
 from roles.validator.reception import Reception
 from roles.validator.stats import ValidatorStats
 from roles.validator.verdicts import Job, Ruling
-from roles.validator.witness import Witness
 
 ACCEPTED_FOLDER: Final = "validator/accepted"
 """Where accepted submissions lie until the trainer has taken them."""
@@ -88,19 +81,9 @@ class ValidatorSession:
         self._recording = trio.Semaphore(RECORDING)
         self._deliveries: Deliveries | None = None
         self.is_judging = False
-        self._prosecution = Prosecution(node, judge, self._durable, self._wake)
         self._reception = Reception(
             node, judge, self._queue, ledger, standing, stats, self._wake
         )
-
-    def follow_lots(self) -> None:
-        """Be a witness as well, before the work begins: the run has lots."""
-        self._reception.witness = Witness(self.node, self._judge, self._ledger, self._durable)
-
-    @property
-    def witness(self) -> Witness | None:
-        """Signs what workers commit to; None in a run without lots."""
-        return self._reception.witness
 
     @property
     def loaded(self) -> PolicyVersion:
@@ -153,37 +136,16 @@ class ValidatorSession:
             deliveries = Deliveries(self.node, ACCEPTED_FOLDER, nursery, self._wake)
             self._deliveries = deliveries
             await deliveries.resume()
-            await self._prosecution.recall()
-            nursery.start_soon(self._prosecution.fetch_forever)
             nursery.start_soon(self._standing.watch)
             await self._judge.take_up_edition(self._durable)
             nursery.start_soon(self._judge.watch_editions, self._durable)
-            nursery.start_soon(self._judge.watch_absences)
-            with ExitStack() as served:
-                for protocol, serve in self._services().items():
-                    served.enter_context(self.node.host.serving(protocol, serve))
-                if self.witness is not None:
-                    self.witness.open(nursery)
-                    nursery.start_soon(self._prosecution.accuse_trainer)
+            self.node.ledgers.on_news(self._judge.hear_news)
+            with self.node.host.serving(OFFER_PROTOCOL, self._reception.serve):
                 while True:
                     await self._judge_next(deliveries, nursery)
 
-    def _services(self) -> dict[ProtocolId, StreamHandler]:
-        reception = self._reception
-        services: dict[ProtocolId, StreamHandler] = {
-            ROLLOUT_PROTOCOL: reception.serve,
-            OFFER_PROTOCOL: reception.serve_offer,
-            EVIDENCE_PROTOCOL: self._prosecution.evidence.serve,
-        }
-        if self.witness is not None:
-            services[COMMIT_PROTOCOL] = reception.serve_commitments
-            services[LOT_PROTOCOL] = reception.serve_drawn
-        return services
-
     async def recall(self) -> None:
         """Rebuild from the ledger what was judged before."""
-        if self.witness is not None:
-            await self.witness.recall()
         async for entry in self._ledger.entries(VERDICT_KIND):
             verdict = decode_verdict_untrusted(entry.body, self._world.verify)
             self._judge.recall(verdict, entry.seqno)
@@ -219,23 +181,19 @@ class ValidatorSession:
         if verdict.verdict is Verdict.INCONCLUSIVE:
             self._end_without_entry(job, verdict)
             return
-        if verdict.verdict is Verdict.REJECTED and not await self._blame(job, verdict):
+        if verdict.verdict is Verdict.REJECTED and not self._blame(job, verdict):
             return
         if verdict.verdict is Verdict.ACCEPTED:
             self._queue.praise(verdict.commitment.node)
             self._queue.note_accepted(of_debtors=of_debtors)
-            if job.witnessed is None:
-                deliveries.expect()
+            deliveries.expect()
         nursery.start_soon(self._record, job, ruling, deliveries)
 
-    async def _blame(self, job: Job, verdict: SignedVerdict) -> bool:
+    def _blame(self, job: Job, verdict: SignedVerdict) -> bool:
         """What a rejection leaves; whether it belongs in the ledger, too."""
         node = verdict.commitment.node
         self._queue.blame(node, self._world.now())
         has_worked = self._judge.has_worked(node)
-        await self._prosecution.consider(verdict, job.submission)
-        if job.witnessed is not None and self.witness is not None:
-            self.witness.report(job.witnessed, verdict)
         if not has_worked:
             self._judge.verdicts.let_pass(verdict)
             self._stats.records.count(verdict)
@@ -244,14 +202,11 @@ class ValidatorSession:
         return has_worked
 
     async def _wait_turn(self, deliveries: Deliveries) -> float:
-        """Return when there is something to judge, and as of when; before it, and meanwhile,
-        repeat a ban of another's whose content is here."""
-        await self._prosecution.examine()
+        """Return when there is something to judge, and as of when."""
         # One reading of the clock: between two of them a debt may be forgiven, and the queue
         # would be asked for the work of a debtor where there is none.
         while not self._may_judge(deliveries, began := self._world.now()):
             await self._wait_work()
-            await self._prosecution.examine()
         return began
 
     def _end_without_entry(self, job: Job, verdict: SignedVerdict | None) -> None:
@@ -293,8 +248,8 @@ class ValidatorSession:
         commitment, durable = job.submission.commitment, self._durable
         verdict = ruling.verdict
         work = AcceptedWork(verdict, job.submission, ruling.logprobs)
-        is_delivered = verdict.verdict is Verdict.ACCEPTED and job.witnessed is None
-        if is_delivered:
+        is_accepted = verdict.verdict is Verdict.ACCEPTED
+        if is_accepted:
             # Before the ledger: a worker that finds the verdict there must find the submission,
             # too.
             await durable.insist(partial(deliveries.keep, work))
@@ -311,5 +266,5 @@ class ValidatorSession:
         job.finish(verdict)
         self._recording.release()
         self._trace(verdict)
-        if is_delivered:
+        if is_accepted:
             deliveries.deliver(work)

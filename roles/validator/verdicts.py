@@ -17,7 +17,6 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.shardcast.manifest import PolicyVersion
-from roles.protocol.core.lots import WitnessedWindow
 from roles.protocol.core.messages import Commitment, SignedVerdict, Submission, content_digest
 from roles.validator.limits import GIVEN_UP, KNOWN, PASSING
 
@@ -36,10 +35,6 @@ class Job:
     """A submission on its way through the scorer."""
 
     submission: Submission
-    witnessed: WitnessedWindow | None = None
-    """The window that it is a drawn place of; None if it was not committed to before."""
-    is_in_place: bool = False
-    """Whether its place is known to be the right one."""
     is_suspect: bool = False
     """Whether work of its node was rejected of late."""
     done: trio.Event = field(default_factory=trio.Event)

@@ -17,7 +17,7 @@ from p2p.wire import frame
 from proofs.checks import Verdict
 from roles.inference.role import Inference
 from roles.protocol.core.messages import (
-    ROLLOUT_PROTOCOL,
+    OFFER_PROTOCOL,
     Commitment,
     SignedVerdict,
     SubmissionHead,
@@ -66,7 +66,7 @@ class HeadFlooder(Inference):
         while True:
             try:
                 await node.locate(judge)
-                async with await node.host.open_stream(judge, ROLLOUT_PROTOCOL) as stream:
+                async with await node.host.open_stream(judge, OFFER_PROTOCOL) as stream:
                     await stream.send_all(self.payload(node, next(numbers)))
                     while await stream.receive_some():
                         pass

@@ -81,26 +81,6 @@ def test_a_node_that_comes_back_goes_on_where_the_other_validator_left_it() -> N
     assert take(book, 5) is REPLAYED
 
 
-@pytest.mark.parametrize("known", [0, 4, 100])
-def test_a_window_goes_on_where_another_witness_left_its_worker(known: int) -> None:
-    """It was behind a gap for ever, also where the gap is a few places, which single
-    submissions may leave open and windows may not."""
-    book, window = DrawSequences(), range(104, 112)
-    for index in range(known):
-        assert take(book, index) is FRESH
-    assert book.judge_all(NODE, V1, window) is PlaceState.GAP
-    book.succeed_all(NODE, V1, window, 1)
-    assert book.judge_all(NODE, V1, window) is FRESH
-    for index in window:
-        assert take(book, index) is FRESH, "none is taken unseen: a lot falls on them"
-    assert book.judge_all(NODE, V1, window) is REPLAYED
-    later = range(200, 208)
-    book.succeed_all(NODE, V1, later, 1)
-    assert book.judge_all(NODE, V1, later) is PlaceState.GAP, "once"
-    book.succeed_all(NODE, V1, later, 2)
-    assert book.judge_all(NODE, V1, later) is FRESH
-
-
 def edition(epoch: int, *judges: KeyPair) -> Run:
     names = tuple(judge.peer_id for judge in judges)
     return sign_run(replace(TERMS, epoch=epoch, validators=names), OWNER)

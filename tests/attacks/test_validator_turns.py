@@ -26,15 +26,17 @@ from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import draw_order, run_sampling
 from roles.protocol.core.messages import (
-    ROLLOUT_PROTOCOL,
+    MAX_REPLY,
+    OFFER_PROTOCOL,
+    SEND,
     Commitment,
     SignedVerdict,
     content_digest,
     encode_groups,
 )
-from roles.protocol.request import ask
+from roles.protocol.request import offer
 from roles.run import run_of
-from roles.trainer.core.lot import Lot
+from roles.trainer.audit import Auditor
 from roles.validator.core.fair_queue import (
     PER_NODE,
     QUEUE,
@@ -94,11 +96,13 @@ class Flooder(Inference):
             order = draw_order(run_of(node), node.peer_id, version, policy)
             plain = await self._environment.tasks(order.task_seeds(index))
             tasks = [task for _, task in order.with_draws(index, plain)]
-            payload = forge(
+            parts = forge(
                 node, version, index, encode_groups(self.groups(node, tasks))
-            ).to_bytes()
+            ).framed()
             while node.shardcast.newest - version <= run_of(node).terms.recipe.lag:
-                answer = await ask(node, validator, ROLLOUT_PROTOCOL, payload)
+                answer = await offer(
+                    node, validator, OFFER_PROTOCOL, parts, SEND.__eq__, MAX_REPLY
+                )
                 if answer is not None and b"verdict" in answer[:16]:
                     break
                 await node.world.sleep(2.0)
@@ -207,8 +211,10 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return await score(self, tasks, groups, sampling)
 
     monkeypatch.setattr(FakeEngine, "score", counted)
-    # the trainer's own replays are of one group each
-    monkeypatch.setattr(Lot, "falls_on", lambda *_: False)
+
+    async def unseen(*_: object) -> None: ...
+
+    monkeypatch.setattr(Auditor, "audit", unseen)  # the trainer's engine is not counted
     return sizes
 
 

@@ -103,8 +103,6 @@ class Check:
     def why_refused(self, _: object) -> str:
         return ""
 
-    why_banned = why_refused
-
 
 class Ledger:
     async def append(self, *_: object) -> None:

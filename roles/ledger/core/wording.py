@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
-from roles.protocol.core.bans import BAN_KIND, Ban, decode_ban_untrusted
-from roles.protocol.core.beacon import decode_two_pledges_untrusted
-from roles.protocol.core.lies import Finding, decode_lie_untrusted
+from roles.protocol.core.lies import decode_lie_untrusted
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import (
     EARNED_KIND,
     LEARNT_KIND,
     LIE_KIND,
-    PLEDGES_KIND,
     RECEIPT_KIND,
     VERDICT_KIND,
     decode_learnt_untrusted,
@@ -44,11 +41,6 @@ def wording_untrusted(entry: Entry, verify: Verify) -> Wording:
         case kind if kind == LIE_KIND:
             lie = decode_lie_untrusted(body, verify)
             return Wording(lie.verdict.validator, f"lied: {lie.finding}; kept in {lie.path}")
-        case kind if kind == PLEDGES_KIND:
-            pledge = decode_two_pledges_untrusted(body, verify).first
-            return Wording(pledge.trainer, f"pledged two ends of chain {pledge.chain}")
-        case kind if kind == BAN_KIND:
-            return _ban(decode_ban_untrusted(body, verify))
         case kind if kind == LEARNT_KIND:
             learnt = decode_learnt_untrusted(body)
             tokens = sum(work.tokens for work in learnt.work.values())
@@ -65,14 +57,6 @@ def _check_parties(entry: Entry, verdict: SignedVerdict) -> None:
         raise BadMessage(f"a verdict of {verdict.validator} stands in the ledger of another")
     if entry.kind == EARNED_KIND and node != entry.author:
         raise BadMessage(f"work of {node} stands in the ledger of another")
-
-
-def _ban(ban: Ban) -> Wording:
-    gravest, cited = ban.gravest, len(ban.evidence)
-    found = Finding(gravest.reason, gravest.statistic, gravest.limit)
-    content = gravest.commitment.content.hex()[:12]
-    text = f"banned until {ban.until}: {found}; by {cited} of its submissions, {content}"
-    return Wording(ban.culprit, printable(text))
 
 
 def _verdict(verdict: SignedVerdict) -> str:

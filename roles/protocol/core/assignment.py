@@ -83,8 +83,8 @@ def validator_of(
     and replays.
 
     Derived, so that a node cannot choose its judge; another policy, perhaps another judge. Of
-    those that the trainer says are ``away`` (`roles.protocol.core.away`) the lots fall to
-    others, and nobody else's change hands.
+    those that are ``away``, since their ledger tells two stories, the work falls to others, and
+    nobody else's changes hands.
     """
     return validator_among(run.terms.validators, run.id, node, version, away)
 

@@ -108,8 +108,6 @@ class HeardShares:
         """Version and number of the newest statement, though it holds no longer."""
         self._shares: BoundedDict[PolicyVersion, tuple[int, int]] = BoundedDict(KEPT)
         """By version: the share that holds, and the largest that was ever said."""
-        self._first: BoundedDict[PolicyVersion, int] = BoundedDict(KEPT)
-        """Number of the first statement that was heard about each."""
 
     @property
     def newest(self) -> Demand | None:
@@ -128,16 +126,7 @@ class HeardShares:
         self._newest, self._reached = demand, (demand.version, demand.number)
         most = max(demand.share, self._shares.get(demand.version, (0, 0))[1])
         self._shares[demand.version] = demand.share, most
-        if demand.version not in self._first:
-            self._first[demand.version] = demand.number
         return True
-
-    def between(self, version: PolicyVersion, later: PolicyVersion) -> float:
-        """Seconds from one policy to a later one, by the trainer's clock, of which its numbers
-        are milliseconds; 0 if nothing was heard of either."""
-        if version not in self._first or later not in self._first:
-            return 0.0
-        return max(0.0, (self._first[later] - self._first[version]) / 1000)
 
     def asks_for(
         self, node: PeerId, version: PolicyVersion, policy: bytes, index: int

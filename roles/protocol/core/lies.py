@@ -15,10 +15,9 @@ weighed by how far it lies beyond its limit:
   policy 20 times. In bfloat16 made-up tokens are 14 times, int8 weights and other temperatures
   strikes.
 
-A `Lie` is what an entry of a trainer's ledger says: the signed verdict, and where that is kept
-which it is about: the delivery, or, of work that came from its worker, an `Acceptance`, which
-has no log-probs. With both, a bystander needs no trust in the trainer: `open_lie` checks all
-signatures and digests, `roles.protocol.replay.examine` repeats the rest.
+A `Lie` is what an entry of a trainer's ledger says: the signed verdict, and where the delivery
+is kept that it came with. With both, a bystander needs no trust in the trainer: `open_lie`
+checks all signatures and digests, `roles.protocol.replay.examine` repeats the rest.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ from roles.protocol.core.messages import (
     MAX_REASON,
     AcceptedWork,
     SignedVerdict,
-    Submission,
     decode_delivery_untrusted,
-    decode_submission_untrusted,
     decode_verdict_untrusted,
 )
 
@@ -168,41 +165,7 @@ def decode_lie_untrusted(data: bytes, verify: Verify) -> Lie:
     return Lie(signed, Finding(reason, statistic, limit), path)
 
 
-@dataclass(frozen=True, slots=True)
-class Acceptance:
-    """Work that a validator accepted, as its worker has it: without log-probs."""
-
-    verdict: SignedVerdict
-    submission: Submission
-
-    def to_bytes(self) -> bytes:
-        """The wire form, and that on disk."""
-        return pack([self.verdict.to_bytes(), self.submission.to_bytes()])
-
-
-def decode_acceptance_untrusted(data: bytes, verify: Verify) -> Acceptance:
-    """Raise `BadMessage` unless both parts are whole, signed and belong together, and the
-    verdict accepts."""
-    verdict, submission = decode_judged_untrusted(data, verify, "acceptance")
-    if verdict.verdict is not Verdict.ACCEPTED:
-        raise BadMessage("a verdict that does not accept is no acceptance")
-    return Acceptance(verdict, submission)
-
-
-def decode_judged_untrusted(
-    data: bytes, verify: Verify, what: str
-) -> tuple[SignedVerdict, Submission]:
-    """A verdict, and the work that it is about. Raises `BadMessage` unless both are whole,
-    signed and belong together."""
-    parts = fields_untrusted(unpack_untrusted(data), bytes, bytes, what=what)
-    verdict = decode_verdict_untrusted(parts[0], verify)
-    submission = decode_submission_untrusted(parts[1], verify)
-    if verdict.commitment != submission.commitment:
-        raise BadMessage(f"the verdict of this {what} is about another submission")
-    return verdict, submission
-
-
-def open_lie(entry: bytes, kept: bytes, verify: Verify) -> AcceptedWork | Acceptance:
+def open_lie(entry: bytes, kept: bytes, verify: Verify) -> AcceptedWork:
     """The work of which an entry of a trainer's ledger says that its verdict is a lie.
 
     For bystanders: ``kept`` is the file that `Lie.path` names. What comes out was signed by the
@@ -210,10 +173,7 @@ def open_lie(entry: bytes, kept: bytes, verify: Verify) -> AcceptedWork | Accept
     drawn says `roles.protocol.replay.examine`. Raises `BadMessage`.
     """
     lie = decode_lie_untrusted(entry, verify)
-    unpacked = unpack_untrusted(kept)
-    is_delivery = isinstance(unpacked, list) and len(unpacked) > 2
-    decode = decode_delivery_untrusted if is_delivery else decode_acceptance_untrusted
-    work = decode(kept, verify)
+    work = decode_delivery_untrusted(kept, verify)
     if work.verdict != lie.verdict:
         raise BadMessage("what is kept is not what the verdict is about")
     return work
@@ -235,7 +195,7 @@ class Strikes:
         """Count a look of ``kind`` at what ``verdict`` is about; the lies that convict its
         validator now, if any do.
 
-        Looks of two kinds are counted apart: of all deliveries, and of the few replayed. A
+        Looks of two kinds are counted apart: replays, and rewards. A
         submission is counted once, however often it is handed over: one that is not taken would
         be several strikes, or push strikes out of the window.
         """

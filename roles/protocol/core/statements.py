@@ -9,9 +9,7 @@ stand here, and a reader that meets one that it does not know passes over it.
 | `earned` | a worker | the same, on its own accepted work: what receipts are made of |
 | `receipt` | a trainer | the content digest of a submission that it took |
 | `learnt` | a trainer | `Learnt`: how much of whose work a step has learnt from |
-| `ban` | a validator or trainer | `roles.protocol.core.bans.Ban`: it shuts out a worker |
 | `lie` | a trainer | `roles.protocol.core.lies.Lie`: it convicts a validator |
-| `pledges` | a validator | `roles.protocol.core.beacon.TwoPledges`: it convicts a trainer |
 """
 
 from __future__ import annotations
@@ -30,7 +28,6 @@ EARNED_KIND: Final = "earned"
 RECEIPT_KIND: Final = "receipt"
 LEARNT_KIND: Final = "learnt"
 LIE_KIND: Final = "lie"
-PLEDGES_KIND: Final = "pledges"
 MOST_NODES: Final = 256
 """Nodes of one entry: 75 bytes each, a third of what an entry holds. A step with more of them
 has several entries."""

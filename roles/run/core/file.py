@@ -51,14 +51,13 @@ from roles.engines.config import (
 from roles.envs.base import NAME, environment_digest
 from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
-from roles.run.core.trust import TrustTerms
 from roles.shared.bounds import check_bounds
 from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 4: `AdmissionRules` has inviters, revoked invites and work stamps; appeals, bans."""
+a reason. 5: `trust`, `appeals` and `ban_seconds` are gone."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. Not all lists can
 be full at once."""
@@ -82,8 +81,6 @@ MAX_FILES: Final = 256
 """Files of a base: the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
-MAX_BAN: Final = 366 * 24 * 3600
-"""Seconds that a ban may last: a year, longer than any run."""
 MAX_EXPIRY: Final = 2**37
 """Seconds since 1970: the year 6325, which every calendar has, and exact as a float."""
 MAX_MEMORY: Final = 2**50
@@ -351,9 +348,6 @@ class Terms:
 
     calibration: Calibration | None = None
     """Where the limits come from; None: from a preset, or from the owner's head."""
-    ban_seconds: int = 0
-    """How long who was caught lying is shut out. 0: nobody is, and nodes do not tell each other
-    what officers have signed."""
 
     algorithm: Algorithm = Algorithm.GRPO
     """``grpo``: one trainer learns from others' rollouts. ``diloco``: many learn from text."""
@@ -361,19 +355,10 @@ class Terms:
     diloco: DilocoTerms = field(default_factory=DilocoTerms)
     """How the latter do."""
 
-    trust: TrustTerms | None = None
-    """How workers earn it that not all of their work is checked; None: all of it is. A document
-    without it has no such key, as before there was one."""
-
-    appeals: bool = False
-    """Whether the trainer hears workers whom a validator rejects or leaves waiting, passes over
-    validators that are of no use, and convicts those that reject honest work."""
-
     def __post_init__(self) -> None:
         if not 0 < len(self.name) <= MAX_NAME or not self.name.isprintable():
             raise ValueError(f"a run's name is 1 to {MAX_NAME} printable characters")
         check_bounds(self, {"epoch": (1, MAX_EPOCH), "expiry": (1, MAX_EXPIRY)})
-        check_bounds(self, {"ban_seconds": (0, MAX_BAN)})
         if len(self.environments) > MAX_ENVIRONMENTS:
             raise ValueError(f"a run has at most {MAX_ENVIRONMENTS} environments")
         if len({pin.name for pin in self.environments}) < len(self.environments):
@@ -415,23 +400,6 @@ class Terms:
                 f"the calibration is of {record.dtype.value} and the rule {record.draw.value},"
                 f" this run has {model.dtype.value} and {model.draw.value}: {again}"
             )
-
-    @property
-    def has_lots(self) -> bool:
-        """Whether lots fall in this run, after which not all work is checked."""
-        return self.trust is not None and self.trust.share < 1
-
-    @property
-    def lots(self) -> TrustTerms:
-        """How they fall."""
-        return self.trust or TrustTerms()
-
-    def to_table(self) -> dict[str, object]:
-        """The plain table that is signed."""
-        table = write_table(self)
-        if self.trust is None:
-            del table["trust"]
-        return table
 
     @property
     def work_size(self) -> WorkSize:
@@ -488,7 +456,7 @@ class Run:
     @property
     def digest(self) -> bytes:
         """SHA-256 of what its owner signed: of owner and terms, not of the signature."""
-        body = pack(_sorted(self.terms.to_table()))
+        body = pack(_sorted(write_table(self.terms)))
         return hashlib.sha256(_signed(self.owner, body)).digest()
 
     @property
@@ -522,12 +490,10 @@ class Run:
     @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
-        shared: dict[str, dict[str, object]] = {
-            "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}
+        return {
+            "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes},
+            "ledger": {"is_on": self.terms.algorithm is Algorithm.GRPO},
         }
-        if self.terms.ban_seconds:
-            shared["ledger"] = {"is_on": True, "term": float(self.terms.ban_seconds)}
-        return shared
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Whether ``peer`` may: trainers publish, validators validate, the rest by
@@ -628,10 +594,7 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = (
-            "environments", "model", "recipe", "delivery", "algorithm", "diloco", "trust",
-            "appeals",
-        )  # fmt: skip
+        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco")
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]
@@ -678,7 +641,7 @@ def run_id(owner: PeerId, name: str) -> bytes:
 def sign_run(terms: Terms, owner: Signer) -> Run:
     """The document of ``terms``, signed. Two documents of one owner, name and epoch must never
     differ."""
-    body = pack(_sorted(terms.to_table()))
+    body = pack(_sorted(write_table(terms)))
     signature = owner.sign(DOMAIN, _signed(owner.peer_id, body))
     document = pack([FORMAT, owner.peer_id.digest, body, signature])
     if len(document) > MAX_RUN:
@@ -731,7 +694,7 @@ def _decode_terms_untrusted(body: bytes, owner: PeerId, pin: SignedRun | None) -
         terms = read_table(Terms, table, "the run file")
     except ConfigError as error:
         raise BadMessage(_complaint(error)) from None
-    if pack(_sorted(terms.to_table())) != body:
+    if pack(_sorted(write_table(terms))) != body:
         raise BadMessage("the run file is not in its one canonical form")
     return terms
 

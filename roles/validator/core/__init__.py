@@ -2,6 +2,5 @@
 
 `turnstile` says which stranger is heard next, before a byte of it is read. `fair_queue` gives
 nodes their turns at the one scorer. `sequence` knows which places in the
-draw order each node has filled: a replay and a gap are found here. `docket` says which ban of
-another officer is repeated next.
+draw order each node has filled: a replay and a gap are found here.
 """

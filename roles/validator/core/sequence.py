@@ -114,19 +114,6 @@ class DrawSequences:
             return PlaceState.GAP
         return free
 
-    def judge_all(self, node: PeerId, version: PolicyVersion, places: range) -> PlaceState:
-        """What filling these now would be, one behind the other: none may lie before them that
-        is not filled."""
-        seen = self._find(node, version) or _Seen()
-        if places.start > seen.lowest_missing:
-            return PlaceState.GAP
-        filled = (one < seen.lowest_missing or one in seen.beyond for one in places)
-        is_free = not any(
-            is_filled and one not in seen.unsure
-            for one, is_filled in zip(places, filled, strict=True)
-        )
-        return PlaceState.FRESH if is_free else PlaceState.REPLAYED
-
     def succeed(
         self, node: PeerId, version: PolicyVersion, index: int, opening: int, lot: int
     ) -> None:
@@ -145,16 +132,6 @@ class DrawSequences:
             return
         begins = 0 if index <= REORDER_WINDOW else index + lot
         self._begin_anew(node, version, index, opening, begins)
-
-    def succeed_all(
-        self, node: PeerId, version: PolicyVersion, places: range, opening: int
-    ) -> None:
-        """As `succeed`, of places that a worker commits to, one behind the other, of which
-        another lot says what is looked at: none is taken unseen."""
-        known = self._find(node, version)
-        is_known = known is not None and known.opening == opening
-        if not is_known and self.judge_all(node, version, places) is PlaceState.GAP:
-            self._begin_anew(node, version, places.start, opening)
 
     def _begin_anew(
         self, node: PeerId, version: PolicyVersion, index: int, opening: int, begins: int = 0
