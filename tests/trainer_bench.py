@@ -14,6 +14,9 @@ from types import SimpleNamespace
 from typing import Any, Final, cast
 
 import trio
+from roles.trainer.audit import Auditor
+from roles.trainer.check import DeliveryCheck
+from roles.trainer.scoring import ScoringDesk
 
 from p2p.host import Host
 from p2p.identity import KeyPair, PeerId
@@ -44,10 +47,7 @@ from roles.protocol.replay import answers_of
 from roles.rl.recipe import Recipe, WarmUp
 from roles.run.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 from roles.shared.durable import Durable
-from roles.trainer.audit import Auditor
-from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import GroupBuffer
-from roles.trainer.core.lot import Lot
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 
@@ -139,17 +139,6 @@ class Silent:
     def publish(self, *_: object) -> None: ...
 
 
-class ChosenLot(Lot):
-    """Falls on all, or on nothing."""
-
-    def __init__(self, is_drawn: bool) -> None:
-        super().__init__(b"")
-        self.is_drawn = is_drawn
-
-    def falls_on(self, commitment: Commitment) -> bool:
-        return self.is_drawn
-
-
 @dataclass
 class Bench:
     """What is around an intake."""
@@ -160,7 +149,6 @@ class Bench:
     """What workers, validators and the trainer compute with."""
     environment: Recording
     ledger: Ledger
-    lot: ChosenLot
     held: list[PolicyVersion] = field(default_factory=lambda: [VERSION])
     admitted: list[PeerId] = field(default_factory=lambda: [WORKER.peer_id, JUDGE.peer_id])
     standing: Any = None
@@ -210,7 +198,9 @@ class Bench:
         )
         self.node, self.standing = node, SimpleNamespace(run=self.run, why_not="")
         durable = Durable(self.world, "trainer")
-        self.auditor = Auditor(node, self.engine, self.standing, self.ledger, durable, self.lot)
+        self.auditor = Auditor(
+            node, ScoringDesk(node, self.engine), self.standing, self.ledger, durable
+        )
         check = DeliveryCheck(node, self.run, self.environment, self.standing, self.auditor)
         recipe = self.run.terms.recipe
         inbox, buffer = Inbox(self.world, "trainer/intake"), GroupBuffer(10_000, recipe.lag)
@@ -288,7 +278,7 @@ def _other(token: int, place: int) -> int:
 
 @asynccontextmanager
 async def open_bench(
-    folder: Path, engine: str = "fake", *, is_drawn: bool = True, **changes: Any
+    folder: Path, engine: str = "fake", **changes: Any
 ) -> AsyncIterator[Bench]:
     """A trainer on a disk of its own, whose auditor works while the block lasts."""
     run = make_run(engine, **changes)
@@ -302,7 +292,7 @@ async def open_bench(
         runner.make_weights()
     await runner.load(WEIGHTS)
     async with open_ledger(world) as ledger, trio.open_nursery() as nursery:
-        bench = Bench(world, run, runner, Recording(run), ledger, ChosenLot(is_drawn))
+        bench = Bench(world, run, runner, Recording(run), ledger)
         bench.open_trainer()
         nursery.start_soon(bench.auditor.work_forever)
         yield bench

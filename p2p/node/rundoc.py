@@ -115,7 +115,7 @@ STAMP_TIMES: Final = 10.0
 """Times what a work stamp takes on average: a slow core, and one that is out of luck."""
 STAMP_GRACE: Final = (600.0, 3_600.0)
 """Seconds at least and at most, after an edition that asks for more bits, in which those of the
-one before are enough: as windows of work have to be settled (`roles.trainer.core.windows`)."""
+one before are enough."""
 
 MAX_PAUSE: Final = 30.0
 """Seconds between rounds of asking the bootstrap peers at most. The pause doubles from

@@ -4,7 +4,7 @@ Read `command` first: it reads the command line, plays, and judges the outcome. 
 who plays, `shows` what. `processes` writes the run file, starts a node of each role and hears
 what they say of themselves; `status` sums that up; `view` draws it, and `page` shows it to
 browsers; `guests` welcomes strangers who join. `cheats` are the nodes that
-must be caught; `canary` is a cheat on purpose, for runs that are no show. `alone` is the same
+must be caught. `alone` is the same
 learning in one process, without nodes: ``python -m roles.demo.alone``. `pretraining` is the
 other demo, ``--diloco``.
 

@@ -6,7 +6,6 @@ the other.
 * `bounds`: what numbers of a run file make sense at all;
 * `sizes`: how long the messages of a run may be;
 * `standing`: whether a role may work now;
-* `bans`: who is shut out, and why; `evidence`: rejected work that is kept to be repeated;
 * `durable`: writes that a role cannot do without;
 * `checked_json`: small files that notice damage;
 * `model_files`: what all policies of a run with a base have in common, kept once;

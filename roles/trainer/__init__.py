@@ -2,20 +2,16 @@
 
 Read `session` first: one step after the other, and what is on disk in between. `intake`
 answers each delivery of a validator once there is room for it: `check` recomputes what the
-trainer can, `audit` repeats a share of what validators do and refuses those that lie, `inbox`
-keeps the delivery on disk, `core.buffer` holds its groups until a step takes them (the folder
-`core` is free of I/O). `demand` tells the workers how much more is wanted. Where lots fall,
-`beacon` reveals what they follow from, `lots` takes what workers bring, by what `core.windows`
-knows of each window, and `scoring` gives it to the engine. `curve` records how
-the learning goes, for people, and `metrics` a line for each step; `account` are the books of
-what became of each node's work, which nodes may ask about, `status` is the snapshot for people,
-and `panels` is what the dashboard shows of it; `policies` are the checkpoints and weights on
-disk; `config` is the owner's table; `role` is what a node opens. `appeals` hears workers whom a
-validator rejects or leaves waiting, and whoever confesses a lie that was accepted; `crosscheck`
-holds what judges have signed against what the engine finds, and `watch` finds validators that
-are of no use.
+trainer can, `audit` repeats what the validator did and refuses those that lie, `scoring` is the
+engine that this takes, `inbox` keeps the delivery on disk, `core.buffer` holds its groups until
+a step takes them (the folder `core` is free of I/O). `demand` tells the workers how much more
+is wanted. `curve` records how the learning goes, for people, and `metrics` a line for each
+step; `account` are the books of what became of each node's work, which nodes may ask about,
+`status` is the snapshot for people, and `panels` is what the dashboard shows of it; `policies`
+are the checkpoints and weights on disk; `config` is the owner's table; `role` is what a node
+opens.
 
-How data flows: delivery -> `check` (now and then `audit`) -> `inbox` (disk) -> receipt ->
+How data flows: delivery -> `check` and `audit` -> `inbox` (disk) -> receipt ->
 `core.buffer` -> the engine's step -> log, weights, now and then a checkpoint -> SHARDCAST
 publishes the weights.
 """

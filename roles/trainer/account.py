@@ -82,10 +82,6 @@ class Accounts:
         """A node's row, empty if it has none."""
         return self._rows.get(node) or Row()
 
-    def has_worked(self, node: PeerId) -> bool:
-        """Whether work of the node was ever taken; of each, while nobody's was."""
-        return self.of(node).taken > 0 or not self.total.taken
-
     def take(self, node: PeerId, groups: int, no_spread: int) -> None:
         """So many ``groups`` were taken, of which some teach nothing."""
         self.submissions += 1

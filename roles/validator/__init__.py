@@ -6,7 +6,6 @@ submission's way, in this order:
 * `core.turnstile` lets nodes without accepted work pass one by one;
 * `reception` reads its head, then its content, and answers its peer; `limits` bounds how many
   at a time;
-* `witness` signs, where lots fall, what workers commit to before any content is seen;
 * `verdicts` looks up the earlier verdict on a submission that is sent again;
 * `core.fair_queue` says whose submission the one scorer takes next;
 * `judge` decides by the policy's age, then the place, then what `replay` says;
@@ -15,8 +14,6 @@ submission's way, in this order:
 * `replay` compares tasks, shapes and the model's evidence with the run's limits, and signs;
 * `history` holds the draws of its worker's last submissions against them together;
 * `session` makes the verdict durable, in the ledger;
-* `prosecution` bans who was caught, and repeats other validators' bans, in the order of
-  `core.docket`;
 * `delivery` keeps accepted submissions on disk until the trainer has taken them.
 
 The folder `core` is free of I/O. `stats` counts for people, `status` is the snapshot that they

@@ -70,7 +70,6 @@ THEMES: Final[Mapping[str, Mapping[str, int]]] = {
     },
     "a run and its roles": {
         "spine": 5,
-        "lots": 50,
         "volunteers": 500,
         "diloco": 2,
         "diloco_hostile": 5,

@@ -76,11 +76,7 @@ MEANINGS: Final = {
     "staleness_max": "Steps by which the oldest rollout learnt from was behind.",
     "steps": "Optimiser steps that were done.",
     "tables_growing": "Tables in a node's memory that grow without a limit.",
-    "validators_spend": "Work of validators for checks by lot, for each unit of drawing.",
     "volunteers_generating": "Of the volunteers' time, the share in which they generate.",
-    "windows_missed": "Policies under which a worker handed in less than it had promised.",
-    "windows_void": "Windows of which nothing was learnt since a place was rejected, or did not"
-    " come.",
     # DiLoCo
     "global_seconds": "Time of an exchange among sites all over the world.",
     "global_utilised": "Of the time of the worst site, the share in which it computes.",

@@ -9,8 +9,8 @@ A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Worklo
   `spread`, one origin and many receivers, most of them behind NAT; `broadcast`, a flow for
   10,000 nodes (L0)
 - `shoal push`: `cast`, one that pushes and many that pull later
-- whole nodes: `nodes`, on all four levels; `spine`, the demo's swarm; `lots`, the same
-  where work is committed to before it is seen; `soak`, weeks of churn
+- whole nodes: `nodes`, on all four levels; `spine`, the demo's swarm; `soak`, weeks
+  of churn
 - a large run: `intellect2`, the published broadcast and ours (L0); `volunteers`, the real roles
   with the speeds of real machines (`profiles`)
 - pre-training: `diloco`, sites that come and go, and lie; `intellect1`, a published run and

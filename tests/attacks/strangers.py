@@ -25,7 +25,7 @@ from p2p.swarm.swarm import open_host
 from p2p.wire import MIB, frame
 from roles.protocol.core.groups import (
     MAX_REPLY,
-    ROLLOUT_PROTOCOL,
+    OFFER_PROTOCOL,
     Commitment,
     Submission,
     content_digest,
@@ -205,9 +205,7 @@ class Crowd:
     async def _hand_in(self, host: Host, data: bytes) -> None:
         try:
             with trio.move_on_after(READ_SECONDS):
-                async with await host.open_stream(
-                    self._target.peer, ROLLOUT_PROTOCOL
-                ) as stream:
+                async with await host.open_stream(self._target.peer, OFFER_PROTOCOL) as stream:
                     await stream.send_all(data)
                     answer = await stream.receive_some(MAX_REPLY)
                     self.tally["answers" if answer else "ended"] += 1

@@ -137,7 +137,7 @@ async def test_an_environment_sees_nothing_of_a_wrong_delivery(
     tmp_path: Path, kind: str
 ) -> None:
     """Tasks were made for it before its place and shape were looked at."""
-    async with open_bench(tmp_path, is_drawn=False) as bench:
+    async with open_bench(tmp_path) as bench:
         work = await WRONG[kind](bench)
         receipt = None
         with contextlib.suppress(RemoteProtocolError):
@@ -149,12 +149,12 @@ async def test_an_environment_sees_nothing_of_a_wrong_delivery(
 
 
 async def test_a_right_delivery_is_paid_for_once_its_tasks_are_made(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, is_drawn=False) as bench:
+    async with open_bench(tmp_path) as bench:
         assert await bench.hand_over(await bench.honest(0)) == (Receipt.TAKEN, "")
         assert bench.environment.calls == ["tasks", "rewards"]
 
 
-async def test_made_up_tokens_that_the_lot_falls_on_are_never_paid_for(tmp_path: Path) -> None:
+async def test_made_up_tokens_are_never_paid_for(tmp_path: Path) -> None:
     """The replay stands before the environment, too: it is text of a hostile model."""
     async with open_bench(tmp_path) as bench:
         receipt, _ = await bench.hand_over(await bench.made_up(0))

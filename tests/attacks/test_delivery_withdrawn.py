@@ -9,13 +9,13 @@ from typing import Any
 
 import trio
 import trio.testing
+from roles.trainer.audit import LIES, MOST_WAITING, SETTLING
 
 from proofs.checks import Limits
 from roles.engines.base import Scored
 from roles.protocol.core.findings import STRIKES, WINDOW
 from roles.protocol.core.groups import AcceptedWork, Receipt
 from roles.protocol.core.statements import LIE_KIND
-from roles.trainer.audit import LIES, MOST_WAITING, SETTLING
 from tests.trainer_bench import JUDGE, Bench, open_bench
 
 
@@ -73,7 +73,7 @@ async def test_a_liar_that_goes_away_while_its_lie_is_written_is_refused_after_a
     tmp_path: Path,
 ) -> None:
     """It was refused by name only for as long as the trainer lived."""
-    async with open_bench(tmp_path, is_drawn=False) as bench:
+    async with open_bench(tmp_path) as bench:
         work = await bench.honest(0, rewards=(0.0,) * 7 + (3e38,))
         replaced, opened = bench.world.disk.replace, trio.Event()
 
@@ -162,7 +162,7 @@ async def test_a_restart_under_the_same_limits_is_no_pardon(tmp_path: Path) -> N
 
 async def test_rewards_are_lies_under_any_limits(tmp_path: Path) -> None:
     """For ten minutes after each start of a trainer in a later edition all lies were free."""
-    async with open_bench(tmp_path, is_drawn=False, epoch=2) as bench:
+    async with open_bench(tmp_path, epoch=2) as bench:
         await bench.intake.recall()
         await bench.hand_over(await bench.honest(0, rewards=(0.0,) * 7 + (3e38,)))
         assert JUDGE.peer_id in bench.auditor.liars

@@ -8,16 +8,16 @@ from typing import Any, cast
 
 import pytest
 import trio
+from roles.protocol.core.demand import UNIT, Demand
+from roles.protocol.demand import HOLDS, HeardDemand
+from roles.trainer.demand import DemandTeller
 
 from p2p.gossip import Validity
 from p2p.identity import KeyPair, PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from roles.inference.session import InferenceSession
-from roles.protocol.core.demand import UNIT, Demand
 from roles.protocol.core.groups import Submission
-from roles.protocol.demand import HOLDS, HeardDemand
 from roles.run import sign_run
-from roles.trainer.demand import DemandTeller
 from sim.workloads import spine
 from tests.attacks.judged import play, trainer
 from tests.unit.test_run_file import TERMS

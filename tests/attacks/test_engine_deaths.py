@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import trio
+from roles.validator.judge import ENGINE_FAILED
 
 from p2p.errors import StorageError, WorkerDied
 from p2p.machine import open_world
@@ -27,7 +28,6 @@ from roles.engines.lasting import EngineLost
 from roles.engines.mapped import open_content
 from roles.shared.checked_json import DamagedFile
 from roles.shared.standing import RoleStanding
-from roles.validator.judge import ENGINE_FAILED
 from tests.attacks.judged import accepted, play, trainer, validator
 from tests.processes import kill_family
 from tests.unit.content_life import ARGV, CONFIG, LESSON

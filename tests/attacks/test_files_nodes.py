@@ -85,7 +85,6 @@ ROWS: Final = (
 ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
     "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
-    "inference/promise": "../unit/test_promises.py::test_a_promise_that_has_rotted_is_none",
     "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
     "trainer/lies/*": "../unit/test_audit.py::test_a_conviction_outlives_its_damaged_proof",
     "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",
@@ -95,12 +94,6 @@ ELSEWHERE: Final = {
     "log.1": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "ledgers/*": "../unit/test_ledger_exchange.py::"
     "test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy",
-    "validator/evidence/*": "../unit/test_bans.py::test_evidence_that_has_rotted_is_none",
-    "trainer/beacon": "test_files_trust.py::"
-    "test_a_beacon_that_has_changed_is_followed_by_a_later_chain",
-    "trainer/windows/*": "test_files_trust.py::"
-    "test_a_window_that_has_changed_on_the_disk_is_removed_and_the_rest_stay",
-    "trainer/standing": "test_files_trust.py::test_standing_that_has_changed_begins_anew",
     "work.stamp": "test_files_trust.py::test_a_stamp_that_has_changed_is_made_again",
     "pass": "test_files_trust.py::test_a_pass_that_has_changed_admits_nobody_and_ends_no_node",
     "guests/*": "test_files_trust.py::test_a_guest_whose_file_has_changed_is_counted_anew",

@@ -1,9 +1,8 @@
-"""Files of runs with lots, invites or stamps, flipped, cut and removed."""
+"""Files of runs with invites or stamps, flipped, cut and removed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,18 +17,8 @@ from p2p.node.guests import GUESTS
 from p2p.node.rest import PAUSED, Rest
 from p2p.node.share import ShareConfig
 from roles.inference.work_stamp import WORK_PATH, keep_stamped
-from roles.protocol.beacon import beacon_of
-from roles.protocol.core.beacon import HeardLinks
-from roles.protocol.core.lots import SignedWindow, WitnessedWindow
-from roles.protocol.core.settlement import Settlement
 from roles.run.core.file import AdmissionRules, sign_run
-from roles.shared.checked_json import keep
-from roles.shared.durable import Durable
-from roles.trainer.beacon import PATH as BEACON, BeaconTeller
-from roles.trainer.lots import STANDING, WINDOWS, LotDesk
-from tests.trainer_bench import JUDGE, VERSION, WORKER, Bench, open_bench
 from tests.unit.test_invites import GENERATE, GUEST, Wall, book_at, invite, shown
-from tests.unit.test_lots import window
 from tests.unit.test_run_file import OWNER, TERMS
 
 
@@ -38,103 +27,6 @@ def harms(data: bytes) -> Iterator[bytes]:
         yield data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
     for length in range(len(data)):
         yield data[:length]
-
-
-@asynccontextmanager
-async def desk_on(bench: Bench) -> Any:
-    """A trainer's desk for lots, at work, in its next life."""
-    node: Any = bench.node
-    node.gossip = type(node.gossip)()  # another life hears anew
-    node.shardcast.newest = VERSION
-    node.membership = SimpleNamespace(find=lambda _: [])
-    node.host = SimpleNamespace(serving=lambda *_: pytest.MonkeyPatch.context())
-    scoring: Any = SimpleNamespace()
-    desk = LotDesk(node, bench.intake, scoring, Durable(bench.world, "trainer"))
-    await desk.recall()
-    yield desk
-
-
-async def test_a_window_that_has_changed_on_the_disk_is_removed_and_the_rest_stay(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whether its worker was in standing, and whether it is settled, nobody had signed: a bit
-    flipped there was believed, or ended the trainer with a traceback."""
-    async with open_bench(tmp_path) as bench:
-        said = []
-        for first in (0, 32):
-            one = window(run=bench.run.id, version=VERSION, node=WORKER.peer_id, first=first)
-            signed = SignedWindow.sign(one, WORKER)
-            said.append(WitnessedWindow.sign(signed, 0.5, JUDGE))
-        async with desk_on(bench) as desk:
-            desk.standings.note_accepted(WORKER.peer_id, 500, bench.world.wall())
-            for witnessed in said:
-                await desk.settle(JUDGE.peer_id, Settlement(witnessed, ()).to_bytes())
-        path = tmp_path / WINDOWS / said[0].digest.hex()
-        data = path.read_bytes()
-        for changed in (*list(harms(data))[:: len(data) // 40], b"", data[:-1]):
-            path.write_bytes(changed)
-            caplog.clear()
-            async with desk_on(bench) as desk:
-                assert desk.book.find(said[0].digest) is None
-                assert desk.book.find(said[1].digest) is not None
-            assert "is damaged and is removed" in caplog.text
-            assert not path.exists()
-
-
-async def test_standing_that_has_changed_begins_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Then all are newcomers, and checked whole."""
-    async with open_bench(tmp_path) as bench:
-        async with desk_on(bench) as desk:
-            desk.standings.note_accepted(WORKER.peer_id, 50, bench.world.wall())
-            await keep(bench.world.disk, STANDING, desk.standings.to_list())
-        path = tmp_path / STANDING
-        data = path.read_bytes()
-        async with desk_on(bench) as desk:
-            assert desk.standings.to_list()
-        for changed in list(harms(data))[:: len(data) // 20]:
-            path.write_bytes(changed)
-            caplog.clear()
-            async with desk_on(bench) as desk:
-                assert desk.standings.to_list() == []
-            assert "is damaged and is removed" in caplog.text
-
-
-@pytest.mark.parametrize("harm", ["flipped", "cut", "removed"])
-async def test_a_beacon_that_has_changed_is_followed_by_a_later_chain(
-    tmp_path: Path, harm: str, autojump_clock: trio.abc.Clock
-) -> None:
-    """What it pledged is pledged no second time, not even by a life that begins in the same
-    second; lots of the chain before do not fall."""
-    path = tmp_path / BEACON
-    async with open_bench(tmp_path) as bench:
-        bench.world.wall = lambda: 1e9 + bench.world.now()  # type: ignore[method-assign]
-        heard = await told(bench)
-        data = path.read_bytes()
-        (chain, number), again = heard.newest, (await told(bench)).newest
-        assert again[0] == chain  # it goes on
-        assert again[1] > number
-        path.unlink() if harm == "removed" else path.write_bytes(
-            data[:-9] if harm == "cut" else data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
-        )
-        after = await told(bench)
-        assert after.newest[0] > chain
-
-
-async def told(bench: Bench) -> HeardLinks:
-    """What is heard of a life of the trainer's beacon, up to its first link."""
-    bench.node.gossip = type(bench.node.gossip)()
-    disk = bench.world.disk
-    before = await disk.read(BEACON) if await disk.size(BEACON) else b""
-    async with trio.open_nursery() as nursery:
-        teller = BeaconTeller(bench.node, Durable(bench.world, "trainer"))
-        links = beacon_of(bench.node).links
-        nursery.start_soon(teller.tell_forever)
-        while not links.newest[1] or (await disk.read(BEACON)) == before:
-            await bench.world.sleep(0.1)
-        nursery.cancel_scope.cancel()
-    return links
 
 
 async def test_a_stamp_that_has_changed_is_made_again(tmp_path: Path) -> None:

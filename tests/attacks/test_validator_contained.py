@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, ClassVar, cast
 
 import pytest
+from roles.validator.judge import ENVIRONMENT_FAILED
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import EngineError, GroupTask, Sampling
@@ -20,7 +21,6 @@ from roles.protocol.core.assignment import validator_of
 from roles.protocol.core.groups import TOO_LONG, Receipt, Submission, content_digest
 from roles.rl.recipe import Recipe
 from roles.trainer.curve import LearningCurve
-from roles.validator.judge import ENVIRONMENT_FAILED
 from tests.attacks.judged import play, trainer, validator
 from tests.attacks.test_lying_validator import (
     JUDGES,

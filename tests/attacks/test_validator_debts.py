@@ -11,6 +11,15 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from roles.validator.core.fair_queue import (
+    DEBT_HALF_LIFE,
+    EARNS,
+    PARDONS,
+    STRANGERS_SHARE,
+    FairQueue,
+)
+from roles.validator.judge import Judge
+from roles.validator.replay import Replayer
 
 from p2p.identity import KeyPair
 from p2p.ledger import open_ledger
@@ -21,18 +30,9 @@ from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.groups import Commitment, SignedVerdict
 from roles.protocol.core.statements import VERDICT_KIND
-from roles.rl.recipe import Recipe
-from roles.validator.core.fair_queue import (
-    DEBT_HALF_LIFE,
-    EARNS,
-    PARDONS,
-    STRANGERS_SHARE,
-    FairQueue,
-)
-from roles.validator.judge import Judge
-from roles.validator.replay import Replayer
-from roles.validator.session import ValidatorSession
 from roles.protocol.stats import ScoringStats
+from roles.rl.recipe import Recipe
+from roles.validator.session import ValidatorSession
 from tests.attacks.judged import accepted, play, validator
 from tests.attacks.test_validator_turns import (
     OTHER,

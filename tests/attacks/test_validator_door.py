@@ -8,6 +8,18 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from roles.protocol.core.messages import (
+    OFFER_PROTOCOL,
+    Commitment,
+    SignedVerdict,
+    SubmissionHead,
+    content_digest,
+)
+from roles.validator.core.sequence import PASSING as PLACES, DrawSequences, PlaceState
+from roles.validator.core.turnstile import Turnstile
+from roles.validator.limits import HEADS, HEADS_AT_ONCE, PASSING
+from roles.validator.stats import Records
+from roles.validator.verdicts import VerdictIndex
 
 from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair, PeerId
@@ -16,21 +28,9 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import frame
 from proofs.checks import Verdict
 from roles.inference.role import Inference
-from roles.protocol.core.groups import (
-    ROLLOUT_PROTOCOL,
-    Commitment,
-    SignedVerdict,
-    SubmissionHead,
-    content_digest,
-)
 from roles.protocol.core.statements import VERDICT_KIND
 from roles.run import run_of
 from roles.validator import reception
-from roles.validator.core.sequence import PASSING as PLACES, DrawSequences, PlaceState
-from roles.validator.core.turnstile import Turnstile
-from roles.validator.limits import HEADS, HEADS_AT_ONCE, PASSING
-from roles.protocol.stats import Records
-from roles.validator.verdicts import VerdictIndex
 from tests.attacks.judged import accepted, forge, play, validator
 from tests.attacks.test_validator_turns import Malformed
 
@@ -66,7 +66,7 @@ class HeadFlooder(Inference):
         while True:
             try:
                 await node.locate(judge)
-                async with await node.host.open_stream(judge, ROLLOUT_PROTOCOL) as stream:
+                async with await node.host.open_stream(judge, OFFER_PROTOCOL) as stream:
                     await stream.send_all(self.payload(node, next(numbers)))
                     while await stream.receive_some():
                         pass

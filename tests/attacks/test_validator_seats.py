@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from roles.protocol.core.messages import OFFER_PROTOCOL
 
 from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair
@@ -15,7 +16,6 @@ from p2p.node.node import Node
 from p2p.swarm.swarm import SwarmHost
 from p2p.wire import frame
 from roles.inference.role import Inference
-from roles.protocol.core.groups import ROLLOUT_PROTOCOL
 from roles.run import run_of
 from roles.shared.seats import GRACE, Seats
 from tests.attacks.judged import accepted, forge, play, trainer, validator
@@ -46,7 +46,7 @@ class Holder(Inference):
         while True:
             try:
                 await node.locate(validator)
-                stream = await node.host.open_stream(validator, ROLLOUT_PROTOCOL)
+                stream = await node.host.open_stream(validator, OFFER_PROTOCOL)
                 async with stream:
                     await stream.send_all(self.opening(node, number))
                     while await stream.receive_some():

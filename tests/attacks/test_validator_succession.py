@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any, ClassVar, cast
 
 import pytest
+from roles.validator.core.sequence import LOT, DrawSequences, PlaceState
+from roles.validator.judge import EDITION, GAP, SUCCEEDED, Judge
+from roles.validator.limits import SUCCESSION
 
 from p2p.identity import KeyPair, PeerId
 from p2p.machine import open_world
@@ -20,14 +23,11 @@ from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import REORDER_WINDOW, validator_among
 from roles.protocol.core.groups import Commitment, SignedVerdict
+from roles.protocol.stats import ScoringStats
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.durable import Durable
 from roles.validator import judge as judge_module
-from roles.validator.core.sequence import LOT, DrawSequences, PlaceState
-from roles.validator.judge import EDITION, GAP, SUCCEEDED, Judge
-from roles.validator.limits import SUCCESSION
-from roles.protocol.stats import ScoringStats
 from sim.node.swarm import Swarm
 from sim.workloads import spine
 from tests.simulation.test_roles_faults import CAST, Play, perform, validators
@@ -79,26 +79,6 @@ def test_a_node_that_comes_back_goes_on_where_the_other_validator_left_it() -> N
     book.succeed(NODE, V1, 100, 1, 3)
     assert [take(book, index) for index in range(100, 104)] == [UNSEEN] * 3 + [FRESH]
     assert take(book, 5) is REPLAYED
-
-
-@pytest.mark.parametrize("known", [0, 4, 100])
-def test_a_window_goes_on_where_another_witness_left_its_worker(known: int) -> None:
-    """It was behind a gap for ever, also where the gap is a few places, which single
-    submissions may leave open and windows may not."""
-    book, window = DrawSequences(), range(104, 112)
-    for index in range(known):
-        assert take(book, index) is FRESH
-    assert book.judge_all(NODE, V1, window) is PlaceState.GAP
-    book.succeed_all(NODE, V1, window, 1)
-    assert book.judge_all(NODE, V1, window) is FRESH
-    for index in window:
-        assert take(book, index) is FRESH, "none is taken unseen: a lot falls on them"
-    assert book.judge_all(NODE, V1, window) is REPLAYED
-    later = range(200, 208)
-    book.succeed_all(NODE, V1, later, 1)
-    assert book.judge_all(NODE, V1, later) is PlaceState.GAP, "once"
-    book.succeed_all(NODE, V1, later, 2)
-    assert book.judge_all(NODE, V1, later) is FRESH
 
 
 def edition(epoch: int, *judges: KeyPair) -> Run:

@@ -11,6 +11,26 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from roles.protocol.core.messages import (
+    MAX_REPLY,
+    OFFER_PROTOCOL,
+    SEND,
+    Commitment,
+    SignedVerdict,
+    content_digest,
+    encode_groups,
+)
+from roles.trainer.audit import Auditor
+from roles.validator.core.fair_queue import (
+    PER_NODE,
+    QUEUE,
+    REJECTIONS,
+    STRANGERS_SHARE,
+    FairQueue,
+)
+from roles.validator.judge import ENGINE_FAILED, STALE, Judge
+from roles.validator.limits import GIVEN_UP
+from roles.validator.stats import ValidatorStats
 
 from p2p.identity import KeyPair, PeerId
 from p2p.node.node import Node
@@ -25,26 +45,8 @@ from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import draw_order, run_sampling
-from roles.protocol.core.groups import (
-    ROLLOUT_PROTOCOL,
-    Commitment,
-    SignedVerdict,
-    content_digest,
-    encode_groups,
-)
-from roles.protocol.request import ask
+from roles.protocol.request import offer
 from roles.run import run_of
-from roles.trainer.core.lot import Lot
-from roles.validator.core.fair_queue import (
-    PER_NODE,
-    QUEUE,
-    REJECTIONS,
-    STRANGERS_SHARE,
-    FairQueue,
-)
-from roles.validator.judge import ENGINE_FAILED, STALE, Judge
-from roles.validator.limits import GIVEN_UP
-from roles.protocol.stats import ScoringStats
 from tests.attacks.judged import accepted, forge, play, validator
 
 AT_ONCE = 8
@@ -94,11 +96,13 @@ class Flooder(Inference):
             order = draw_order(run_of(node), node.peer_id, version, policy)
             plain = await self._environment.tasks(order.task_seeds(index))
             tasks = [task for _, task in order.with_draws(index, plain)]
-            payload = forge(
+            parts = forge(
                 node, version, index, encode_groups(self.groups(node, tasks))
-            ).to_bytes()
+            ).framed()
             while node.shardcast.newest - version <= run_of(node).terms.recipe.lag:
-                answer = await ask(node, validator, ROLLOUT_PROTOCOL, payload)
+                answer = await offer(
+                    node, validator, OFFER_PROTOCOL, parts, SEND.__eq__, MAX_REPLY
+                )
                 if answer is not None and b"verdict" in answer[:16]:
                     break
                 await node.world.sleep(2.0)
@@ -207,8 +211,10 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         return await score(self, tasks, groups, sampling)
 
     monkeypatch.setattr(FakeEngine, "score", counted)
-    # the trainer's own replays are of one group each
-    monkeypatch.setattr(Lot, "falls_on", lambda *_: False)
+
+    async def unseen(*_: object) -> None: ...
+
+    monkeypatch.setattr(Auditor, "audit", unseen)  # the trainer's engine is not counted
     return sizes
 
 
@@ -390,7 +396,7 @@ def test_claims_of_old_work_displace_no_answer_that_must_be_given_again() -> Non
     node: Any = SimpleNamespace(world=world)
     replayer: Any = SimpleNamespace(sign=sign)
     nothing: Any = None
-    judge = Judge(node, nothing, replayer, ScoringStats())
+    judge = Judge(node, nothing, replayer, ValidatorStats())
 
     def claim(number: int) -> Commitment:
         return Commitment(bytes(32), WORKER, V0, bytes(32), number, content_digest(b""))

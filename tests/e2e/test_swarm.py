@@ -112,7 +112,6 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     assert versions == sorted(versions)
     assert status.done
     assert figures["policies"] == SMALL.steps + 1
-    assert figures["cheater_bans"] > 0  # what was handed in is counted by life
     assert figures["cheater_accepted"] == 0
     assert figures["honest_rejected"] == 0
     assert {

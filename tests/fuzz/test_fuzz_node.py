@@ -31,7 +31,6 @@ from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted
 from p2p.wire import pack
 from roles.run.core.file import decode_run_untrusted, open_run
-from roles.run.core.proposal import Proposal, decode_proposal_untrusted
 from tests.unit.test_run_file import RUN
 
 AUTHOR = KeyPair(b"a" * 32)
@@ -63,11 +62,10 @@ DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [
     (as_invite, INVITE.to_text().encode()),
     (decode_pass_untrusted, PASS),
     (decode_credential_untrusted, Credential(b"n" * 8, PASS, b"w" * 8).to_bytes()),
-    (decode_proposal_untrusted, Proposal(RUN.id, 1, ((AUTHOR.peer_id, "x"),)).to_bytes()),
     (as_places, pack([b"\x04\x7f\x00\x00\x01\x06\x10\x00"])),
 ]
 NAMES = ["run file", "run file by plug-in", "entry", "ledger fork", "clock", "invite", "pass"]
-NAMES += ["credential", "proposal", "run record"]
+NAMES += ["credential", "run record"]
 
 
 def survives(decode: Callable[[bytes], object], data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Whatever bytes come, parsers of `roles.protocol.core.groups` raise `BadMessage` only."""
+"""Whatever bytes come, parsers of `roles.protocol.core.messages` raise `BadMessage` only."""
 
 from __future__ import annotations
 
@@ -6,25 +6,8 @@ import contextlib
 
 import pytest
 from hypothesis import given, settings, strategies as st
-
-from p2p.errors import BadMessage
-from p2p.identity import PeerId, verify
-from p2p.wire import frame, pack
-from roles.engines.base import Completion, Group
-from roles.protocol.core.account import decode_account_untrusted
-from roles.protocol.core.away import decode_away_untrusted
-from roles.protocol.core.beacon import decode_pledge_untrusted, decode_reveal_untrusted
-from roles.protocol.core.findings import decode_acceptance_untrusted
-from roles.protocol.core.lots import (
-    MAX_WINDOW,
-    decode_commit_untrusted,
-    decode_note_untrusted,
-    decode_signed_window_untrusted,
-    decode_window_untrusted,
-    decode_witness_reply_untrusted,
-    decode_witnessed_untrusted,
-)
-from roles.protocol.core.groups import (
+from roles.protocol.core.lies import decode_lie_untrusted
+from roles.protocol.core.messages import (
     decode_commitment_untrusted,
     decode_delivery_untrusted,
     decode_groups_untrusted,
@@ -36,17 +19,12 @@ from roles.protocol.core.groups import (
     decode_verdict_untrusted,
     encode_groups,
 )
-from roles.protocol.core.refusals import (
-    decode_appeal_untrusted,
-    decode_asked_untrusted,
-    decode_complaint_untrusted,
-    decode_refusal_untrusted,
-    decode_ruling_untrusted,
-)
-from roles.protocol.core.settlement import (
-    decode_settlement_reply_untrusted,
-    decode_settlement_untrusted,
-)
+
+from p2p.errors import BadMessage
+from p2p.identity import verify
+from p2p.wire import frame, pack
+from roles.engines.base import Completion, Group
+from roles.protocol.core.account import decode_account_untrusted
 from tests.attacks.test_content_bombs import BOMBS
 
 values = st.recursive(
@@ -66,7 +44,6 @@ packed = values.map(pack) | bombs
 foreign = st.binary(max_size=200) | packed | st.lists(packed, max_size=8).map(pack)
 
 
-TRAINER = PeerId.from_public_key(bytes(32))
 GROUP = Group(0, (Completion((1, 2, 70_000), proof=b"p"), Completion((3,))))
 arrays = st.binary(max_size=24)
 shaped = st.lists(
@@ -92,40 +69,10 @@ def test_log_probs_are_numbers_not_above_0_or_bad_messages(data: bytes) -> None:
         assert all(-65504 <= value <= 0 for value in values)
 
 
-numbers = st.integers(0, 2**34)
-
-
-@given(
-    contents=st.integers(0, 16 * 33).map(bytes)
-    | st.integers(1, 16).map(lambda n: bytes(32 * n)),
-    numbers=st.tuples(*[numbers] * 6),
-)
-@settings(max_examples=200)
-def test_windows_in_form_are_windows_or_bad_messages(
-    contents: bytes, numbers: tuple[int, ...]
-) -> None:
-    """What is read is written the same, and within its bounds."""
-    version, first, teaching, chain, link, due = numbers
-    fields = [bytes(32), TRAINER, version, bytes(32), first, contents]
-    data = pack([*fields, teaching, bytes(32), chain, link, due])
-    with contextlib.suppress(BadMessage):
-        window = decode_window_untrusted(data)
-        assert window.to_bytes() == data
-        assert 0 < len(window.places) <= MAX_WINDOW
-        assert window.version < window.due
-
-
 @pytest.mark.parametrize(
     "parse",
     [
         decode_account_untrusted,
-        decode_away_untrusted,
-        decode_complaint_untrusted,
-        decode_ruling_untrusted,
-        lambda data: decode_appeal_untrusted(data, verify),
-        lambda data: decode_asked_untrusted(data, verify),
-        lambda data: decode_acceptance_untrusted(data, verify),
-        lambda data: decode_refusal_untrusted(data, verify),
         decode_commitment_untrusted,
         decode_groups_untrusted,
         decode_receipt_untrusted,
@@ -135,16 +82,7 @@ def test_windows_in_form_are_windows_or_bad_messages(
         lambda data: decode_verdict_untrusted(data, verify),
         lambda data: decode_reply_untrusted(data, verify),
         lambda data: decode_delivery_untrusted(data, verify),
-        decode_window_untrusted,
-        decode_settlement_reply_untrusted,
-        lambda data: decode_reveal_untrusted(data, verify),
-        lambda data: decode_pledge_untrusted(data, b"", verify),
-        lambda data: decode_signed_window_untrusted(data, verify),
-        lambda data: decode_witnessed_untrusted(data, verify),
-        lambda data: decode_note_untrusted(data, TRAINER, verify),
-        lambda data: decode_commit_untrusted(data, verify),
-        lambda data: decode_witness_reply_untrusted(data, verify),
-        lambda data: decode_settlement_untrusted(data, verify),
+        lambda data: decode_lie_untrusted(data, verify),
     ],
 )
 @given(data=foreign)

@@ -9,6 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 import trio
+from roles.validator.judge import GAP, REPLAYED
+from roles.validator.replay import OTHER_POLICY, WRONG_GROUPS
 
 from p2p.errors import PeerUnreachable
 from p2p.host import request
@@ -25,8 +27,6 @@ from roles.protocol.core.groups import (
     encode_groups,
 )
 from roles.run import run_of
-from roles.validator.judge import GAP, REPLAYED
-from roles.validator.replay import OTHER_POLICY, WRONG_GROUPS
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm

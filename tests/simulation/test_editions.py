@@ -15,14 +15,16 @@ from p2p.identity import Signer
 from p2p.node.rundoc import RunConfig
 from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.demo.status import SwarmStatus
+from roles.inference import session as inference_session
 from roles.inference.session import InferenceSession
-from roles.protocol import away as protocol_away
 from roles.protocol.core import assignment, judging
 from roles.protocol.core.groups import SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, Terms, sign_run
 from roles.run.core.file import AdmissionMode, AdmissionRules
+from roles.trainer import check as trainer_check
 from roles.trainer.session import TrainerSession
+from roles.validator import reception as validator_reception
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH
 from sim.run.scenario import Scenario
@@ -178,7 +180,8 @@ def test_work_is_not_blamed_when_its_only_judge_is_replaced(
             else plain(run, node, version, away)
         )
 
-    monkeypatch.setattr(protocol_away, "validator_of", validator_of)
+    for asking in (inference_session, trainer_check, validator_reception):
+        monkeypatch.setattr(asking, "validator_of", validator_of)
     play.spy(monkeypatch)
     health = perform(play, steps=400, groups=64)
     assert [

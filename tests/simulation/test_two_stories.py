@@ -57,7 +57,6 @@ class Stage:
             trainers=(keys.signer("n0").peer_id,),
             validators=tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE)),
             model=Model(engine="fake"),
-            ban_seconds=3600,
         )
         self.run: Run = sign_run(terms, keys.signer("owner"))
         config = NodeConfig()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +15,8 @@ from typing import Any, cast
 import pytest
 import trio
 import trio.testing
+from roles.trainer.audit import LIES, SETTLING
+from roles.trainer.scoring import ScoringDesk
 
 from p2p.errors import BadMessage, WorkerDied
 from p2p.identity import PeerId
@@ -40,10 +42,7 @@ from roles.protocol.core.findings import (
 from roles.protocol.core.groups import LIED, Commitment, Receipt
 from roles.protocol.core.statements import LIE_KIND
 from roles.protocol.replay import examine
-from roles.trainer.audit import LIES, SETTLING
-from roles.trainer.core.lot import REPLAYED_SHARE, Lot
-from roles.trainer.scoring import PolicyScorer
-from tests.trainer_bench import JUDGE, WORKER, Bench, open_bench
+from tests.trainer_bench import JUDGE, WORKER, Bench, make_run, open_bench
 
 GAP = Reason.DRAW_GAP.value
 
@@ -105,28 +104,6 @@ def commitment(number: int) -> Commitment:
     return Commitment(bytes(32), WORKER.peer_id, PolicyVersion(0), bytes(32), number, bytes(32))
 
 
-def test_the_lot_falls_on_its_share_and_nobody_foresees_it() -> None:
-    asked = [commitment(number) for number in range(20_000)]
-    lot, other = Lot(b"one"), Lot(b"another")
-    drawn = [lot.falls_on(one) for one in asked]
-    assert sum(drawn) == pytest.approx(REPLAYED_SHARE * len(asked), abs=120)  # 4 sd
-    both = sum(a and other.falls_on(one) for a, one in zip(drawn, asked, strict=True))
-    assert both == pytest.approx(REPLAYED_SHARE**2 * len(asked), abs=30)
-    assert drawn == [lot.falls_on(one) for one in asked]
-
-
-def test_a_validator_that_always_lies_is_found_as_soon_as_computed() -> None:
-    """Of 2,000 validators half are found within 14 deliveries, 99 of 100 within 90."""
-    found = []
-    for number in range(2_000):
-        lot = Lot(b"secret %d" % number)
-        found.append(next(at for at in range(2_000) if lot.falls_on(commitment(at))) + 1)
-    for within in (14, 45, 90):
-        share = sum(at <= within for at in found) / len(found)
-        assert share == pytest.approx(1 - (1 - REPLAYED_SHARE) ** within, abs=0.045)
-    assert sum(found) / len(found) == pytest.approx(1 / REPLAYED_SHARE, rel=0.1)
-
-
 def test_strikes_convict_only_when_they_are_many_of_the_last_looks() -> None:
     strike: Any = type("Strike", (), {"finding": Finding(GAP, 2.0, 0.9), "path": "p"})()
     strikes, numbers = Strikes(), itertools.count()
@@ -161,28 +138,22 @@ async def test_honest_work_is_replayed_and_taken(tmp_path: Path) -> None:
         assert bench.ledger.count(LIE_KIND) == 0
 
 
-async def test_only_what_the_lot_falls_on_is_scored(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, is_drawn=False) as bench:
-        assert await bench.hand_over(await bench.made_up(0)) == (Receipt.TAKEN, "")
-        assert bench.auditor.counts.replayed == 0
-
-
 async def test_a_validator_that_signs_made_up_tokens_is_refused_for_good(
     tmp_path: Path,
 ) -> None:
     """It was believed for ever: every submission has one validator, and nobody looked."""
-    async with open_bench(tmp_path, is_drawn=False) as bench:
-        await bench.hand_over(await bench.made_up(0))
-        await bench.hand_over(await bench.made_up(1))
+    async with open_bench(tmp_path) as bench:
+        for index in range(4):
+            await bench.hand_over(await bench.honest(index))
         before = len(bench.intake.buffer)
-        bench.lot.is_drawn = True
-        receipt, reason = await bench.hand_over(lie := await bench.made_up(2))
+        assert before > 0
+        receipt, reason = await bench.hand_over(lie := await bench.made_up(4))
         assert receipt is Receipt.UNWANTED
         assert reason.startswith(LIED)
         # what was taken of it before is not learnt from
         assert len(bench.intake.buffer) == 0
         assert bench.intake.buffer.counts.discredited == before
-        receipt, reason = await bench.hand_over(await bench.honest(3))
+        receipt, reason = await bench.hand_over(await bench.honest(5))
         assert receipt is Receipt.UNWANTED
         assert reason.startswith(LIED)
         entries = [entry.body async for entry in bench.ledger.entries(LIE_KIND)]
@@ -195,16 +166,15 @@ async def test_a_validator_that_signs_made_up_tokens_is_refused_for_good(
         assert found is not None
         assert found.weight is Weight.LIE
         assert not await examine(
-            bench.run, bench.environment, bench.engine, await bench.honest(4)
+            bench.run, bench.environment, bench.engine, await bench.honest(6)
         )
 
 
 async def test_a_conviction_survives_a_restart_and_what_it_taints_is_not_taken_up(
     tmp_path: Path,
 ) -> None:
-    async with open_bench(tmp_path, is_drawn=False) as bench:
-        await bench.hand_over(await bench.made_up(0))
-        bench.lot.is_drawn = True
+    async with open_bench(tmp_path) as bench:
+        await bench.hand_over(await bench.honest(0))
         await bench.hand_over(await bench.made_up(1))
         await bench.world.disk.replace(f"{LIES}/stray", b"a strike of an earlier life")
         bench.open_trainer()
@@ -248,7 +218,7 @@ async def test_wrong_rewards_convict_at_the_third_and_impossible_ones_at_once(
 ) -> None:
     """An environment is others' code: once may be a machine's fault, and is never learnt
     from."""
-    async with open_bench(tmp_path / "wrong", is_drawn=False) as bench:
+    async with open_bench(tmp_path / "wrong") as bench:
         for index in range(STRIKES):
             assert bench.auditor.liars == {}
             honest = await bench.honest(index)
@@ -260,14 +230,14 @@ async def test_wrong_rewards_convict_at_the_third_and_impossible_ones_at_once(
         assert bench.ledger.count(LIE_KIND) == STRIKES
         assert len(await bench.world.disk.list(LIES)) == STRIKES
         assert len(bench.intake.buffer) == 0
-    async with open_bench(tmp_path / "impossible", is_drawn=False) as bench:
+    async with open_bench(tmp_path / "impossible") as bench:
         rewards = (0.0,) * 7 + (3e38,)
         await bench.hand_over(await bench.honest(0, rewards=rewards))
         assert NO_REWARD in bench.auditor.liars[JUDGE.peer_id]
 
 
 async def test_rewards_that_differ_by_rounding_accuse_nobody(tmp_path: Path) -> None:
-    async with open_bench(tmp_path, is_drawn=False) as bench:
+    async with open_bench(tmp_path) as bench:
         bench.environment.bonus = 1e-4
         for index in range(2 * STRIKES):
             receipt, _ = await bench.hand_over(await bench.honest(index))
@@ -401,29 +371,109 @@ async def test_a_tiny_model_in_float32_convicts_no_honest_validator_and_each_lia
         assert list(bench.auditor.liars) == [JUDGE.peer_id]
 
 
-async def test_a_policy_that_goes_while_a_caller_waits_for_the_engine_ends_no_trainer() -> None:
-    """It was looked for before the wait, and not found after it: a `KeyError`."""
-    held = [PolicyVersion(7)]
+class Policies:
+    """An engine and the policies that it may load, in the order in which it is asked."""
+
+    def __init__(self, *held: int) -> None:
+        self.held, self.asked = list(held), list[Any]()
+        self.opened = trio.Event()
+        """Before it nothing is scored."""
+        self.shardcast = SimpleNamespace(
+            holds=self.held.__contains__, pin=self.pin, check_weights=self.check
+        )
 
     @contextmanager
-    def pin(version: PolicyVersion) -> Iterator[str]:
-        if version not in held:
-            raise KeyError(version)
-        yield "weights"
+    def pin(self, version: PolicyVersion) -> Iterator[str]:
+        assert version in self.held, f"{version} is not held"
+        yield f"weights {version}"
 
-    async def nothing(_: object) -> None:
+    async def check(self, _: object) -> None:
         await trio.lowlevel.checkpoint()
 
-    shardcast = SimpleNamespace(holds=held.__contains__, pin=pin, check_weights=nothing)
-    node, engine = SimpleNamespace(shardcast=shardcast), SimpleNamespace(load=nothing)
-    scorer = PolicyScorer(cast(Any, node), cast(Any, engine))
+    async def load(self, weights: str) -> None:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(weights)
 
-    async def second() -> None:
-        with pytest.raises(EngineError, match="not held any more"):
-            async with scorer.holding(PolicyVersion(7), b""):
-                pass
+    async def score(self, tasks: Sequence[int], groups: Sequence[int], _: object) -> list[int]:
+        await self.opened.wait()
+        self.asked.append(len(groups))
+        return list(groups)
 
-    async with trio.open_nursery() as nursery, scorer.holding(PolicyVersion(7), b""):
-        nursery.start_soon(second)
-        await trio.testing.wait_all_tasks_blocked()
-        held.clear()
+
+@asynccontextmanager
+async def desk_on(policies: Policies) -> AsyncIterator[ScoringDesk]:
+    node: Any = SimpleNamespace(shardcast=policies.shardcast, run=make_run())
+    desk = ScoringDesk(node, cast(Any, policies))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(desk.work_forever)
+        yield desk
+        nursery.cancel_scope.cancel()
+
+
+async def asked_for(
+    desk: ScoringDesk, meanwhile: Callable[[], object], *versions: int
+) -> list[Any]:
+    """What the desk answers submissions of two groups under these versions, which come while
+    the first of them is scored."""
+    answers: list[Any] = [None] * len(versions)
+
+    async def ask(at: int, version: int) -> None:
+        pair: Any = [at, at]
+        try:
+            answers[at] = await desk.score(PolicyVersion(version), b"", pair, pair)
+        except EngineError as error:
+            answers[at] = str(error)
+
+    async with trio.open_nursery() as nursery:
+        for at, version in enumerate(versions):
+            nursery.start_soon(ask, at, version)
+            await trio.testing.wait_all_tasks_blocked()
+        meanwhile()
+    return answers
+
+
+@pytest.mark.parametrize("versions", [(5, 6, 7) * 4, (7, 6, 5) * 4, (6, 5, 5, 7, 5, 6)])
+async def test_each_policy_is_loaded_once_a_pass_the_oldest_first(
+    versions: tuple[int, ...],
+) -> None:
+    """With three versions in flight each delivery hashed and loaded all weights again."""
+    policies = Policies(5, 6, 7)
+    async with desk_on(policies) as desk:
+        answers = await asked_for(desk, policies.opened.set, *versions)
+    assert answers == [[at, at] for at in range(len(versions))]
+    # when the first pass began nothing else had come
+    turns = [versions[0], *sorted(versions[1:])]
+    expected = [f"weights {version}" for version, _ in itertools.groupby(turns)]
+    assert [one for one in policies.asked if isinstance(one, str)] == expected
+    assert [one for one in policies.asked if isinstance(one, int)] == [2] * len(versions)
+
+
+async def test_a_stream_of_new_work_keeps_no_old_policy_waiting() -> None:
+    policies = Policies(5, 6)
+    policies.opened.set()
+    async with desk_on(policies) as desk, trio.open_nursery() as nursery:
+
+        async def stream() -> None:
+            while True:
+                await desk.score(PolicyVersion(6), b"", [], [])
+
+        for _ in range(3):
+            nursery.start_soon(stream)
+        while len(policies.asked) < 9:
+            await trio.lowlevel.checkpoint()
+        await desk.score(PolicyVersion(5), b"", [], [])
+        assert len(policies.asked) < 30
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_policy_that_goes_while_its_work_waits_ends_no_trainer() -> None:
+    """It was looked for before the wait, and not found after it: a `KeyError`."""
+    policies = Policies(6, 7)
+
+    def drop() -> None:
+        policies.held.remove(7)
+        policies.opened.set()
+
+    async with desk_on(policies) as desk:
+        answers = await asked_for(desk, drop, 6, 7)
+    assert answers == [[0, 0], "the policy is not held any more"]

@@ -8,12 +8,6 @@ from typing import Any, cast
 
 import pytest
 from hypothesis import given, strategies as st
-
-from p2p.errors import BadMessage
-from p2p.gossip import Validity
-from p2p.identity import KeyPair, PeerId
-from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import pack
 from roles.protocol.core.demand import (
     UNIT,
     Demand,
@@ -24,6 +18,12 @@ from roles.protocol.core.demand import (
     share_for,
 )
 from roles.protocol.demand import HeardDemand
+
+from p2p.errors import BadMessage
+from p2p.gossip import Validity
+from p2p.identity import KeyPair, PeerId
+from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import pack
 from roles.run import sign_run
 from roles.trainer.core.demand import DemandRule
 from tests.unit.test_run_file import TERMS

@@ -33,7 +33,7 @@ FIGURES: dict[str, Any] = {
         "arithmetic/tables": (0.85, 0.8),
     },
     "cheater_submitted": 20, "cheater_accepted": 0,
-    "cheater_bans": 2, "cheater_banned_by": "validator-1", "honest_rejected": 0,
+    "honest_rejected": 0,
 }  # fmt: skip
 
 

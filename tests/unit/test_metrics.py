@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from roles.trainer.audit import AuditCounts
 
 from p2p.errors import StorageError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from roles.engines.base import StepReport
 from roles.trainer import metrics
-from roles.trainer.audit import AuditCounts
 from roles.trainer.metrics import METRICS, OLDER, Metrics
 
 KEY = KeyPair(b"t" * 32)

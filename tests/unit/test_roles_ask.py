@@ -146,7 +146,6 @@ async def test_a_delivery_is_taken_only_when_it_is_durable_however_often_it_come
         groups=_one_group,
         why_unwanted=lambda *_: "",
         why_refused=lambda _: "",
-        why_banned=lambda _: "",
     )
     both: Any = disk
     intake = Intake(node, Recipe(), check, both, both, GroupBuffer(100, 2), cast(Any, None))
@@ -169,9 +168,7 @@ async def test_a_full_trainer_says_later_before_the_validator_loses_patience(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     node: Any = SimpleNamespace(world=sound_world())
-    check: Any = SimpleNamespace(
-        why_unwanted=lambda *_: "", why_refused=lambda _: "", why_banned=lambda _: ""
-    )
+    check: Any = SimpleNamespace(why_unwanted=lambda *_: "", why_refused=lambda _: "")
     nothing: Any = None
     intake = Intake(node, Recipe(), check, nothing, nothing, GroupBuffer(0, 2), nothing)
     with trio.fail_after(119):

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+from roles.validator.replay import Replayer
 
 from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.base import EngineError
@@ -16,7 +17,6 @@ from roles.inference.places import OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.rl.recipe import Recipe
-from roles.validator.replay import Replayer
 
 VERSION: Any = 3
 

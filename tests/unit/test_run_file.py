@@ -270,7 +270,7 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
         f'validators = ["{VALIDATOR.peer_id}"]\n'
         f'[model]\nbase = "{folder}"\ndraw = "gumbel"\ndtype = "bfloat16"\n'
         f'[[environments]]\nname = "math-exact"\ndata = "{questions}"\n'
-        "[recipe]\nrate = 6e-5\n[trust]\nshare = 0.1\n"
+        "[recipe]\nrate = 6e-5\n"
     )
     create = ["create", str(draft), "--key", str(key), "--out", str(out)]
     assert main(create) == 2
@@ -285,7 +285,6 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
     assert capsys.readouterr().out == written
     assert "base        config.json, model.safetensors, tokenizer.json" in written
     assert "limits      uncalibrated: the bf16 preset" in written
-    assert "leak        of what is learnt from at most 0.37% if 5% do" in written
     assert main(["show", str(out), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     base = {pin["name"]: pin["digest"] for pin in shown["model"]["base"]}

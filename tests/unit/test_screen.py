@@ -30,10 +30,10 @@ from roles.protocol.core.account import (
     TrainerDoing,
     decode_account_untrusted,
 )
+from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.trainer.account import IMPATIENCE, AccountDesk, Row
 from roles.trainer.status import status_of as trainer_status
-from roles.protocol.stats import ScoringStats
 from roles.validator.status import ValidatorStatus, facts_of as validator_facts
 from tests.unit.screens import SCENES
 
@@ -109,7 +109,7 @@ def test_a_worker_says_what_became_of_its_work() -> None:
     """It said made and accepted of one life, and nothing of what was learnt."""
     counts = InferenceCounts(rollouts=128, group_size=16)
     for reason in ["tokens implausible", *["activation exponents differ"] * 2]:
-        counts.count(Verdict.REJECTED.value, reason)
+        counts.count(Verdict.REJECTED, reason)
     book: Any = SimpleNamespace(
         made=104, verdicts={"accepted": 100, "rejected": 3, "inconclusive": 1}, tokens=9
     )
@@ -132,7 +132,7 @@ def test_a_worker_says_what_became_of_its_work() -> None:
     lying = Account(doing=TrainerDoing.LEARNS, own=Fates(learnt=10**6), total=Fates())
     assert life_of(counts, book, lying).learnt == life.accepted, "no trainer makes it more"
     for number in range(MAX_REASONS + 5):
-        counts.count(Verdict.REJECTED.value, f"\x1b[2J{number}")
+        counts.count(Verdict.REJECTED, f"\x1b[2J{number}")
     assert (len(counts.reasons), counts.reasons[OTHER]) == (MAX_REASONS + 1, 7)
 
 

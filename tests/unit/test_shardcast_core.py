@@ -162,7 +162,7 @@ class Swarm:
             node.tick_at = math.inf
             self.give(node, ev.Tick())
 
-    def _apply(self, node: Node, effect: ev.Effect) -> None:  # noqa: C901
+    def _apply(self, node: Node, effect: ev.Effect) -> None:
         match effect:
             case ev.Send(peer, message):
                 assert len(encode_message(message)) < MIB

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from hypothesis import given, strategies as st
+from roles.validator.core.sequence import DrawSequences, PlaceState
 
 from p2p.identity import KeyPair
 from p2p.shardcast.manifest import PolicyVersion
 from roles.protocol.core.assignment import REORDER_WINDOW
-from roles.validator.core.sequence import DrawSequences, PlaceState
 
 NODE = KeyPair(b"n" * 32).peer_id
 V1, V2 = PolicyVersion(1), PolicyVersion(2)

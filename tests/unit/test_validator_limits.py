@@ -9,6 +9,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceState
+from roles.validator.judge import GAP, Judge
+from roles.validator.reception import Reception
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
@@ -26,17 +29,14 @@ from roles.protocol.core.groups import (
     SignedVerdict,
 )
 from roles.protocol.core.statements import VERDICT_KIND
+from roles.protocol.stats import Records, ScoringStats
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.shared.seats import Seats
 from roles.shared.sizes import MAX_SUBMISSION, WorkSize
 from roles.trainer import TrainerConfig
-from roles.validator.core.sequence import MAX_MISPLACED, DrawSequences, PlaceState
-from roles.validator.judge import GAP, Judge
-from roles.validator.reception import Reception
 from roles.validator.session import ValidatorSession
-from roles.protocol.stats import Records, ScoringStats
 from tests.unit.test_run_file import OWNER, TERMS
 
 NODE = KeyPair(b"n" * 32).peer_id

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import trio
+from roles.trainer.audit import AuditCounts
 
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
@@ -34,7 +35,6 @@ from roles.protocol.core.groups import (
 )
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
-from roles.trainer.audit import AuditCounts
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
@@ -102,8 +102,6 @@ class Check:
 
     def why_refused(self, _: object) -> str:
         return ""
-
-    why_banned = why_refused
 
 
 class Ledger:

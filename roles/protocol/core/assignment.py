@@ -7,10 +7,8 @@ pick easy tasks, and a validator, which knows these five, can replay them. Sourc
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
@@ -18,10 +16,6 @@ from proofs.sampling import draw_seed, task_seed
 from roles.engines.base import GroupTask, Sampling
 from roles.envs.base import Task
 from roles.run import Run
-
-REORDER_WINDOW: Final = 8
-"""How many places a submission may be ahead of the lowest one that is missing: twice the four
-that an honest node has under way (`roles.inference.session`), for one retry each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,36 +68,6 @@ def draw_order(run: Run, node: PeerId, version: PolicyVersion, policy: bytes) ->
         group_size=recipe.group_size,
         groups=recipe.submission,
     )
-
-
-def validator_of(
-    run: Run, node: PeerId, version: PolicyVersion, away: Container[PeerId] = ()
-) -> PeerId:
-    """Who judges ``node`` under a policy: one validator, as only who sees all places sees gaps
-    and replays.
-
-    Derived, so that a node cannot choose its judge; another policy, perhaps another judge. Of
-    those that the trainer says are ``away`` (`roles.protocol.core.away`) the lots fall to
-    others, and nobody else's change hands.
-    """
-    return validator_among(run.terms.validators, run.id, node, version, away)
-
-
-def validator_among(
-    validators: Sequence[PeerId],
-    run: bytes,
-    node: PeerId,
-    version: PolicyVersion,
-    away: Container[PeerId] = (),
-) -> PeerId:
-    """The same, by the list of an edition that is no more than its list."""
-    drawn = b"".join((run, node.digest, int(version).to_bytes(8, "big")))
-    digest = hashlib.sha256(drawn).digest()
-    first = validators[int.from_bytes(digest[:8], "big") % len(validators)]
-    present = [one for one in validators if one not in away] if first in away else ()
-    if not present:  # also if all are away: then it is as good as if none were
-        return first
-    return present[int.from_bytes(digest[8:16], "big") % len(present)]
 
 
 def run_sampling(run: Run) -> Sampling:

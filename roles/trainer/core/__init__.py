@@ -1,10 +1,8 @@
 """What a trainer decides without I/O.
 
 `buffer` holds accepted groups by age until a step takes them, and says when there is room;
-`lot` draws which deliveries `roles.trainer.audit` repeats; `windows` knows what became of each
-window that workers committed to, `promises` who works under the policies that it named;
-`demand` orders work; `guards` says when learning goes wrong;
-`pace` measures workers by what they bring, `punctual` finds validators that do not.
+`demand` orders work; `guards` says when learning goes wrong; `pace` measures workers by what
+they bring.
 `roles.trainer.intake` owns `buffer`: it adds the groups of deliveries, and hands them to
 `roles.trainer.session` for a step.
 """
