@@ -36,7 +36,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import BULK_PROTOCOL_ID, decode_bulk_untrusted
 from p2p.wire import decode_varint_untrusted
 from p2p.world import World
-from roles.protocol.core.groups import OFFER_PROTOCOL, VERDICT_PROTOCOL
+from roles.protocol.core.answer import WORK_PROTOCOL
 from roles.run import Run, open_run
 from sim.faults.churn import HOUR, Churn, ChurnModel, Lognormal
 from sim.net.link import MBIT, LinkSpec
@@ -143,12 +143,14 @@ class Volunteers:
             return len(frame) * (policies if is_chunk else 1)
 
         def weigh_rollouts(frame: bytes) -> float:
-            return len(frame) * rollouts
+            start = decode_varint_untrusted(frame)
+            # requests and replies are a list that begins with a word, content is one of lists
+            is_content = start is not None and frame[start[1] + 1] & 0xE0 != 0xA0
+            return len(frame) * (rollouts if is_content else 1)
 
         return {
             BULK_PROTOCOL_ID: weigh_bulk,
-            OFFER_PROTOCOL: weigh_rollouts,
-            VERDICT_PROTOCOL: weigh_rollouts,
+            WORK_PROTOCOL: weigh_rollouts,
         }
 
     def _add(
