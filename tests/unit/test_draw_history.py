@@ -10,8 +10,8 @@ import pytest
 
 from p2p.identity import KeyPair
 from proofs.checks import LADDER, Evidence, Limits, Reason, Verdict, judge, judge_pool
+from roles.protocol import history
 from roles.protocol.history import SUBMISSIONS, DrawHistory
-from roles.validator import history
 from tests.unit.test_checks import HONEST
 
 LIMITS = Limits.bf16()

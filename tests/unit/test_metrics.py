@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from roles.trainer.audit import AuditCounts
 
 from p2p.errors import StorageError
 from p2p.identity import KeyPair
@@ -26,8 +25,7 @@ def report(step: int) -> StepReport:
 
 
 async def note(written: Metrics, step: int) -> None:
-    audits = AuditCounts(replayed=12, lies=1)
-    await written.note(report(step), 0.25, [0, 1, 2], 3.0, audits)
+    await written.note(report(step), 0.25, [0, 1, 2], 3.0, replayed=12, lies=1)
 
 
 def steps(path: Path) -> list[int]:

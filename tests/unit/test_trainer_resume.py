@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from roles.engines.torch.learner import TorchLearner
-from tests.unit.trainer_life import CHECKPOINT_EVERY, CONFIG, PUBLISHED, TOLD, delivery, lesson
+from tests.unit.trainer_life import CHECKPOINT_EVERY, CONFIG, PUBLISHED, TOLD, lessons, place
 
 LIVES = int(os.environ.get("SHOAL_TRAINER_KILLS", "3"))
 """Each is ended by a kill. Three take 15 CPU s, with the processes of their engines; 20 have
@@ -52,8 +52,8 @@ def live_until(
 
 
 def rows_of(folder: Path) -> Iterator[tuple[str, int, int]]:
-    """Delivery, group and step in the order of learning, on which the weights depend: first
-    what was told, which is whole but for the last step; the log forgets deliveries."""
+    """Place, group and step in the order of learning, on which the weights depend: first what
+    was told, which is whole but for the last step; the log forgets places."""
     for line in (folder / TOLD).read_text().splitlines():
         with suppress(json.JSONDecodeError):
             yield from json.loads(line) if line else ()
@@ -71,21 +71,21 @@ def test_killed_with_nine_it_comes_to_the_same_weights(tmp_path: Path) -> None:
         else:
             last = version + rng.randint(3, 7)
             start = live_until(tmp_path, last, rng.uniform(0, 2))
-        for content, number, step in rows_of(tmp_path):
-            logged.setdefault(step, {})[content, number] = None
+        for key, number, step in rows_of(tmp_path):
+            logged.setdefault(step, {})[key, number] = None
         version = int((tmp_path / PUBLISHED).read_text().split()[-1])
         kills.append((version, max(logged)))
     # What every life said of a step is the same: five groups, no more.
     assert {len(rows) for rows in logged.values()} == {5}
     places = {place for rows in logged.values() for place in rows}
     assert len(places) == 5 * len(logged)
-    names = {delivery(index).verdict.commitment.content.hex(): index for index in range(400)}
+    taught = {place(index).key.hex(): lessons(index) for index in range(400)}
     torch.set_num_threads(1)
     undisturbed = TorchLearner(CONFIG)
     undisturbed.start()
     compared = 0
     for step in range(1, version + 1):
-        undisturbed.step([lesson(names[content], number) for content, number in logged[step]])
+        undisturbed.step([taught[key][number].group for key, number in logged[step]])
         path = tmp_path / f"trainer/weights/{step:08d}.safetensors"
         if path.exists():
             found = load_file(path)

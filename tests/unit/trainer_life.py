@@ -7,6 +7,7 @@ killed at any time.
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,24 +16,20 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import trio
-from roles.trainer.audit import AuditCounts
 
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
-from roles.engines.base import Completion, Engine, TrainingGroup
+from roles.engines.base import Completion, Engine, Group
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig, ModelShape
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
-from roles.protocol.core.groups import (
-    AcceptedWork,
-    Commitment,
-    SignedVerdict,
-    Submission,
-    content_digest,
-)
+from roles.protocol.core.groups import encode_groups
+from roles.protocol.core.verdict import SignedVerdict
+from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
+from roles.protocol.replay import as_signed
 from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
@@ -41,6 +38,7 @@ from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
+from roles.trainer.taken import TakenPlace, learnable_groups
 
 KEY: Final = KeyPair(b"t" * 32)
 STEPS: Final = 400
@@ -52,56 +50,47 @@ CONFIG: Final = EngineConfig(
 )
 CHECKPOINT_EVERY: Final = 4
 GROUPS: Final = 3
-"""Of a delivery: steps and deliveries never end together."""
+"""Of a place: steps and places never end together."""
 PUBLISHED: Final = "published.jsonl"
 TOLD: Final = "told.jsonl"
 
 
-def lesson(index: int, number: int) -> TrainingGroup:
-    """What group ``number`` of delivery ``index`` teaches."""
-    rng = Random(f"{index} {number}")
+def place(index: int) -> TakenPlace:
+    """What the trainer takes as its place ``index``: random answers, prompts and rewards."""
+    rng = Random(index)
 
     def tokens(most: int) -> tuple[int, ...]:
         return tuple(rng.randrange(50) for _ in range(rng.randint(1, most)))
 
-    drawn = [tokens(6) for _ in range(4)]
-    return TrainingGroup(
-        tokens(8),
-        tuple(Completion(one, tuple(-4 * rng.random() for _ in one)) for one in drawn),
-        (0.0, 1.0, rng.random(), rng.random()),
+    groups = tuple(
+        Group(number, tuple(Completion(tokens(6)) for _ in range(4)))
+        for number in range(GROUPS)
     )
-
-
-def delivery(index: int) -> AcceptedWork:
-    content = index.to_bytes(2, "big")
-    commitment = Commitment(
-        bytes(32), KEY.peer_id, PolicyVersion(0), bytes(32), index, content_digest(content)
+    count = sum(len(one.tokens) for group in groups for one in group.completions)
+    logprobs = struct.pack(f"<{count}e", *(-4 * rng.random() for _ in range(count)))
+    content = encode_groups(groups)
+    digests, claims = (content_digest(content),), bytes([Claim.SPREAD] * GROUPS)
+    window = Window(
+        *(bytes(32), bytes(32), KEY.peer_id, PolicyVersion(0), bytes(32)),
+        *(index, digests, claims),
     )
-    bound = content_digest(b"")
-    verdict = SignedVerdict(KEY.peer_id, commitment, Verdict.ACCEPTED, "", 0.0, 0.0, (), bound)
-    return AcceptedWork(verdict.signed(KEY), Submission.sign(commitment, content, KEY), b"")
+    submission = Submission(SignedWindow.sign(window, KEY), index, content)
+    rewards = tuple(
+        as_signed(reward)
+        for _ in range(GROUPS)
+        for reward in (0.0, 1.0, rng.random(), rng.random())
+    )
+    verdict = SignedVerdict(
+        *(KEY.peer_id, submission.commitment, Verdict.ACCEPTED, "", 0.0, 0.0),
+        *(rewards, content_digest(logprobs)),
+    )
+    prompts = tuple(tokens(8) for _ in range(GROUPS))
+    return TakenPlace(verdict.signed(KEY), submission, tuple(range(GROUPS)), prompts, logprobs)
 
 
-class Check:
-    """Takes every delivery at its word."""
-
-    async def groups(self, work: AcceptedWork) -> list[BufferedGroup]:
-        await trio.lowlevel.checkpoint()
-        index = int.from_bytes(work.submission.content, "big")
-        source = work.submission.commitment.content
-        return [
-            BufferedGroup(PolicyVersion(0), source, number, lesson(index, number))
-            for number in range(GROUPS)
-        ]
-
-    groups_again = groups_kept = groups
-    auditor = SimpleNamespace(counts=AuditCounts(), liars={})
-
-    async def recall(self) -> None:
-        await trio.lowlevel.checkpoint()
-
-    def why_refused(self, _: object) -> str:
-        return ""
+def lessons(index: int) -> list[BufferedGroup]:
+    """What the groups of place ``index`` teach."""
+    return learnable_groups(place(index), CONFIG.recipe.group_size)
 
 
 class Ledger:
@@ -187,7 +176,6 @@ async def live(folder: Path, steps: int) -> None:
 
 async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> None:
     node: Any = SimpleNamespace(world=world, shardcast=Shardcast(folder))
-    check: Any = Check()
     ledger: Any = Ledger()
     standing: Any = Standing()
     durable, inbox, recipe = (
@@ -195,21 +183,20 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
         ToldInbox(world, "intake", folder / TOLD),
         CONFIG.recipe,
     )
-    intake = Intake(node, recipe, check, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
+    intake = Intake(node, recipe, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
     curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
-    session = TrainerSession(node, recipe, engine, intake, curve, standing, policies)
+    desk: Any = SimpleNamespace(note_policy=lambda: None, audits=0, lies=0)
+    session = TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)
     step = await session._resume()
     await intake.restore(step)
-    names = {delivery(index).verdict.commitment.content: index for index in range(STEPS)}
-    # The newest delivery is on disk always: nothing is delivered twice.
-    coming = 1 + max((names[content] for content in inbox._files), default=-1)
+    # The newest place is on disk always: none is taken twice.
+    taken = [await inbox.read(key) for key in inbox._files]
+    coming = 1 + max((one.submission.index for one in taken if one is not None), default=-1)
     while step < steps:
         while len(intake.buffer) < recipe.groups:
-            work = delivery(coming)
+            await intake.take(place(coming))
             coming += 1
-            await inbox.keep(work)
-            intake._put(work, await check.groups(work))
         step = await session._step(step)
 
 
