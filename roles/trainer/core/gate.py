@@ -536,7 +536,7 @@ class Gate:
         if name is None or one is None or one.assignment.scorer != self._me:
             return False
         if one.states[commitment.index] in _UNDECIDED:
-            self._decide(name, one, commitment, _State.STOOD, now)
+            self._decide(name, one, commitment, _State.STOOD)
         is_good = one.states[commitment.index] is _State.STOOD and not one.is_void
         return is_good and not one.assignment.is_newcomer
 
@@ -548,27 +548,28 @@ class Gate:
         name, one = self._look_up(commitment)
         if weight is Weight.LIE:
             name = name or self._add(node, now)
-        state = None if one is None else one.states[commitment.index]
-        drop = (commitment,) if one is None else one.commitments
-        if name is not None and state is not _State.FAILED:
+        if name is None:
+            reason = "a lie of a name that the trainer does not remember"
+            return Consequence(node=node, reason=reason, drop=(commitment,))
+        is_told = one is not None and one.states[commitment.index] is _State.FAILED
+        if not is_told or (weight is Weight.LIE and not name.banned_until):
             if one is not None:
                 one.states[commitment.index] = _State.FAILED
                 one.audits.pop(commitment.index, None)
                 one.excuse(*_UNDECIDED)
             self._fall(node, name, now.trust.probation)
             if weight is Weight.LIE:
-                name.banned_until = now.wall + BAN
-                name.was_repeated = False
-                drop = tuple(each for one in name.windows.values() for each in one.commitments)
+                name.banned_until, name.was_repeated = now.wall + BAN, False
                 for each in name.windows.values():
                     each.excuse(*_UNDECIDED)
-        is_banned = name is not None and name.banned_until > now.wall
+        is_banned = name.banned_until > now.wall
+        voided = [*name.windows.values()] if is_banned else [one] if one is not None else []
         return Consequence(
             node=node,
             reason="a replay of its work shows a lie",
-            drop=drop,
+            drop=tuple(each for one in voided for each in one.commitments) or (commitment,),
             is_newcomer_again=True,
-            banned_until=name.banned_until if name is not None and is_banned else None,
+            banned_until=name.banned_until if is_banned else None,
         )
 
     def wrong_claim(self, commitment: Commitment, now: Situation) -> Consequence:
@@ -585,7 +586,7 @@ class Gate:
             return self.excuse(commitment, now)
         if one.states[commitment.index] not in _UNDECIDED:
             return Consequence(node=commitment.node, reason="decided before")
-        self._decide(name, one, commitment, _State.EXCUSED, now)
+        self._decide(name, one, commitment, _State.EXCUSED)
         return self._blame(name, one, commitment, "a place could not be decided", now)
 
     def excuse(self, commitment: Commitment, now: Situation) -> Consequence:
@@ -593,7 +594,7 @@ class Gate:
         engine failed, or the terms changed. It does not count; nobody is blamed."""
         name, one = self._look_up(commitment)
         if name is not None and one is not None and one.states[commitment.index] in _UNDECIDED:
-            self._decide(name, one, commitment, _State.EXCUSED, now)
+            self._decide(name, one, commitment, _State.EXCUSED)
         reason = "nothing can be said of this place, and nobody is blamed"
         return Consequence(node=commitment.node, reason=reason, drop=(commitment,))
 
@@ -609,7 +610,7 @@ class Gate:
         passed = self.passed_over(now)
         for node, name in [*self._in_standing.items(), *self._newcomers.items()]:
             for digest, one in list(name.windows.items()):
-                if not one.is_settled and self._is_overdue(one, passed, now):
+                if not one.is_settled:
                     found += self._close(name, one, passed, now)
                 if one.is_settled and one.is_stale(now):
                     del name.windows[digest]
@@ -645,7 +646,7 @@ class Gate:
             return Wish.IGNORE if state is _State.EXCUSED else Wish.TAKE
         name.active = now.served
         if not is_decided:
-            self._decide(name, one, commitment, _State.EXCUSED, now)
+            self._decide(name, one, commitment, _State.EXCUSED)
             return Wish.TAKE
         validator.verdicts += 1
         if self._throw_audit(one, commitment) or (
@@ -653,10 +654,10 @@ class Gate:
         ):
             one.audits[commitment.index] = _Audit(now.served, is_validators=True)
             state = _State.REJECTED_AUDIT if is_rejected else _State.ACCEPTED_AUDIT
-            self._decide(name, one, commitment, state, now)
+            self._decide(name, one, commitment, state)
             return Wish.SEND
         state = _State.REJECTED if is_rejected else _State.STOOD
-        self._decide(name, one, commitment, state, now)
+        self._decide(name, one, commitment, state)
         return Wish.TAKE
 
     def contest(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
@@ -687,7 +688,7 @@ class Gate:
         self._contested.renew(network, now.served)
         del self._contests[network]
         one.audits[commitment.index] = _Audit(now.served, is_validators=False)
-        self._decide(name, one, commitment, _State.REJECTED_AUDIT, now)
+        self._decide(name, one, commitment, _State.REJECTED_AUDIT)
         return Wish.SEND
 
     def audited(
@@ -709,7 +710,7 @@ class Gate:
         judged = self._strike(verdict.validator, commitment, weigh(verdict, finding))
         if finding is not None:
             return replace(judged, worker=self.lied(commitment, finding.weight, now))
-        self._decide(name, one, commitment, _State.STOOD, now)
+        self._decide(name, one, commitment, _State.STOOD)
         return judged
 
     def audit_inconclusive(self, commitment: Commitment, now: Situation) -> None:
@@ -723,7 +724,7 @@ class Gate:
             _State.REJECTED_AUDIT: _State.REJECTED,
         }.get(one.states[commitment.index])
         if after is not None:
-            self._decide(name, one, commitment, after, now)
+            self._decide(name, one, commitment, after)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
         """Return the validators of the run that are drawn for nobody now, and why.
@@ -906,9 +907,7 @@ class Gate:
             is_forgiven=is_forgiven,
         )
 
-    def _decide(
-        self, name: _Name, one: _Window, commitment: Commitment, state: _State, now: Situation
-    ) -> None:
+    def _decide(self, name: _Name, one: _Window, commitment: Commitment, state: _State) -> None:
         one.states[commitment.index] = state
         if state not in _AUDITED:
             one.audits.pop(commitment.index, None)
@@ -931,22 +930,11 @@ class Gate:
 
     # -- deadlines --
 
-    @staticmethod
-    def _is_overdue(one: _Window, passed: dict[PeerId, str], now: Situation) -> bool:
-        scorer = one.assignment.scorer
-        return (
-            one.window.terms != now.terms
-            or scorer in passed
-            or (one.is_stale(now) and now.served - one.since > DUE)
-            or any(now.served - each.asked > DUE for each in one.audits.values())
-            or (bool(one.assignment.is_newcomer) and scorer not in now.validators)
-        )
-
     def _close(
         self, name: _Name, one: _Window, passed: dict[PeerId, str], now: Situation
     ) -> Iterator[Consequence | Audited]:
         """Close what of an unsettled window is overdue."""
-        scorer = one.assignment.scorer
+        scorer, before = one.assignment.scorer, dict(one.states)
         is_mine = scorer == self._me
         if one.window.terms != now.terms:
             gone = [index for index, state in one.states.items() if state in _UNDECIDED]
@@ -970,8 +958,9 @@ class Gate:
                     yield self._strike(scorer, commitment, Weight.STRIKE)
                     self.audit_inconclusive(commitment, now)
                 else:
-                    self._decide(name, one, commitment, _State.FAILED, now)
-        self._count(one.window.node, name, one)
+                    self._decide(name, one, commitment, _State.FAILED)
+        if one.states != before:
+            self._count(one.window.node, name, one)
 
     # -- validators --
 
