@@ -20,7 +20,6 @@ NOT_BENCHES = (
     "foreign_generate",
     "report",
     "rl_like",
-    "trust_swarm",
 )
 
 

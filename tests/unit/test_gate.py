@@ -445,9 +445,8 @@ def test_a_verdict_counts_for_its_commitment_and_from_the_drawn_scorer_only() ->
     for wrong in (copied, replace(commitment, content=b"c" * 32), replace(commitment, index=1)):
         verdict = made.verdict(scorer, wrong)
         assert judge.verdict(verdict, JUDGED, network="n") is Wish.IGNORE
-        assert judge.audited(verdict, LIE, JUDGED) == Audited(
-            worker=None, weight=Weight.NOTHING
-        )
+        found = judge.audited(verdict, LIE, JUDGED)
+        assert (found.worker, found.weight) == (None, Weight.NOTHING)
     assert judge.verdict(made.verdict(scorer, commitment), JUDGED, network="n") in (
         Wish.TAKE,
         Wish.SEND,
@@ -688,8 +687,10 @@ def script() -> list[Callable[[Gate], object]]:
     """A life: probation by validators and by the trainer, a lie, failures, audits."""
     workers = [made.key(number) for number in range(1, 4)]
     windows = [made.window(one, 0, first) for first in (0, 16) for one in workers]
-    later = situation(DUE + 1, newest=3)
     steps: list[Callable[[Gate], object]] = []
+
+    def expire(judge: Gate) -> None:
+        judge.expire(situation(DUE + 1, newest=3))
 
     def judged(signed: SignedWindow) -> Callable[[Gate], object]:
         def step(judge: Gate) -> object:
@@ -712,7 +713,7 @@ def script() -> list[Callable[[Gate], object]]:
         lambda judge: judge.lied(teaching[1].window.commitment(41), Weight.LIE, NOW),
         lambda judge: judge.inconclusive(teaching[2].window.commitment(42), NOW).node,
         lambda judge: judge.came(teaching[0].window.commitment(41)),
-        lambda judge: judge.expire(later) and None,
+        expire,
     ]
     return steps
 

@@ -174,6 +174,7 @@ class Wish(Enum):
 class Audited:
     """What follows of a verdict that the trainer has repeated."""
 
+    validator: PeerId
     worker: Consequence | None
     weight: Weight
     """What it says of the validator."""
@@ -698,15 +699,16 @@ class Gate:
         if everything is within limits. Told twice, it counts once."""
         commitment = verdict.commitment
         name, one = self._look_up(commitment)
+        nothing = Audited(validator=verdict.validator, worker=None, weight=Weight.NOTHING)
         if name is None or one is None or one.assignment.scorer != verdict.validator:
-            return Audited(worker=None, weight=Weight.NOTHING)
+            return nothing
         is_rejected = verdict.verdict is Verdict.REJECTED
         expected = _State.REJECTED_AUDIT if is_rejected else _State.ACCEPTED_AUDIT
         if one.states[commitment.index] is not expected:
-            return Audited(worker=None, weight=Weight.NOTHING)
+            return nothing
         if commitment.terms != now.terms:
             self.audit_inconclusive(commitment, now)
-            return Audited(worker=None, weight=Weight.NOTHING)
+            return nothing
         judged = self._strike(verdict.validator, commitment, weigh(verdict, finding))
         if finding is not None:
             return replace(judged, worker=self.lied(commitment, finding.weight, now))
@@ -999,6 +1001,7 @@ class Gate:
         is_news = is_convicted and not validator.is_convicted
         validator.is_convicted |= is_convicted
         return Audited(
+            validator=peer,
             worker=None,
             weight=weight,
             is_convicted=is_news,
