@@ -22,16 +22,15 @@ from roles.protocol.core.window import Claim, Commitment, SignedWindow
 from roles.trainer.core.gate import (
     BAN,
     DUE,
-    FORGIVEN_EVERY,
     MAX_AHEAD,
     MAX_OPEN_NEWCOMER,
-    Assignment,
     Audited,
     Consequence,
     Gate,
     Situation,
     Wish,
 )
+from roles.trainer.core.records import FORGIVEN_EVERY, Assignment
 from tests.unit import work_messages as made
 
 ME = made.key(0, "trainer")
