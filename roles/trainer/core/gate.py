@@ -184,6 +184,27 @@ class Row:
     """None: delete the file."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A wanted place, its window and its worker."""
+
+    name: NameRecord
+    one: WindowRecord
+    commitment: Commitment
+
+    @property
+    def state(self) -> PlaceState:
+        return self.one.states[self.commitment.index]
+
+    @property
+    def audit(self) -> AwaitedAudit | None:
+        return self.one.audits.get(self.commitment.index)
+
+    @property
+    def scorer(self) -> PeerId:
+        return self.one.assignment.scorer
+
+
 class Gate:
     """Standing, windows, dice and validators of a run, as its trainer sees them."""
 
@@ -320,29 +341,28 @@ class Gate:
 
     def expects(self, commitment: Commitment, now: Situation) -> Refused | None:
         """Return None if the trainer's own scorer waits for this content."""
-        name, one = self._look_up(commitment)
-        if name is None or one is None:
+        place = self._look_up(commitment)
+        if place is None:
             return Refused("no window that the trainer knows has this place", retry=False)
-        if name.banned_until > now.wall:
-            return _banned(name)
-        if one.assignment.scorer != self._me:
+        if place.name.banned_until > now.wall:
+            return _banned(place.name, now)
+        if place.scorer != self._me:
             return Refused("the answer to its window names another scorer", retry=False)
-        if one.states[commitment.index] is not PlaceState.PENDING:
+        if place.state is not PlaceState.PENDING:
             return Refused("this place is not waited for any more", retry=False)
         return None
 
     def came(self, commitment: Commitment) -> None:
         """Note that wanted or audited content is on the trainer's disk: it is not overdue any
         more. Tell it again for each content in the inbox after a restart."""
-        _, one = self._look_up(commitment)
-        if one is None:
+        place = self._look_up(commitment)
+        if place is None:
             return
-        index = commitment.index
-        if one.states[index] is PlaceState.PENDING and one.assignment.scorer == self._me:
-            one.states[index] = PlaceState.CAME
-        elif index in one.audits:
-            one.audits[index].asked = math.inf
-        self._touch(commitment.node)
+        if place.state is PlaceState.PENDING and place.scorer == self._me:
+            self._decide(place, PlaceState.CAME)
+        elif place.audit is not None:
+            place.audit.asked = math.inf
+            self._touch(commitment.node)
 
     def groups_to_replay(
         self, window: Window, index: int, spreads: Sequence[bool], now: Situation
@@ -370,38 +390,39 @@ class Gate:
 
     def stood(self, commitment: Commitment, now: Situation) -> bool:
         """Note that a place is what it claims to be. Return True if it may be learnt from."""
-        name, one = self._look_up(commitment)
-        if name is None or one is None or one.assignment.scorer != self._me:
+        place = self._look_up(commitment)
+        if place is None or place.scorer != self._me or commitment.terms != now.terms:
             return False
-        if one.states[commitment.index] in UNDECIDED:
-            self._decide(name, one, commitment, PlaceState.STOOD)
-        is_good = one.states[commitment.index] is PlaceState.STOOD and not one.is_void
-        return is_good and not one.assignment.is_newcomer
+        if place.state in UNDECIDED:
+            self._decide(place, PlaceState.STOOD)
+        is_good = place.state is PlaceState.STOOD and not place.one.is_void
+        return is_good and not place.one.assignment.is_newcomer
 
     def lied(self, commitment: Commitment, weight: Weight, now: Situation) -> Consequence:
         """Note that the trainer's replay rejects a place; `Weight.LIE` bans the name."""
         if commitment.terms != now.terms:
             return self.excuse(commitment, now)
         node = commitment.node
-        name, one = self._look_up(commitment)
-        if weight is Weight.LIE:
-            name = name or self._add(node, now)
+        place, name = self._look_up(commitment), self._find(node)
+        if name is None and weight is Weight.LIE:
+            name = self._add(node, now)
         if name is None:
             reason = "a lie of a name that the trainer does not remember"
             return Consequence(node=node, reason=reason, drop=(commitment,))
-        is_told = one is not None and one.states[commitment.index] is PlaceState.FAILED
+        is_told = place is not None and place.state is PlaceState.FAILED
         if not is_told or (weight is Weight.LIE and not name.banned_until):
-            if one is not None:
-                one.states[commitment.index] = PlaceState.FAILED
-                one.audits.pop(commitment.index, None)
-                one.excuse(*UNDECIDED)
+            if place is not None:
+                self._decide(place, PlaceState.FAILED)
+                place.one.excuse(*UNDECIDED)
             self._fall(node, name, now.trust.probation)
             if weight is Weight.LIE:
                 name.banned_until, name.was_repeated = now.wall + BAN, False
-                for each in name.windows.values():
-                    each.excuse(*UNDECIDED)
+                for one in name.windows.values():
+                    one.excuse(*UNDECIDED)
         is_banned = name.banned_until > now.wall
-        voided = [*name.windows.values()] if is_banned else [one] if one is not None else []
+        voided = [place.one] if place is not None else []
+        if is_banned:
+            voided = [*name.windows.values()]
         return Consequence(
             node=node,
             reason="a replay of its work shows a lie",
@@ -419,20 +440,20 @@ class Gate:
         """Note that the scorer cannot tell, that content came too late to be scored, or that
         its worker says that it is lost. That is forgiven once in 32 windows. For trouble of the
         trainer's own there is `excuse`."""
-        name, one = self._look_up(commitment)
-        if commitment.terms != now.terms or name is None or one is None:
+        place = self._look_up(commitment)
+        if commitment.terms != now.terms or place is None:
             return self.excuse(commitment, now)
-        if one.states[commitment.index] not in UNDECIDED:
+        if place.state not in UNDECIDED:
             return Consequence(node=commitment.node, reason="decided before")
-        self._decide(name, one, commitment, PlaceState.EXCUSED)
-        return self._blame(name, one, commitment, "a place could not be decided", now)
+        self._decide(place, PlaceState.EXCUSED)
+        return self._blame(place, "a place could not be decided", now)
 
     def excuse(self, commitment: Commitment, now: Situation) -> Consequence:
         """Note that nothing can be said of a place, by no fault of its worker: the trainer's
         engine failed, or the terms changed. It does not count; nobody is blamed."""
-        name, one = self._look_up(commitment)
-        if name is not None and one is not None and one.states[commitment.index] in UNDECIDED:
-            self._decide(name, one, commitment, PlaceState.EXCUSED)
+        place = self._look_up(commitment)
+        if place is not None and place.state in UNDECIDED:
+            self._decide(place, PlaceState.EXCUSED)
         reason = "nothing can be said of this place, and nobody is blamed"
         return Consequence(node=commitment.node, reason=reason, drop=(commitment,))
 
@@ -464,38 +485,32 @@ class Gate:
         content follows, and what the trainer's replay finds goes to `audited`. The same verdict
         gets the same answer until the content came, `Wish.TAKE` afterwards.
         """
-        commitment = verdict.commitment
-        name, one = self._look_up(commitment)
+        place = self._look_up(verdict.commitment)
         validator = self._validators.get(verdict.validator)
-        if name is None or one is None or validator is None or validator.is_convicted:
+        if place is None or validator is None or validator.is_convicted:
             return Wish.IGNORE
-        if one.assignment.scorer != verdict.validator or commitment.terms != now.terms:
+        if place.scorer != verdict.validator or verdict.commitment.terms != now.terms:
             return Wish.IGNORE
         is_decided = verdict.verdict is not Verdict.INCONCLUSIVE
         is_rejected = verdict.verdict is Verdict.REJECTED
-        state = one.states[commitment.index]
-        if is_decided and state in (PlaceState.PENDING, PlaceState.EXCUSED):
+        if is_decided and place.state in (PlaceState.PENDING, PlaceState.EXCUSED):
             self._hear(verdict.validator, validator)
-        if state in AUDITED:
-            if not is_decided or is_rejected != (state is PlaceState.REJECTED_AUDIT):
+        if place.audit is not None:
+            if not is_decided or is_rejected != (place.state is PlaceState.REJECTED_AUDIT):
                 return Wish.IGNORE
-            return Wish.SEND if one.audits[commitment.index].asked < math.inf else Wish.TAKE
-        if state is not PlaceState.PENDING:
-            return Wish.IGNORE if state is PlaceState.EXCUSED else Wish.TAKE
-        name.active = now.served
+            return Wish.SEND if place.audit.asked < math.inf else Wish.TAKE
+        if place.state is not PlaceState.PENDING:
+            return Wish.IGNORE if place.state is PlaceState.EXCUSED else Wish.TAKE
+        place.name.active = now.served
         if not is_decided:
-            self._decide(name, one, commitment, PlaceState.EXCUSED)
+            self._decide(place, PlaceState.EXCUSED)
             return Wish.TAKE
         validator.verdicts += 1
-        if self._throw_audit(one, commitment) or (
-            is_rejected and self._is_first(name, verdict, now, network)
-        ):
-            one.audits[commitment.index] = AwaitedAudit(now.served, is_validators=True)
-            state = PlaceState.REJECTED_AUDIT if is_rejected else PlaceState.ACCEPTED_AUDIT
-            self._decide(name, one, commitment, state)
+        is_first = is_rejected and self._is_first(place.name, verdict, now, network)
+        if self._throw_audit(place) or is_first:
+            self._open_audit(place, now, is_rejected=is_rejected, is_validators=True)
             return Wish.SEND
-        state = PlaceState.REJECTED if is_rejected else PlaceState.STOOD
-        self._decide(name, one, commitment, state)
+        self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.STOOD)
         return Wish.TAKE
 
     def contest(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
@@ -507,15 +522,14 @@ class Gate:
         """
         if verdict.verdict is not Verdict.REJECTED:
             return Wish.IGNORE
-        commitment = verdict.commitment
         self.verdict(verdict, now, network=network)  # if the validator has kept it to itself
-        name, one = self._look_up(commitment)
-        if name is None or one is None or one.assignment.scorer != verdict.validator:
+        place = self._look_up(verdict.commitment)
+        if place is None or place.scorer != verdict.validator:
             return Wish.IGNORE
-        state = one.states[commitment.index]
-        if state is PlaceState.REJECTED_AUDIT and one.audits[commitment.index].asked < math.inf:
-            return Wish.SEND
-        if state is not PlaceState.REJECTED or commitment.terms != now.terms:
+        if place.state is PlaceState.REJECTED_AUDIT:
+            is_awaited = place.audit is not None and place.audit.asked < math.inf
+            return Wish.SEND if is_awaited else Wish.TAKE
+        if place.state is not PlaceState.REJECTED or verdict.commitment.terms != now.terms:
             return Wish.IGNORE
         self._contests[network] = now.served
         self._contests.keep(lambda asked: now.served - asked <= ASKS_AGAIN)
@@ -525,8 +539,7 @@ class Gate:
         self._credit -= 1
         self._contested.renew(network, now.served)
         del self._contests[network]
-        one.audits[commitment.index] = AwaitedAudit(now.served, is_validators=False)
-        self._decide(name, one, commitment, PlaceState.REJECTED_AUDIT)
+        self._open_audit(place, now, is_rejected=True, is_validators=False)
         return Wish.SEND
 
     def audited(
@@ -535,13 +548,11 @@ class Gate:
         """Say what the trainer's replay of an audited place found: the worst `Finding`, or None
         if everything is within limits. Told twice, it counts once."""
         commitment = verdict.commitment
-        name, one = self._look_up(commitment)
+        place = self._look_up(commitment)
         nothing = Audited(validator=verdict.validator, worker=None, weight=Weight.NOTHING)
-        if name is None or one is None or one.assignment.scorer != verdict.validator:
-            return nothing
         is_rejected = verdict.verdict is Verdict.REJECTED
         expected = PlaceState.REJECTED_AUDIT if is_rejected else PlaceState.ACCEPTED_AUDIT
-        if one.states[commitment.index] is not expected:
+        if place is None or place.scorer != verdict.validator or place.state is not expected:
             return nothing
         if commitment.terms != now.terms:
             self.audit_inconclusive(commitment, now)
@@ -549,21 +560,16 @@ class Gate:
         judged = self._strike(verdict.validator, commitment, weigh(verdict, finding))
         if finding is not None:
             return replace(judged, worker=self.lied(commitment, finding.weight, now))
-        self._decide(name, one, commitment, PlaceState.STOOD)
+        self._decide(place, PlaceState.STOOD)
         return judged
 
     def audit_inconclusive(self, commitment: Commitment, now: Situation) -> None:
         """Note that the trainer could not repeat an audited place: it does not count, and
         nobody is blamed."""
-        name, one = self._look_up(commitment)
-        if name is None or one is None:
-            return
-        after = {
-            PlaceState.ACCEPTED_AUDIT: PlaceState.EXCUSED,
-            PlaceState.REJECTED_AUDIT: PlaceState.REJECTED,
-        }.get(one.states[commitment.index])
-        if after is not None:
-            self._decide(name, one, commitment, after)
+        place = self._look_up(commitment)
+        if place is not None and place.state in AUDITED:
+            is_rejected = place.state is PlaceState.REJECTED_AUDIT
+            self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.EXCUSED)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
         """Return the validators of the run that are drawn for nobody now, and why.
@@ -593,9 +599,10 @@ class Gate:
     def _find(self, name: PeerId) -> NameRecord | None:
         return self._in_standing.get(name) or self._newcomers.get(name)
 
-    def _look_up(self, commitment: Commitment) -> tuple[NameRecord | None, WindowRecord | None]:
+    def _look_up(self, commitment: Commitment) -> _Place | None:
         name = self._find(commitment.node)
-        return name, None if name is None else name.find(commitment)
+        one = None if name is None else name.find(commitment)
+        return None if name is None or one is None else _Place(name, one, commitment)
 
     def _validator(self, peer: PeerId) -> ValidatorRecord:
         self._touch(peer, "validator")
@@ -612,7 +619,9 @@ class Gate:
             return Refused("the run's terms are others now: fetch its newest edition", False)
         if window.version > now.newest:
             return Refused(f"version {window.version} is not out yet", retry=False)
-        return _banned(name) if name is not None and name.banned_until > now.wall else None
+        if name is not None and name.banned_until > now.wall:
+            return _banned(name, now)
+        return None
 
     def _refuse_places(
         self, window: Window, name: NameRecord | None, now: Situation, is_newcomer: bool
@@ -726,40 +735,34 @@ class Gate:
         self._place(node, name)
         self._touch(node)
 
-    def _blame(
-        self,
-        name: NameRecord,
-        one: WindowRecord,
-        commitment: Commitment,
-        reason: str,
-        now: Situation,
-    ) -> Consequence:
-        """A wanted place did not come or was inconclusive. A window is blamed once."""
-        node = commitment.node
-        if one.is_blamed:
-            return Consequence(node=node, reason=reason, drop=(commitment,))
-        one.is_blamed = True
+    def _blame(self, place: _Place, reason: str, now: Situation) -> Consequence:
+        """Blame a worker once a window for wanted places that did not come or could not be
+        decided."""
+        node, name, drop = place.commitment.node, place.name, (place.commitment,)
+        if place.one.is_blamed:
+            return Consequence(node=node, reason=reason, drop=drop)
+        place.one.is_blamed = True
         is_forgiven = name.unforgiven >= FORGIVEN_EVERY
         if is_forgiven:
             name.unforgiven = 0
-        probation = now.trust.probation
-        owed = min(math.ceil(1 / now.trust.share), probation) if is_forgiven else probation
-        self._fall(node, name, owed)
+        most = now.trust.probation
+        self._fall(
+            node, name, min(math.ceil(1 / now.trust.share), most) if is_forgiven else most
+        )
         return Consequence(
             node=node,
             reason=reason,
-            drop=(commitment,),
+            drop=drop,
             is_newcomer_again=not is_forgiven,
             is_forgiven=is_forgiven,
         )
 
-    def _decide(
-        self, name: NameRecord, one: WindowRecord, commitment: Commitment, state: PlaceState
-    ) -> None:
-        one.states[commitment.index] = state
+    def _decide(self, place: _Place, state: PlaceState) -> None:
+        index = place.commitment.index
+        place.one.states[index] = state
         if state not in AUDITED:
-            one.audits.pop(commitment.index, None)
-        self._count(commitment.node, name, one)
+            place.one.audits.pop(index, None)
+        self._count(place.commitment.node, place.name, place.one)
 
     def _count(self, node: PeerId, name: NameRecord, one: WindowRecord) -> None:
         """Count the places of a window that is settled, once."""
@@ -782,31 +785,28 @@ class Gate:
         self, name: NameRecord, one: WindowRecord, passed: dict[PeerId, str], now: Situation
     ) -> Iterator[Consequence | Audited]:
         """Close what of an unsettled window is overdue."""
-        scorer, before = one.assignment.scorer, dict(one.states)
-        is_mine = scorer == self._me
+        before, scorer = dict(one.states), one.assignment.scorer
+        places = [_Place(name, one, each) for each in one.commitments]
         if one.window.terms != now.terms:
-            gone = [index for index, state in one.states.items() if state in UNDECIDED]
+            drop = tuple(each.commitment for each in places if each.state in UNDECIDED)
             one.excuse(*UNDECIDED, *AUDITED)
-            drop = tuple(map(one.window.commitment, gone))
             reason = "it was made under terms that are not the run's any more"
             yield Consequence(node=one.window.node, reason=reason, drop=drop)
-        elif not is_mine and (scorer in passed or scorer not in now.validators):
+        elif scorer != self._me and (scorer in passed or scorer not in now.validators):
             one.excuse(PlaceState.PENDING)
         elif _is_stale(one, now) and now.served - one.since > DUE:
-            for index, state in [*one.states.items()]:
-                if state is PlaceState.PENDING:
-                    one.states[index] = PlaceState.EXCUSED
-                    if is_mine:
-                        commitment = one.window.commitment(index)
-                        yield self._blame(name, one, commitment, "a place never came", now)
-        for index, audit in [*one.audits.items()]:
-            if now.served - audit.asked > DUE:
-                commitment = one.window.commitment(index)
-                if audit.is_validators:
-                    yield self._strike(scorer, commitment, Weight.STRIKE)
-                    self.audit_inconclusive(commitment, now)
-                else:
-                    self._decide(name, one, commitment, PlaceState.FAILED)
+            missing = [each for each in places if each.state is PlaceState.PENDING]
+            one.excuse(PlaceState.PENDING)
+            for place in missing if scorer == self._me else ():
+                yield self._blame(place, "a place never came", now)
+        for place in places:
+            if place.audit is None or now.served - place.audit.asked <= DUE:
+                continue
+            if place.audit.is_validators:
+                yield self._strike(scorer, place.commitment, Weight.STRIKE)
+                self.audit_inconclusive(place.commitment, now)
+            else:
+                self._decide(place, PlaceState.FAILED)
         if one.states != before:
             self._count(one.window.node, name, one)
 
@@ -816,13 +816,21 @@ class Gate:
         validator.waits_since, validator.passed_until, validator.passed = math.inf, 0.0, 0
         self._touch(peer, "validator")
 
-    def _throw_audit(self, one: WindowRecord, commitment: Commitment) -> bool:
+    def _throw_audit(self, place: _Place) -> bool:
         """Add to the budget of audits, and throw the dice for one verdict."""
         each = AUDITS / 2
         is_full = self._credit >= CREDIT
         self._credit = min(self._credit + each, CREDIT)
-        chance = self._chance("audit", one.assignment.window, commitment.index)
+        chance = self._chance("audit", place.one.assignment.window, place.commitment.index)
         return chance < (AUDITS if is_full else each)
+
+    def _open_audit(
+        self, place: _Place, now: Situation, *, is_rejected: bool, is_validators: bool
+    ) -> None:
+        audit = AwaitedAudit(now.served, is_validators=is_validators)
+        place.one.audits[place.commitment.index] = audit
+        state = PlaceState.REJECTED_AUDIT if is_rejected else PlaceState.ACCEPTED_AUDIT
+        self._decide(place, state)
 
     def _is_first(
         self, name: NameRecord, verdict: SignedVerdict, now: Situation, network: str
@@ -863,6 +871,6 @@ def _is_stale(one: WindowRecord, now: Situation) -> bool:
     return now.newest - one.window.version > now.lag
 
 
-def _banned(name: NameRecord) -> Refused:
-    reason = f"this name is banned for a lie until {name.banned_until:.0f} (seconds since 1970)"
-    return Refused(reason, retry=False)
+def _banned(name: NameRecord, now: Situation) -> Refused:
+    hours = (name.banned_until - now.wall) / 3600
+    return Refused(f"this name is banned for a lie, for another {hours:.1f} hours", retry=False)
