@@ -311,10 +311,14 @@ class Swarm:
                 excess = 1.2
             elif judge.kind == "refusing" and self._dice.random() < 0.05:
                 excess = FALSE
-        word = Verdict.REJECTED if excess else Verdict.ACCEPTED
         verdict = SignedVerdict(
-            *(judge.name, drawn.window.commitment(index), word),
-            *(Reason.MANTISSA_MEAN.value, excess, 1.0, ()),
+            validator=judge.name,
+            commitment=drawn.window.commitment(index),
+            verdict=Verdict.REJECTED if excess else Verdict.ACCEPTED,
+            reason=Reason.MANTISSA_MEAN.value,
+            statistic=excess,
+            limit=1.0,
+            rewards=(),
         )
         if not judge.is_convicted:
             judge.verdicts += 1

@@ -6,6 +6,8 @@ import math
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -163,7 +165,7 @@ def test_dice_follow_from_the_secret_and_the_window_alone() -> None:
             made.window(worker, 0, first, claims=ALIKE * 16, kind=kind)
             for first in range(0, 640, 16)
         )
-        found = []
+        found: list[int] = []
         for signed in windows:
             given = commit(judge, signed, is_listed=True)
             found += given.wanted
@@ -373,8 +375,8 @@ def test_an_edition_with_other_terms_bans_convicts_and_blames_nobody() -> None:
     assert not judge.lied(commitments[0], Weight.LIE, new).is_newcomer_again
     assert not judge.wrong_claim(commitments[0], new).is_newcomer_again
     for wish, one in zip(asked, verdicts, strict=True):
-        found = judge.audited(one, LIE, new) if wish is Wish.SEND else None
-        assert found is None or (found.worker is None and not found.is_convicted)
+        audit = judge.audited(one, LIE, new) if wish is Wish.SEND else None
+        assert audit is None or (audit.worker is None and not audit.is_convicted)
     for found in judge.expire(new):
         assert isinstance(found, Consequence)
         assert (found.is_newcomer_again, found.banned_until) == (False, None)
@@ -636,20 +638,35 @@ def test_convictions_open_and_what_does_not_fit_convicts_nobody() -> None:
     borderline = Finding(Reason.MANTISSA_MEAN.value, 1.2, 1.0)
     unsure = made.verdict(validator, commitment, Verdict.INCONCLUSIVE)
     copy = replace(commitment, node=other.peer_id)
-    good = (commitment, made.TERMS, accepted, submission, LIE)
     elsewhere = made.submission(worker, signed, 4)
-    for at, wrong in (
-        *((0, copy), (0, elsewhere.commitment), (1, b"o" * 32)),
-        *((2, made.verdict(validator, copy)), (2, unsure)),
-        *((2, replace(accepted, validator=other.peer_id)), (2, replace(accepted, limit=2.0))),
-        *((3, elsewhere), (3, replace(submission, content=b"other"))),
-        (3, replace(submission, signed=replace(signed, signature=bytes(64)))),
-        *((4, None), (4, borderline)),
-    ):
-        five = list(good)
-        five[at] = wrong
+    forged = replace(submission, signed=replace(signed, signature=bytes(64)))
+    five = partial(
+        convict,
+        commitment=commitment,
+        terms=made.TERMS,
+        verdict=accepted,
+        submission=submission,
+        finding=LIE,
+        verify=verify,
+    )
+    assert five().weight is Weight.LIE
+    wrong: list[dict[str, Any]] = [
+        {"commitment": copy},
+        {"commitment": elsewhere.commitment},
+        {"terms": b"o" * 32},
+        {"verdict": made.verdict(validator, copy)},
+        {"verdict": unsure},
+        {"verdict": replace(accepted, validator=other.peer_id)},
+        {"verdict": replace(accepted, limit=2.0)},
+        {"submission": elsewhere},
+        {"submission": replace(submission, content=b"other")},
+        {"submission": forged},
+        {"finding": None},
+        {"finding": borderline},
+    ]
+    for one in wrong:
         with pytest.raises(BadMessage):
-            convict(*five, verify)
+            five(**one)
 
 
 # -- kills -----------------------------------------------------------------------------------
@@ -691,6 +708,9 @@ def script() -> list[Callable[[Gate], object]]:
     def expire(judge: Gate) -> None:
         judge.expire(situation(DUE + 1, newest=3))
 
+    def committed(signed: SignedWindow, now: Situation) -> Callable[[Gate], object]:
+        return lambda judge: commit(judge, signed, now)
+
     def judged(signed: SignedWindow) -> Callable[[Gate], object]:
         def step(judge: Gate) -> object:
             scorer = signer(commit(judge, signed, JUDGED).scorer)
@@ -704,9 +724,10 @@ def script() -> list[Callable[[Gate], object]]:
         return step
 
     for signed in windows:
-        steps += [lambda judge, signed=signed: commit(judge, signed, JUDGED), judged(signed)]
-    teaching = [made.window(one, 0, 32, claims=ALIKE * 8 + [[1, 0]] * 8) for one in workers]
-    steps += [lambda judge, one=one: commit(judge, one).wanted for one in teaching]
+        steps += [committed(signed, JUDGED), judged(signed)]
+    claims = ALIKE * 8 + [[Claim.SPREAD, Claim.ALIKE]] * 8
+    teaching = [made.window(one, 0, 32, claims=claims) for one in workers]
+    steps += [committed(one, NOW) for one in teaching]
     steps += [
         lambda judge: judge.stood(teaching[0].window.commitment(40), NOW),
         lambda judge: judge.lied(teaching[1].window.commitment(41), Weight.LIE, NOW),
