@@ -58,7 +58,8 @@ from roles.trainer.core.records import (
 )
 
 MAX_IN_STANDING: Final = 16_384
-"""Names in standing that are remembered. One more has to have earned more than the least."""
+"""Names in standing that are remembered. One more has to have earned more than the least, which
+then waits among the newcomers."""
 MAX_NEWCOMERS: Final = 4_096
 """Newcomers that are remembered; the one that did nothing for the longest makes room."""
 MAX_OPEN: Final = 32
@@ -299,6 +300,8 @@ class Gate:
             return refused
         if name is not None and (known := name.windows.get(window.digest)) is not None:
             return known.assignment
+        if name is not None:
+            self._place(window.node, name)
         standing = self.standing(window.node, now, is_listed=is_listed)
         is_newcomer = not standing.is_in_standing
         if not window.contents:
@@ -711,23 +714,20 @@ class Gate:
             self._touch(gone)
 
     def _place(self, node: PeerId, name: NameRecord) -> None:
-        """Put ``name`` into the table where it belongs."""
-        if not name.is_entitled:
-            if self._in_standing.pop(node, None) is not None:
-                self._newcomers[node] = name
-            self._make_room_for(node)
-            return
+        """Put ``name`` into the table where it belongs. A name that finds no room among those
+        in standing waits among the newcomers."""
         if node in self._in_standing:
-            return
-        if len(self._in_standing) >= self._most_in_standing:
-            least = min(self._in_standing, key=lambda one: self._in_standing[one].rank)
-            if self._in_standing[least].rank >= name.rank:
-                self._make_room_for(node)
-                return
-            del self._in_standing[least]
-            self._touch(least)
-        self._newcomers.pop(node, None)
-        self._in_standing[node] = name
+            if not name.is_entitled:
+                self._newcomers[node] = self._in_standing.pop(node)
+        elif name.is_entitled:
+            self._in_standing[node] = name
+            self._newcomers.pop(node, None)
+            if len(self._in_standing) > self._most_in_standing:
+                least = min(
+                    reversed(self._in_standing), key=lambda one: self._in_standing[one].rank
+                )
+                self._newcomers[least] = self._in_standing.pop(least)
+        self._make_room_for(node)
 
     def _fall(self, node: PeerId, name: NameRecord, owed: int) -> None:
         name.owed = max(name.owed, owed)

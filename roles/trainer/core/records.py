@@ -130,9 +130,12 @@ class WindowRecord:
             self.signed.to_bytes(),
             given.scorer.digest,
             *(given.is_newcomer, given.stood, given.owed),
-            *(self.since, self.is_counted, self.is_blamed),
+            *(float(self.since), self.is_counted, self.is_blamed),
             [[index, int(state)] for index, state in self.states.items()],
-            [[index, one.asked, one.is_validators] for index, one in self.audits.items()],
+            [
+                [index, float(one.asked), one.is_validators]
+                for index, one in self.audits.items()
+            ],
         ]
 
 
@@ -179,7 +182,7 @@ class NameRecord:
         return pack(
             [
                 *(self.owed, self.stood, self.has_fallen, self.is_listed, self.unforgiven),
-                *(self.was_repeated, self.banned_until, self.active),
+                *(self.was_repeated, float(self.banned_until), float(self.active)),
                 [[version, index] for version, index in self.next.items()],
                 [one.to_list() for one in self.windows.values()],
             ]
@@ -203,7 +206,7 @@ class ValidatorRecord:
     def to_bytes(self) -> bytes:
         """Return the row on disk."""
         looks = [[digest, int(weight)] for digest, weight in self.looks.items()]
-        silence = [self.waits_since, self.passed_until, self.passed]
+        silence = [float(self.waits_since), float(self.passed_until), self.passed]
         return pack([self.verdicts, self.is_convicted, looks, *silence])
 
 
