@@ -1,5 +1,6 @@
 """What a trainer decides without I/O.
 
+`gate` says whose work may teach and who is convicted, by `records` of names and validators.
 `buffer` holds accepted groups by age until a step takes them, and says when there is room;
 `lot` draws which deliveries `roles.trainer.audit` repeats; `windows` knows what became of each
 window that workers committed to, `promises` who works under the policies that it named;
