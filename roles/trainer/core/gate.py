@@ -309,12 +309,8 @@ class Gate:
         if (refused := self._refuse_places(window, name, now, is_newcomer)) is not None:
             return refused
         scorer = self._draw_scorer(window, now) if is_newcomer else self._me
-        if (
-            is_newcomer
-            and scorer == self._me
-            and self._in_standing
-            and now.newcomers_load > NEWCOMERS_LOAD
-        ):
+        is_busy = now.newcomers_load > NEWCOMERS_LOAD
+        if is_newcomer and scorer == self._me and self._in_standing and is_busy:
             reason = "the trainer has no time to score newcomers now: ask again in a minute"
             return Refused(reason, retry=True)
         name = name or self._add(window.node, now)
@@ -322,25 +318,21 @@ class Gate:
         name.owed = min(name.owed, now.trust.probation)
         name.active = now.served
         name.unforgiven += 1
-        first_fresh = now.newest - now.lag
-        name.next = {one: index for one, index in name.next.items() if one >= first_fresh}
+        fresh = now.newest - now.lag
+        name.next = {one: index for one, index in name.next.items() if one >= fresh}
         name.next[window.version] = window.places.stop
         self._place(window.node, name)
         wanted = tuple(
             index for index in window.places if is_newcomer or self._wants(window, index, now)
         )
-        made = WindowRecord(
-            signed,
-            self._assign(window, wanted, scorer, standing),
-            now.served,
-            dict.fromkeys(wanted, PlaceState.PENDING),
-        )
-        name.windows[window.digest] = made
+        given = self._assign(window, wanted, scorer, standing)
+        states = dict.fromkeys(wanted, PlaceState.PENDING)
+        name.windows[given.window] = WindowRecord(signed, given, now.served, states)
         if scorer != self._me:
             validator = self._validator(scorer)
             validator.waits_since = min(validator.waits_since, now.served)
         self._touch(window.node)
-        return made.assignment
+        return given
 
     def expects(self, commitment: Commitment, now: Situation) -> Refused | None:
         """Return None if the trainer's own scorer waits for this content."""
