@@ -86,7 +86,7 @@ from roles.trainer.core.gate import (
     Wish,
 )
 from roles.trainer.intake import Intake
-from roles.trainer.records import TICK, GateRecords
+from roles.trainer.gate_files import TICK, GateFiles
 from roles.trainer.taken import TakenPlace
 
 logger = logging.getLogger(__name__)
@@ -127,7 +127,7 @@ class WorkDesk:
         self,
         node: Node,
         gate: Gate,
-        records: GateRecords,
+        records: GateFiles,
         intake: Intake,
         scorer: Scorer,
         standing: RoleStanding,

@@ -47,7 +47,7 @@ from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
-from roles.trainer.records import GateRecords
+from roles.trainer.gate_files import GateFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
 
@@ -214,7 +214,7 @@ class Trainer:
         capacity = max(1, round(config.pool_steps * recipe.groups))
         buffer = GroupBuffer(capacity, recipe.lag)
         intake = Intake(node, recipe, ledger, Inbox(node.world, INBOX), buffer, durable)
-        records = GateRecords(node.world, durable)
+        records = GateFiles(node.world, durable)
         desk = WorkDesk(
             node,
             await records.open(node.peer_id),

@@ -20,33 +20,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum, IntEnum
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import Final, Protocol
 
 from blake3 import blake3
 
 from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, decode_peer_id_untrusted
+from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from p2p.wire import pack
 from proofs.checks import Verdict
 from roles.protocol.core.answer import Refused
 from roles.protocol.core.conviction import weigh
 from roles.protocol.core.findings import STRIKES, Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import (
-    DIGEST_BYTES,
     Claim,
     Commitment,
     SignedWindow,
     Window,
-    decode_window_untrusted,
+)
+from roles.trainer.core.records import (
+    AUDITED,
+    FORGIVEN_EVERY,
+    MAX_KEPT,
+    UNDECIDED,
+    Assignment,
+    AwaitedAudit,
+    NameRecord,
+    PlaceState,
+    ValidatorRecord,
+    WindowRecord,
+    decode_name_untrusted,
+    decode_validator_untrusted,
 )
 
 MAX_IN_STANDING: Final = 16_384
-"""Names in standing that are remembered. One more has to have earned more than the least."""
+"""Names in standing that are remembered. One more has to have earned more than the least, which
+then waits among the newcomers."""
 MAX_NEWCOMERS: Final = 4_096
 """Newcomers that are remembered; the one that did nothing for the longest makes room."""
 MAX_OPEN: Final = 32
@@ -55,14 +68,10 @@ MAX_OPEN_NEWCOMER: Final = 8
 MAX_AHEAD: Final = 64
 """Places that a name in standing commits beyond one whose content has not come: who keeps back
 what the dice want waits until it is overdue."""
-MAX_KEPT: Final = 128
-"""Windows of a name that are kept for repetitions, until their version is stale."""
 DUE: Final = 600.0
 """Served seconds in which wanted content, a verdict or audited content has to come."""
 BAN: Final = 24 * 3600.0
 """Seconds of wall time."""
-FORGIVEN_EVERY: Final = 32
-"""Windows of a name between two failures that are forgiven."""
 NEWCOMERS_LOAD: Final = 0.1
 """Share of its time that the trainer's scorer gives newcomers once a name is in standing."""
 AUDITS: Final = 0.05
@@ -70,8 +79,6 @@ AUDITS: Final = 0.05
 nobody contests goes to the dice as well."""
 CREDIT: Final = 2.0
 """Contested rejections that may be saved up."""
-LOOKS: Final = 100
-"""Audits of a validator among which three strikes convict."""
 ASKS_AGAIN: Final = 150.0
 """Served seconds after which a contest that was noted is forgotten, unless asked again."""
 MAX_NETWORKS: Final = 1_024
@@ -117,24 +124,6 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assignment:
-    """What a window is answered: the same for the same window, always."""
-
-    window: bytes
-    """Digest of the window."""
-    wanted: tuple[int, ...]
-    """Indices of the places whose content is to come."""
-    scorer: PeerId
-    """To whom."""
-    is_newcomer: bool
-    """Nothing of the window is learnt from."""
-    stood: int
-    """Places of the name that stood so far."""
-    owed: int
-    """Places that have to stand before the name is in standing; 0: it is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
     """What is known of a name; for answers, pages and the driver's own checks."""
 
@@ -174,6 +163,7 @@ class Wish(Enum):
 class Audited:
     """What follows of a verdict that the trainer has repeated."""
 
+    validator: PeerId
     worker: Consequence | None
     weight: Weight
     """What it says of the validator."""
@@ -195,155 +185,25 @@ class Row:
     """None: delete the file."""
 
 
-class _State(IntEnum):
-    """How far a wanted place is. Values are on disk."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A wanted place, its window and its worker."""
 
-    PENDING = 0
-    CAME = 1
-    """Its content is on the trainer's disk."""
-    STOOD = 2
-    FAILED = 3
-    """By the trainer's own replay."""
-    EXCUSED = 4
-    """It neither counts nor voids its window."""
-    REJECTED = 5
-    """By its validator; the worker may contest that."""
-    ACCEPTED_AUDIT = 6
-    """Its validator accepted it, and the trainer repeats that."""
-    REJECTED_AUDIT = 7
-
-
-_UNDECIDED: Final = (_State.PENDING, _State.CAME)
-_AUDITED: Final = (_State.ACCEPTED_AUDIT, _State.REJECTED_AUDIT)
-
-
-@dataclass(slots=True)
-class _Audit:
-    """Audited content that is awaited."""
-
-    asked: float
-    """Served time; infinite once the content is here."""
-    is_validators: bool
-    """The validator has to send it, not the worker."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """A committed window, its assignment, and how far its wanted places are."""
-
-    signed: SignedWindow
-    assignment: Assignment
-    since: float
-    states: dict[int, _State]
-    audits: dict[int, _Audit] = field(default_factory=dict)
-    is_counted: bool = False
-    is_blamed: bool = False
-    """A place of it did not come or was inconclusive."""
+    name: NameRecord
+    one: WindowRecord
+    commitment: Commitment
 
     @property
-    def window(self) -> Window:
-        return self.signed.window
+    def state(self) -> PlaceState:
+        return self.one.states[self.commitment.index]
 
     @property
-    def is_settled(self) -> bool:
-        return not any(one in _UNDECIDED or one in _AUDITED for one in self.states.values())
+    def audit(self) -> AwaitedAudit | None:
+        return self.one.audits.get(self.commitment.index)
 
     @property
-    def is_void(self) -> bool:
-        fatal = (_State.FAILED, _State.REJECTED, _State.REJECTED_AUDIT)
-        return any(one in fatal for one in self.states.values())
-
-    @property
-    def commitments(self) -> tuple[Commitment, ...]:
-        return tuple(map(self.window.commitment, self.states))
-
-    def is_stale(self, now: Situation) -> bool:
-        return now.newest - self.window.version > now.lag
-
-    def excuse(self, *states: _State) -> None:
-        """Excuse the places in any of these states."""
-        for index, state in self.states.items():
-            if state in states:
-                self.states[index] = _State.EXCUSED
-                self.audits.pop(index, None)
-
-    def to_list(self) -> list[object]:
-        given = self.assignment
-        return [
-            self.signed.to_bytes(),
-            given.scorer.digest,
-            *(given.is_newcomer, given.stood, given.owed),
-            *(self.since, self.is_counted, self.is_blamed),
-            [[index, int(state)] for index, state in self.states.items()],
-            [[index, one.asked, one.is_validators] for index, one in self.audits.items()],
-        ]
-
-
-@dataclass(slots=True)
-class _Name:
-    """What is known of one name."""
-
-    owed: int
-    stood: int = 0
-    has_fallen: bool = False
-    """It owes places for what it did: being listed does not help."""
-    is_listed: bool = False
-    unforgiven: int = FORGIVEN_EVERY
-    """Windows since a failure was forgiven."""
-    was_repeated: bool = False
-    """Its first rejection beyond doubt was repeated by the trainer."""
-    banned_until: float = 0.0
-    active: float = 0.0
-    """Served time of its last window or verdict."""
-    next: dict[int, int] = field(default_factory=dict)
-    """By version: the place to be committed next."""
-    windows: dict[bytes, _Window] = field(default_factory=dict)
-
-    @property
-    def is_entitled(self) -> bool:
-        return not self.owed or (self.is_listed and not self.has_fallen)
-
-    @property
-    def rank(self) -> tuple[bool, int]:
-        return self.is_listed, self.stood
-
-    def find(self, commitment: Commitment) -> _Window | None:
-        """Return the window in which this place is wanted."""
-        for one in self.windows.values():
-            window = one.window
-            if window.version == commitment.version and commitment.index in one.states:
-                return one if window.commitment(commitment.index) == commitment else None
-        return None
-
-    def to_bytes(self) -> bytes:
-        return pack(
-            [
-                *(self.owed, self.stood, self.has_fallen, self.is_listed, self.unforgiven),
-                *(self.was_repeated, self.banned_until, self.active),
-                [[version, index] for version, index in self.next.items()],
-                [one.to_list() for one in self.windows.values()],
-            ]
-        )
-
-
-@dataclass(slots=True)
-class _Validator:
-    """What is known of one validator."""
-
-    verdicts: int = 0
-    is_convicted: bool = False
-    looks: BoundedDict[bytes, Weight] = field(default_factory=lambda: BoundedDict(LOOKS))
-    """What audits said of it, by the commitment's digest."""
-    waits_since: float = math.inf
-    """Served time of the first window that it was assigned since its last verdict."""
-    passed_until: float = 0.0
-    passed: int = 0
-    """Times that it was passed over without a verdict between."""
-
-    def to_bytes(self) -> bytes:
-        looks = [[digest, int(weight)] for digest, weight in self.looks.items()]
-        silence = [self.waits_since, self.passed_until, self.passed]
-        return pack([self.verdicts, self.is_convicted, looks, *silence])
+    def scorer(self) -> PeerId:
+        return self.one.assignment.scorer
 
 
 class Gate:
@@ -369,9 +229,9 @@ class Gate:
         self._secret = secret
         self._most_in_standing = most_in_standing
         self._most_newcomers = most_newcomers
-        self._in_standing: dict[PeerId, _Name] = {}
-        self._newcomers: dict[PeerId, _Name] = {}
-        self._validators: dict[PeerId, _Validator] = {}
+        self._in_standing: dict[PeerId, NameRecord] = {}
+        self._newcomers: dict[PeerId, NameRecord] = {}
+        self._validators: dict[PeerId, ValidatorRecord] = {}
         self._credit = CREDIT
         self._contests: BoundedDict[str, float] = BoundedDict(MAX_NETWORKS)
         """By network: when it last asked for a contested rejection to be repeated."""
@@ -400,9 +260,9 @@ class Gate:
             BadMessage: It is none.
         """
         if kind == "validator":
-            self._validators[peer] = _decode_validator_untrusted(data)
+            self._validators[peer] = decode_validator_untrusted(data)
         elif kind == "name":
-            name = _decode_name_untrusted(peer, data)
+            name = decode_name_untrusted(peer, data)
             self._newcomers[peer] = name
             self._place(peer, name)
         else:
@@ -440,6 +300,8 @@ class Gate:
             return refused
         if name is not None and (known := name.windows.get(window.digest)) is not None:
             return known.assignment
+        if name is not None:
+            self._place(window.node, name)
         standing = self.standing(window.node, now, is_listed=is_listed)
         is_newcomer = not standing.is_in_standing
         if not window.contents:
@@ -447,12 +309,8 @@ class Gate:
         if (refused := self._refuse_places(window, name, now, is_newcomer)) is not None:
             return refused
         scorer = self._draw_scorer(window, now) if is_newcomer else self._me
-        if (
-            is_newcomer
-            and scorer == self._me
-            and self._in_standing
-            and now.newcomers_load > NEWCOMERS_LOAD
-        ):
+        is_busy = now.newcomers_load > NEWCOMERS_LOAD
+        if is_newcomer and scorer == self._me and self._in_standing and is_busy:
             reason = "the trainer has no time to score newcomers now: ask again in a minute"
             return Refused(reason, retry=True)
         name = name or self._add(window.node, now)
@@ -460,51 +318,46 @@ class Gate:
         name.owed = min(name.owed, now.trust.probation)
         name.active = now.served
         name.unforgiven += 1
-        first_fresh = now.newest - now.lag
-        name.next = {one: index for one, index in name.next.items() if one >= first_fresh}
+        fresh = now.newest - now.lag
+        name.next = {one: index for one, index in name.next.items() if one >= fresh}
         name.next[window.version] = window.places.stop
         self._place(window.node, name)
         wanted = tuple(
             index for index in window.places if is_newcomer or self._wants(window, index, now)
         )
-        made = _Window(
-            signed,
-            self._assign(window, wanted, scorer, standing),
-            now.served,
-            dict.fromkeys(wanted, _State.PENDING),
-        )
-        name.windows[window.digest] = made
+        given = self._assign(window, wanted, scorer, standing)
+        states = dict.fromkeys(wanted, PlaceState.PENDING)
+        name.windows[given.window] = WindowRecord(signed, given, now.served, states)
         if scorer != self._me:
             validator = self._validator(scorer)
             validator.waits_since = min(validator.waits_since, now.served)
         self._touch(window.node)
-        return made.assignment
+        return given
 
     def expects(self, commitment: Commitment, now: Situation) -> Refused | None:
         """Return None if the trainer's own scorer waits for this content."""
-        name, one = self._look_up(commitment)
-        if name is None or one is None:
+        place = self._look_up(commitment)
+        if place is None:
             return Refused("no window that the trainer knows has this place", retry=False)
-        if name.banned_until > now.wall:
-            return _banned(name)
-        if one.assignment.scorer != self._me:
+        if place.name.banned_until > now.wall:
+            return _banned(place.name, now)
+        if place.scorer != self._me:
             return Refused("the answer to its window names another scorer", retry=False)
-        if one.states[commitment.index] is not _State.PENDING:
+        if place.state is not PlaceState.PENDING:
             return Refused("this place is not waited for any more", retry=False)
         return None
 
     def came(self, commitment: Commitment) -> None:
         """Note that wanted or audited content is on the trainer's disk: it is not overdue any
         more. Tell it again for each content in the inbox after a restart."""
-        _, one = self._look_up(commitment)
-        if one is None:
+        place = self._look_up(commitment)
+        if place is None:
             return
-        index = commitment.index
-        if one.states[index] is _State.PENDING and one.assignment.scorer == self._me:
-            one.states[index] = _State.CAME
-        elif index in one.audits:
-            one.audits[index].asked = math.inf
-        self._touch(commitment.node)
+        if place.state is PlaceState.PENDING and place.scorer == self._me:
+            self._decide(place, PlaceState.CAME)
+        elif place.audit is not None:
+            place.audit.asked = math.inf
+            self._touch(commitment.node)
 
     def groups_to_replay(
         self, window: Window, index: int, spreads: Sequence[bool], now: Situation
@@ -532,43 +385,45 @@ class Gate:
 
     def stood(self, commitment: Commitment, now: Situation) -> bool:
         """Note that a place is what it claims to be. Return True if it may be learnt from."""
-        name, one = self._look_up(commitment)
-        if name is None or one is None or one.assignment.scorer != self._me:
+        place = self._look_up(commitment)
+        if place is None or place.scorer != self._me or commitment.terms != now.terms:
             return False
-        if one.states[commitment.index] in _UNDECIDED:
-            self._decide(name, one, commitment, _State.STOOD, now)
-        is_good = one.states[commitment.index] is _State.STOOD and not one.is_void
-        return is_good and not one.assignment.is_newcomer
+        if place.state in UNDECIDED:
+            self._decide(place, PlaceState.STOOD)
+        is_good = place.state is PlaceState.STOOD and not place.one.is_void
+        return is_good and not place.one.assignment.is_newcomer
 
     def lied(self, commitment: Commitment, weight: Weight, now: Situation) -> Consequence:
         """Note that the trainer's replay rejects a place; `Weight.LIE` bans the name."""
         if commitment.terms != now.terms:
             return self.excuse(commitment, now)
         node = commitment.node
-        name, one = self._look_up(commitment)
-        if weight is Weight.LIE:
-            name = name or self._add(node, now)
-        state = None if one is None else one.states[commitment.index]
-        drop = (commitment,) if one is None else one.commitments
-        if name is not None and state is not _State.FAILED:
-            if one is not None:
-                one.states[commitment.index] = _State.FAILED
-                one.audits.pop(commitment.index, None)
-                one.excuse(*_UNDECIDED)
+        place, name = self._look_up(commitment), self._find(node)
+        if name is None and weight is Weight.LIE:
+            name = self._add(node, now)
+        if name is None:
+            reason = "a lie of a name that the trainer does not remember"
+            return Consequence(node=node, reason=reason, drop=(commitment,))
+        is_told = place is not None and place.state is PlaceState.FAILED
+        if not is_told or (weight is Weight.LIE and not name.banned_until):
+            if place is not None:
+                self._decide(place, PlaceState.FAILED)
+                place.one.excuse(*UNDECIDED)
             self._fall(node, name, now.trust.probation)
             if weight is Weight.LIE:
-                name.banned_until = now.wall + BAN
-                name.was_repeated = False
-                drop = tuple(each for one in name.windows.values() for each in one.commitments)
-                for each in name.windows.values():
-                    each.excuse(*_UNDECIDED)
-        is_banned = name is not None and name.banned_until > now.wall
+                name.banned_until, name.was_repeated = now.wall + BAN, False
+                for one in name.windows.values():
+                    one.excuse(*UNDECIDED)
+        is_banned = name.banned_until > now.wall
+        voided = [place.one] if place is not None else []
+        if is_banned:
+            voided = [*name.windows.values()]
         return Consequence(
             node=node,
             reason="a replay of its work shows a lie",
-            drop=drop,
+            drop=tuple(each for one in voided for each in one.commitments) or (commitment,),
             is_newcomer_again=True,
-            banned_until=name.banned_until if name is not None and is_banned else None,
+            banned_until=name.banned_until if is_banned else None,
         )
 
     def wrong_claim(self, commitment: Commitment, now: Situation) -> Consequence:
@@ -580,20 +435,20 @@ class Gate:
         """Note that the scorer cannot tell, that content came too late to be scored, or that
         its worker says that it is lost. That is forgiven once in 32 windows. For trouble of the
         trainer's own there is `excuse`."""
-        name, one = self._look_up(commitment)
-        if commitment.terms != now.terms or name is None or one is None:
+        place = self._look_up(commitment)
+        if commitment.terms != now.terms or place is None:
             return self.excuse(commitment, now)
-        if one.states[commitment.index] not in _UNDECIDED:
+        if place.state not in UNDECIDED:
             return Consequence(node=commitment.node, reason="decided before")
-        self._decide(name, one, commitment, _State.EXCUSED, now)
-        return self._blame(name, one, commitment, "a place could not be decided", now)
+        self._decide(place, PlaceState.EXCUSED)
+        return self._blame(place, "a place could not be decided", now)
 
     def excuse(self, commitment: Commitment, now: Situation) -> Consequence:
         """Note that nothing can be said of a place, by no fault of its worker: the trainer's
         engine failed, or the terms changed. It does not count; nobody is blamed."""
-        name, one = self._look_up(commitment)
-        if name is not None and one is not None and one.states[commitment.index] in _UNDECIDED:
-            self._decide(name, one, commitment, _State.EXCUSED, now)
+        place = self._look_up(commitment)
+        if place is not None and place.state in UNDECIDED:
+            self._decide(place, PlaceState.EXCUSED)
         reason = "nothing can be said of this place, and nobody is blamed"
         return Consequence(node=commitment.node, reason=reason, drop=(commitment,))
 
@@ -609,9 +464,9 @@ class Gate:
         passed = self.passed_over(now)
         for node, name in [*self._in_standing.items(), *self._newcomers.items()]:
             for digest, one in list(name.windows.items()):
-                if not one.is_settled and self._is_overdue(one, passed, now):
+                if not one.is_settled:
                     found += self._close(name, one, passed, now)
-                if one.is_settled and one.is_stale(now):
+                if one.is_settled and _is_stale(one, now):
                     del name.windows[digest]
                     self._touch(node)
         return found
@@ -625,38 +480,32 @@ class Gate:
         content follows, and what the trainer's replay finds goes to `audited`. The same verdict
         gets the same answer until the content came, `Wish.TAKE` afterwards.
         """
-        commitment = verdict.commitment
-        name, one = self._look_up(commitment)
+        place = self._look_up(verdict.commitment)
         validator = self._validators.get(verdict.validator)
-        if name is None or one is None or validator is None or validator.is_convicted:
+        if place is None or validator is None or validator.is_convicted:
             return Wish.IGNORE
-        if one.assignment.scorer != verdict.validator or commitment.terms != now.terms:
+        if place.scorer != verdict.validator or verdict.commitment.terms != now.terms:
             return Wish.IGNORE
         is_decided = verdict.verdict is not Verdict.INCONCLUSIVE
         is_rejected = verdict.verdict is Verdict.REJECTED
-        state = one.states[commitment.index]
-        if is_decided and state in (_State.PENDING, _State.EXCUSED):
+        if is_decided and place.state in (PlaceState.PENDING, PlaceState.EXCUSED):
             self._hear(verdict.validator, validator)
-        if state in _AUDITED:
-            if not is_decided or is_rejected != (state is _State.REJECTED_AUDIT):
+        if place.audit is not None:
+            if not is_decided or is_rejected != (place.state is PlaceState.REJECTED_AUDIT):
                 return Wish.IGNORE
-            return Wish.SEND if one.audits[commitment.index].asked < math.inf else Wish.TAKE
-        if state is not _State.PENDING:
-            return Wish.IGNORE if state is _State.EXCUSED else Wish.TAKE
-        name.active = now.served
+            return Wish.SEND if place.audit.asked < math.inf else Wish.TAKE
+        if place.state is not PlaceState.PENDING:
+            return Wish.IGNORE if place.state is PlaceState.EXCUSED else Wish.TAKE
+        place.name.active = now.served
         if not is_decided:
-            self._decide(name, one, commitment, _State.EXCUSED, now)
+            self._decide(place, PlaceState.EXCUSED)
             return Wish.TAKE
         validator.verdicts += 1
-        if self._throw_audit(one, commitment) or (
-            is_rejected and self._is_first(name, verdict, now, network)
-        ):
-            one.audits[commitment.index] = _Audit(now.served, is_validators=True)
-            state = _State.REJECTED_AUDIT if is_rejected else _State.ACCEPTED_AUDIT
-            self._decide(name, one, commitment, state, now)
+        is_first = is_rejected and self._is_first(place.name, verdict, now, network)
+        if self._throw_audit(place) or is_first:
+            self._open_audit(place, now, is_rejected=is_rejected, is_validators=True)
             return Wish.SEND
-        state = _State.REJECTED if is_rejected else _State.STOOD
-        self._decide(name, one, commitment, state, now)
+        self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.STOOD)
         return Wish.TAKE
 
     def contest(self, verdict: SignedVerdict, now: Situation, *, network: str) -> Wish:
@@ -668,15 +517,14 @@ class Gate:
         """
         if verdict.verdict is not Verdict.REJECTED:
             return Wish.IGNORE
-        commitment = verdict.commitment
         self.verdict(verdict, now, network=network)  # if the validator has kept it to itself
-        name, one = self._look_up(commitment)
-        if name is None or one is None or one.assignment.scorer != verdict.validator:
+        place = self._look_up(verdict.commitment)
+        if place is None or place.scorer != verdict.validator:
             return Wish.IGNORE
-        state = one.states[commitment.index]
-        if state is _State.REJECTED_AUDIT and one.audits[commitment.index].asked < math.inf:
-            return Wish.SEND
-        if state is not _State.REJECTED or commitment.terms != now.terms:
+        if place.state is PlaceState.REJECTED_AUDIT:
+            is_awaited = place.audit is not None and place.audit.asked < math.inf
+            return Wish.SEND if is_awaited else Wish.TAKE
+        if place.state is not PlaceState.REJECTED or verdict.commitment.terms != now.terms:
             return Wish.IGNORE
         self._contests[network] = now.served
         self._contests.keep(lambda asked: now.served - asked <= ASKS_AGAIN)
@@ -686,8 +534,7 @@ class Gate:
         self._credit -= 1
         self._contested.renew(network, now.served)
         del self._contests[network]
-        one.audits[commitment.index] = _Audit(now.served, is_validators=False)
-        self._decide(name, one, commitment, _State.REJECTED_AUDIT, now)
+        self._open_audit(place, now, is_rejected=True, is_validators=False)
         return Wish.SEND
 
     def audited(
@@ -696,34 +543,28 @@ class Gate:
         """Say what the trainer's replay of an audited place found: the worst `Finding`, or None
         if everything is within limits. Told twice, it counts once."""
         commitment = verdict.commitment
-        name, one = self._look_up(commitment)
-        if name is None or one is None or one.assignment.scorer != verdict.validator:
-            return Audited(worker=None, weight=Weight.NOTHING)
+        place = self._look_up(commitment)
+        nothing = Audited(validator=verdict.validator, worker=None, weight=Weight.NOTHING)
         is_rejected = verdict.verdict is Verdict.REJECTED
-        expected = _State.REJECTED_AUDIT if is_rejected else _State.ACCEPTED_AUDIT
-        if one.states[commitment.index] is not expected:
-            return Audited(worker=None, weight=Weight.NOTHING)
+        expected = PlaceState.REJECTED_AUDIT if is_rejected else PlaceState.ACCEPTED_AUDIT
+        if place is None or place.scorer != verdict.validator or place.state is not expected:
+            return nothing
         if commitment.terms != now.terms:
             self.audit_inconclusive(commitment, now)
-            return Audited(worker=None, weight=Weight.NOTHING)
+            return nothing
         judged = self._strike(verdict.validator, commitment, weigh(verdict, finding))
         if finding is not None:
             return replace(judged, worker=self.lied(commitment, finding.weight, now))
-        self._decide(name, one, commitment, _State.STOOD, now)
+        self._decide(place, PlaceState.STOOD)
         return judged
 
     def audit_inconclusive(self, commitment: Commitment, now: Situation) -> None:
         """Note that the trainer could not repeat an audited place: it does not count, and
         nobody is blamed."""
-        name, one = self._look_up(commitment)
-        if name is None or one is None:
-            return
-        after = {
-            _State.ACCEPTED_AUDIT: _State.EXCUSED,
-            _State.REJECTED_AUDIT: _State.REJECTED,
-        }.get(one.states[commitment.index])
-        if after is not None:
-            self._decide(name, one, commitment, after, now)
+        place = self._look_up(commitment)
+        if place is not None and place.state in AUDITED:
+            is_rejected = place.state is PlaceState.REJECTED_AUDIT
+            self._decide(place, PlaceState.REJECTED if is_rejected else PlaceState.EXCUSED)
 
     def passed_over(self, now: Situation) -> dict[PeerId, str]:
         """Return the validators of the run that are drawn for nobody now, and why.
@@ -750,30 +591,35 @@ class Gate:
 
     # -- inside ----------------------------------------------------------------------------
 
-    def _find(self, name: PeerId) -> _Name | None:
+    def _find(self, name: PeerId) -> NameRecord | None:
         return self._in_standing.get(name) or self._newcomers.get(name)
 
-    def _look_up(self, commitment: Commitment) -> tuple[_Name | None, _Window | None]:
+    def _look_up(self, commitment: Commitment) -> _Place | None:
         name = self._find(commitment.node)
-        return name, None if name is None else name.find(commitment)
+        one = None if name is None else name.find(commitment)
+        return None if name is None or one is None else _Place(name, one, commitment)
 
-    def _validator(self, peer: PeerId) -> _Validator:
+    def _validator(self, peer: PeerId) -> ValidatorRecord:
         self._touch(peer, "validator")
-        return self._validators.setdefault(peer, _Validator())
+        return self._validators.setdefault(peer, ValidatorRecord())
 
     def _touch(self, peer: PeerId, kind: str = "name") -> None:
         self._changed[kind, peer] = None
 
-    def _refuse(self, window: Window, name: _Name | None, now: Situation) -> Refused | None:
+    def _refuse(
+        self, window: Window, name: NameRecord | None, now: Situation
+    ) -> Refused | None:
         """Ask what costs least, and holds for repetitions as well."""
         if window.terms != now.terms:
             return Refused("the run's terms are others now: fetch its newest edition", False)
         if window.version > now.newest:
             return Refused(f"version {window.version} is not out yet", retry=False)
-        return _banned(name) if name is not None and name.banned_until > now.wall else None
+        if name is not None and name.banned_until > now.wall:
+            return _banned(name, now)
+        return None
 
     def _refuse_places(
-        self, window: Window, name: _Name | None, now: Situation, is_newcomer: bool
+        self, window: Window, name: NameRecord | None, now: Situation, is_newcomer: bool
     ) -> Refused | None:
         if now.newest - window.version > now.lag:
             reason = f"version {window.version} is stale: the newest is {now.newest}"
@@ -802,7 +648,7 @@ class Gate:
                 del name.windows[next(settled)]
         return None
 
-    def _oldest_missing(self, name: _Name, version: PolicyVersion) -> int:
+    def _oldest_missing(self, name: NameRecord, version: PolicyVersion) -> int:
         """Return the first place under ``version`` whose content the trainer's scorer lacks."""
         return min(
             (
@@ -810,7 +656,7 @@ class Gate:
                 for one in name.windows.values()
                 if one.window.version == version and one.assignment.scorer == self._me
                 for index, state in one.states.items()
-                if state is _State.PENDING
+                if state is PlaceState.PENDING
             ),
             default=name.next.get(version, 0),
         )
@@ -845,8 +691,8 @@ class Gate:
 
     # -- standing --
 
-    def _add(self, node: PeerId, now: Situation) -> _Name:
-        name = _Name(owed=now.trust.probation, active=now.served)
+    def _add(self, node: PeerId, now: Situation) -> NameRecord:
+        name = NameRecord(owed=now.trust.probation, active=now.served)
         self._newcomers[node] = name
         self._make_room_for(node)
         self._touch(node)
@@ -859,62 +705,58 @@ class Gate:
             del self._newcomers[gone]
             self._touch(gone)
 
-    def _place(self, node: PeerId, name: _Name) -> None:
-        """Put ``name`` into the table where it belongs."""
-        if not name.is_entitled:
-            if self._in_standing.pop(node, None) is not None:
-                self._newcomers[node] = name
-            self._make_room_for(node)
-            return
+    def _place(self, node: PeerId, name: NameRecord) -> None:
+        """Put ``name`` into the table where it belongs. A name that finds no room among those
+        in standing waits among the newcomers."""
         if node in self._in_standing:
-            return
-        if len(self._in_standing) >= self._most_in_standing:
-            least = min(self._in_standing, key=lambda one: self._in_standing[one].rank)
-            if self._in_standing[least].rank >= name.rank:
-                self._make_room_for(node)
-                return
-            del self._in_standing[least]
-            self._touch(least)
-        self._newcomers.pop(node, None)
-        self._in_standing[node] = name
+            if not name.is_entitled:
+                self._newcomers[node] = self._in_standing.pop(node)
+        elif name.is_entitled:
+            self._in_standing[node] = name
+            self._newcomers.pop(node, None)
+            if len(self._in_standing) > self._most_in_standing:
+                least = min(
+                    reversed(self._in_standing), key=lambda one: self._in_standing[one].rank
+                )
+                self._newcomers[least] = self._in_standing.pop(least)
+        self._make_room_for(node)
 
-    def _fall(self, node: PeerId, name: _Name, owed: int) -> None:
+    def _fall(self, node: PeerId, name: NameRecord, owed: int) -> None:
         name.owed = max(name.owed, owed)
         name.has_fallen = True
         self._place(node, name)
         self._touch(node)
 
-    def _blame(
-        self, name: _Name, one: _Window, commitment: Commitment, reason: str, now: Situation
-    ) -> Consequence:
-        """A wanted place did not come or was inconclusive. A window is blamed once."""
-        node = commitment.node
-        if one.is_blamed:
-            return Consequence(node=node, reason=reason, drop=(commitment,))
-        one.is_blamed = True
+    def _blame(self, place: _Place, reason: str, now: Situation) -> Consequence:
+        """Blame a worker once a window for wanted places that did not come or could not be
+        decided."""
+        node, name, drop = place.commitment.node, place.name, (place.commitment,)
+        if place.one.is_blamed:
+            return Consequence(node=node, reason=reason, drop=drop)
+        place.one.is_blamed = True
         is_forgiven = name.unforgiven >= FORGIVEN_EVERY
         if is_forgiven:
             name.unforgiven = 0
-        probation = now.trust.probation
-        owed = min(math.ceil(1 / now.trust.share), probation) if is_forgiven else probation
-        self._fall(node, name, owed)
+        most = now.trust.probation
+        self._fall(
+            node, name, min(math.ceil(1 / now.trust.share), most) if is_forgiven else most
+        )
         return Consequence(
             node=node,
             reason=reason,
-            drop=(commitment,),
+            drop=drop,
             is_newcomer_again=not is_forgiven,
             is_forgiven=is_forgiven,
         )
 
-    def _decide(
-        self, name: _Name, one: _Window, commitment: Commitment, state: _State, now: Situation
-    ) -> None:
-        one.states[commitment.index] = state
-        if state not in _AUDITED:
-            one.audits.pop(commitment.index, None)
-        self._count(commitment.node, name, one)
+    def _decide(self, place: _Place, state: PlaceState) -> None:
+        index = place.commitment.index
+        place.one.states[index] = state
+        if state not in AUDITED:
+            place.one.audits.pop(index, None)
+        self._count(place.commitment.node, place.name, place.one)
 
-    def _count(self, node: PeerId, name: _Name, one: _Window) -> None:
+    def _count(self, node: PeerId, name: NameRecord, one: WindowRecord) -> None:
         """Count the places of a window that is settled, once."""
         self._touch(node)
         validator = self._validators.get(one.assignment.scorer)
@@ -922,7 +764,7 @@ class Gate:
         if one.is_counted or not one.is_settled or one.is_void or is_doubtful:
             return
         one.is_counted = True
-        stood = sum(state is _State.STOOD for state in one.states.values())
+        stood = sum(state is PlaceState.STOOD for state in one.states.values())
         name.stood += stood
         if one.assignment.is_newcomer:
             name.owed = max(name.owed - stood, 0)
@@ -931,64 +773,59 @@ class Gate:
 
     # -- deadlines --
 
-    @staticmethod
-    def _is_overdue(one: _Window, passed: dict[PeerId, str], now: Situation) -> bool:
-        scorer = one.assignment.scorer
-        return (
-            one.window.terms != now.terms
-            or scorer in passed
-            or (one.is_stale(now) and now.served - one.since > DUE)
-            or any(now.served - each.asked > DUE for each in one.audits.values())
-            or (bool(one.assignment.is_newcomer) and scorer not in now.validators)
-        )
-
     def _close(
-        self, name: _Name, one: _Window, passed: dict[PeerId, str], now: Situation
+        self, name: NameRecord, one: WindowRecord, passed: dict[PeerId, str], now: Situation
     ) -> Iterator[Consequence | Audited]:
         """Close what of an unsettled window is overdue."""
-        scorer = one.assignment.scorer
-        is_mine = scorer == self._me
+        before, scorer = dict(one.states), one.assignment.scorer
+        places = [_Place(name, one, each) for each in one.commitments]
         if one.window.terms != now.terms:
-            gone = [index for index, state in one.states.items() if state in _UNDECIDED]
-            one.excuse(*_UNDECIDED, *_AUDITED)
-            drop = tuple(map(one.window.commitment, gone))
+            drop = tuple(each.commitment for each in places if each.state in UNDECIDED)
+            one.excuse(*UNDECIDED, *AUDITED)
             reason = "it was made under terms that are not the run's any more"
             yield Consequence(node=one.window.node, reason=reason, drop=drop)
-        elif not is_mine and (scorer in passed or scorer not in now.validators):
-            one.excuse(_State.PENDING)
-        elif one.is_stale(now) and now.served - one.since > DUE:
-            for index, state in [*one.states.items()]:
-                if state is _State.PENDING:
-                    one.states[index] = _State.EXCUSED
-                    if is_mine:
-                        commitment = one.window.commitment(index)
-                        yield self._blame(name, one, commitment, "a place never came", now)
-        for index, audit in [*one.audits.items()]:
-            if now.served - audit.asked > DUE:
-                commitment = one.window.commitment(index)
-                if audit.is_validators:
-                    yield self._strike(scorer, commitment, Weight.STRIKE)
-                    self.audit_inconclusive(commitment, now)
-                else:
-                    self._decide(name, one, commitment, _State.FAILED, now)
-        self._count(one.window.node, name, one)
+        elif scorer != self._me and (scorer in passed or scorer not in now.validators):
+            one.excuse(PlaceState.PENDING)
+        elif _is_stale(one, now) and now.served - one.since > DUE:
+            missing = [each for each in places if each.state is PlaceState.PENDING]
+            one.excuse(PlaceState.PENDING)
+            for place in missing if scorer == self._me else ():
+                yield self._blame(place, "a place never came", now)
+        for place in places:
+            if place.audit is None or now.served - place.audit.asked <= DUE:
+                continue
+            if place.audit.is_validators:
+                yield self._strike(scorer, place.commitment, Weight.STRIKE)
+                self.audit_inconclusive(place.commitment, now)
+            else:
+                self._decide(place, PlaceState.FAILED)
+        if one.states != before:
+            self._count(one.window.node, name, one)
 
     # -- validators --
 
-    def _hear(self, peer: PeerId, validator: _Validator) -> None:
+    def _hear(self, peer: PeerId, validator: ValidatorRecord) -> None:
         validator.waits_since, validator.passed_until, validator.passed = math.inf, 0.0, 0
         self._touch(peer, "validator")
 
-    def _throw_audit(self, one: _Window, commitment: Commitment) -> bool:
+    def _throw_audit(self, place: _Place) -> bool:
         """Add to the budget of audits, and throw the dice for one verdict."""
         each = AUDITS / 2
         is_full = self._credit >= CREDIT
         self._credit = min(self._credit + each, CREDIT)
-        chance = self._chance("audit", one.assignment.window, commitment.index)
+        chance = self._chance("audit", place.one.assignment.window, place.commitment.index)
         return chance < (AUDITS if is_full else each)
 
+    def _open_audit(
+        self, place: _Place, now: Situation, *, is_rejected: bool, is_validators: bool
+    ) -> None:
+        audit = AwaitedAudit(now.served, is_validators=is_validators)
+        place.one.audits[place.commitment.index] = audit
+        state = PlaceState.REJECTED_AUDIT if is_rejected else PlaceState.ACCEPTED_AUDIT
+        self._decide(place, state)
+
     def _is_first(
-        self, name: _Name, verdict: SignedVerdict, now: Situation, network: str
+        self, name: NameRecord, verdict: SignedVerdict, now: Situation, network: str
     ) -> bool:
         """Return True if this is a newcomer's first rejection beyond doubt, and its network had
         none repeated lately."""
@@ -1010,6 +847,7 @@ class Gate:
         is_news = is_convicted and not validator.is_convicted
         validator.is_convicted |= is_convicted
         return Audited(
+            validator=peer,
             worker=None,
             weight=weight,
             is_convicted=is_news,
@@ -1021,80 +859,10 @@ def _may_teach(window: Window, index: int) -> bool:
     return any(claim is not Claim.ALIKE for claim in window.claims_of(index))
 
 
-def _banned(name: _Name) -> Refused:
-    reason = f"this name is banned for a lie until {name.banned_until:.0f} (seconds since 1970)"
-    return Refused(reason, retry=False)
+def _is_stale(one: WindowRecord, now: Situation) -> bool:
+    return now.newest - one.window.version > now.lag
 
 
-def _decode_name_untrusted(node: PeerId, data: bytes) -> _Name:
-    fields = fields_untrusted(
-        unpack_untrusted(data, max_items=1 << 16, max_list=MAX_KEPT),
-        *(int, int, bool, bool, int, bool, float, float, list, list),
-        what="row of a name",
-    )
-    *numbers, following, windows = fields
-    name = _Name(*numbers)
-    if name.owed < 0 or name.stood < 0 or not math.isfinite(name.banned_until + name.active):
-        raise BadMessage("a number of a name's row makes no sense")
-    name.next = dict(fields_untrusted(one, int, int, what="place") for one in following)
-    for row in windows:
-        one = _decode_window_untrusted(row)
-        if one.window.node != node:
-            raise BadMessage("a window in the row of a name is another's")
-        name.windows[one.assignment.window] = one
-    return name
-
-
-def _decode_window_untrusted(row: object) -> _Window:
-    raw, scorer, newcomer, stood, owed, since, counted, blamed, states, audits = (
-        fields_untrusted(
-            row,
-            *(bytes, bytes, bool, int, int, float, bool, bool, list, list),
-            what="row of a window",
-        )
-    )
-    signed = decode_window_untrusted(raw, None)
-    found: dict[int, _State] = {}
-    for pair in states:
-        index, state = fields_untrusted(pair, int, int, what="state of a place")
-        if index not in signed.window.places or state not in set(_State):
-            raise BadMessage("a state of a place makes no sense")
-        found[index] = _State(state)
-    one = _Window(
-        signed,
-        Assignment(
-            window=signed.window.digest,
-            wanted=tuple(found),
-            scorer=decode_peer_id_untrusted(scorer),
-            is_newcomer=newcomer,
-            stood=stood,
-            owed=owed,
-        ),
-        since,
-        found,
-        is_counted=counted,
-        is_blamed=blamed,
-    )
-    for each in audits:
-        index, asked, is_validators = fields_untrusted(each, int, float, bool, what="audit")
-        one.audits[index] = _Audit(asked, is_validators)
-    if {*one.audits} != {index for index, state in found.items() if state in _AUDITED}:
-        raise BadMessage("the audits of a window do not fit its places")
-    return one
-
-
-def _decode_validator_untrusted(data: bytes) -> _Validator:
-    verdicts, convicted, looks, waits, until, passed = fields_untrusted(
-        unpack_untrusted(data, max_items=1 << 10, max_list=LOOKS),
-        *(int, bool, list, float, float, int),
-        what="row of a validator",
-    )
-    one = _Validator(verdicts, convicted, waits_since=waits, passed_until=until, passed=passed)
-    if not 0 <= passed <= 1 << 10:
-        raise BadMessage("a number of a validator's row makes no sense")
-    for look in looks:
-        digest, weight = fields_untrusted(look, bytes, int, what="audit")
-        if len(digest) != DIGEST_BYTES or weight not in set(Weight):
-            raise BadMessage("an audit in the row of a validator makes no sense")
-        one.looks[digest] = Weight(weight)
-    return one
+def _banned(name: NameRecord, now: Situation) -> Refused:
+    hours = (name.banned_until - now.wall) / 3600
+    return Refused(f"this name is banned for a lie, for another {hours:.1f} hours", retry=False)

@@ -31,7 +31,7 @@ KEEP_EVERY: Final = 30
 """Ticks between two writes of the time served."""
 
 
-class GateRecords:
+class GateFiles:
     """Where the gate's rows are kept."""
 
     def __init__(self, world: World, durable: Durable) -> None:
