@@ -44,7 +44,7 @@ from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import FALSE_REJECTIONS, Reason, Verdict
 from roles.protocol.core.answer import Refused
-from roles.protocol.core.lies import Finding, Weight
+from roles.protocol.core.findings import Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Window
 from roles.run.core.trust import TrustTerms

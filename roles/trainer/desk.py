@@ -78,15 +78,15 @@ from roles.shared.standing import RoleStanding
 from roles.trainer.core.demand import Demand
 from roles.trainer.core.gate import (
     DUE,
-    Assignment,
     Audited,
     Consequence,
     Gate,
     Situation,
     Wish,
 )
-from roles.trainer.intake import Intake
+from roles.trainer.core.records import Assignment
 from roles.trainer.gate_files import TICK, GateFiles
+from roles.trainer.intake import Intake
 from roles.trainer.taken import TakenPlace
 
 logger = logging.getLogger(__name__)

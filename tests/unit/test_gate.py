@@ -18,7 +18,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
 from roles.protocol.core.answer import Refused
 from roles.protocol.core.conviction import convict, open_conviction_untrusted
-from roles.protocol.core.lies import Finding, Weight
+from roles.protocol.core.findings import Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, Commitment, SignedWindow
 from roles.trainer.core.gate import (

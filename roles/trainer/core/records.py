@@ -15,7 +15,7 @@ from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, decode_peer_id_untrusted
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
-from roles.protocol.core.lies import Weight
+from roles.protocol.core.findings import Weight
 from roles.protocol.core.window import (
     DIGEST_BYTES,
     Commitment,
