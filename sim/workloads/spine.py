@@ -19,6 +19,7 @@ from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
 from roles.demo.players import CAST
+from roles.demo.shows import DEMO_TRUST
 from roles.demo.status import SwarmStatus
 from roles.envs.base import environment_digest
 from roles.rl.recipe import Recipe
@@ -142,6 +143,7 @@ def _write_run(swarm: Swarm, recipe: Recipe) -> Run:
         recipe=recipe,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * 1024),
+        trust=DEMO_TRUST,
     )
     return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
