@@ -1,37 +1,43 @@
-"""Workers that break the rules of `/shoal/rollout/1.0.0`: each is told why, none gets anything
-accepted, and the honest nodes of the same swarm do not notice."""
+"""Workers that break the rules of `/shoal/work/1.0.0`: each is told why, nothing of it is
+learnt from, and the honest nodes of the same swarm do not notice."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import trio
-from roles.validator.judge import GAP, REPLAYED
-from roles.validator.replay import OTHER_POLICY, WRONG_GROUPS
 
 from p2p.errors import PeerUnreachable
 from p2p.host import request
 from p2p.node.node import Node
 from roles.engines.base import Group
+from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.core.assignment import REORDER_WINDOW
-from roles.protocol.core.groups import (
-    ROLLOUT_PROTOCOL,
-    Submission,
-    content_digest,
-    decode_groups_untrusted,
-    encode_groups,
+from roles.protocol.core.answer import (
+    MAX_ANSWER,
+    WORK_PROTOCOL,
+    Answer,
+    Refused,
+    WindowRequest,
+    decode_reply_untrusted,
+    encode_request,
 )
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.window import Claim, SignedWindow, Window
 from roles.run import run_of
-from sim.kernel.simulation import Simulation
-from sim.kernel.virtual_time import run_simulation
-from sim.node.swarm import open_swarm
-from sim.run.scenario import Scenario, load_scenario
-from sim.workloads.spine import Spine
+from tests.support.swarm import (
+    CAST,
+    Health,
+    Play,
+    nobody_honest_is_rejected,
+    perform,
+    scored,
+    trainer_of,
+)
 
 
 def with_first_proof(group: Group, proof: bytes) -> Group:
@@ -52,50 +58,18 @@ class Forger(Inference):
     def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
         return groups
 
-    def forge(self, honest: Submission) -> dict[str, Any]:
-        return {}
+    def forge_claims(self, claims: bytes) -> bytes:
+        return claims
 
 
 class ForgingSession(InferenceSession):
     forger: Forger
 
-    async def produce(self) -> Submission:
-        honest = await super().produce()
-        groups = self.forger.forge_groups(decode_groups_untrusted(honest.content))
-        content = encode_groups(groups)
-        fields = {"content": content_digest(content), **self.forger.forge(honest)}
-        return Submission.sign(
-            replace(honest.commitment, **fields), content, self.node.world.signer
-        )
+    def groups_of(self, place: OpenPlace) -> tuple[Group, ...]:
+        return self.forger.forge_groups(super().groups_of(place))
 
-
-class OtherRun(Forger):
-    def forge(self, honest: Submission) -> dict[str, Any]:
-        return {"run": b"x" * 32}
-
-
-class OtherPolicy(Forger):
-    def forge(self, honest: Submission) -> dict[str, Any]:
-        return {"policy": b"x" * 32}
-
-
-class Skipper(Forger):
-    def forge(self, honest: Submission) -> dict[str, Any]:
-        return {"index": honest.commitment.index + REORDER_WINDOW + 1}
-
-
-class Replayer(Forger):
-    """Fills its first place again and again, each time with other content."""
-
-    turn = 0
-
-    def forge_groups(self, groups: tuple[Group, ...]) -> tuple[Group, ...]:
-        self.turn += 1
-        proof = groups[0].completions[0].proof + bytes([self.turn % 256])
-        return (with_first_proof(groups[0], proof), *groups[1:])
-
-    def forge(self, honest: Submission) -> dict[str, Any]:
-        return {"index": 0}
+    async def claims(self, place: OpenPlace, groups: Sequence[Group]) -> bytes:
+        return self.forger.forge_claims(await super().claims(place, place.groups()))
 
 
 class Truncated(Forger):
@@ -114,88 +88,123 @@ class Short(Forger):
         return (replace(groups[0], completions=groups[0].completions[:-1]), *groups[1:])
 
 
-class Babbler(Inference):
-    """Opens streams to the validator and sends what is no submission at all."""
-
-    name: ClassVar[str] = "babbler"
-
-    async def run(self, node: Node) -> None:
-        validator = run_of(node).terms.validators[0]
-        await node.shardcast.wait_policy(node.shardcast.newest)
-        self.counts.submitted = 1
-        for number in range(3):
-            await node.locate(validator)
-            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
-                await request(node.host, validator, ROLLOUT_PROTOCOL, bytes(range(number, 200)))
-            self.counts.retries += 1
-        await trio.sleep_forever()
-
-
-def play(attacker: type[Inference]) -> Mapping[str, Any]:
-    """The spine without its cheat, with ``attacker`` instead; returns every node's health at
-    the end.
-    """
-    cast = {
-        "relay-1": "none",
-        "trainer-1": "trainer",
-        "validator-1": "validator",
-        "inference-1": "inference",
-        "attacker-1": f"{__name__}:{attacker.__name__}",
-    }
-    spine = Spine(cast)
-    scenario: Scenario = load_scenario("spine").with_changes(nodes=len(cast))
-    scenario = replace(
-        scenario, parameters={**scenario.parameters, "steps": 3, "kill_at_step": 99}
-    )
-
-    async def main(simulation: Simulation) -> dict[str, Any]:
-        async with open_swarm(simulation) as swarm:
-            metrics = await spine.run(swarm, scenario)
-            return {"done": metrics["done"], **spine.health()}
-
-    outcome = run_simulation(main, seed=7, horizon=600)
-    assert outcome.value is not None
-    return outcome.value
+def play(attacker: type[Inference], **parameters: float) -> Health:
+    """A swarm of which one worker is an ``attacker``."""
+    cast = {name: role for name, role in CAST.items() if name != "inference-2"}
+    stage = Play({**cast, "attacker-1": f"{__name__}:{attacker.__name__}"})
+    return perform(stage, **{"steps": 3, **parameters})
 
 
 @pytest.mark.parametrize(
     ("attacker", "reason"),
     [
-        (OtherPolicy, OTHER_POLICY),
-        (Skipper, GAP),
-        (Replayer, REPLAYED),
         (Truncated, "malformed activation proof"),
-        (Reordered, WRONG_GROUPS),
-        (Short, "wrong number of completions"),
+        (Reordered, "content that is no answer to the tasks of its place"),
+        (Short, "content that is no answer to the tasks of its place"),
     ],
 )
-def test_a_forged_submission_is_rejected_for_what_it_is(
+def test_forged_content_is_rejected_for_what_it_is_and_its_worker_banned(
     attacker: type[Forger], reason: str
 ) -> None:
     health = play(attacker)
     assert health["done"] == 1
-    records = health["validator-1"]["roles"]["validator"]["nodes"]
-    forged = records[health["attacker-1"]["peer"]]
+    forged = scored(health, "attacker-1")
     assert forged["accepted"] == 0
-    assert reason in forged["reasons"]
-    honest = records[health["inference-1"]["peer"]]
-    assert honest["rejected"] == 0
-    assert honest["accepted"] > 0
+    assert set(forged["reasons"]) == {reason}
+    assert health["attacker-1"]["peer"] in trainer_of(health)["bans"]
+    assert scored(health, "inference-1")["accepted"] > 0
+    assert nobody_honest_is_rejected(health)
 
 
-def test_a_submission_for_another_run_is_refused_with_a_sentence() -> None:
-    health = play(OtherRun)
+class Boaster(Forger):
+    """Claims spread where there is none, and none where there is, once it is in standing."""
+
+    def forge_claims(self, claims: bytes) -> bytes:
+        if self.counts.owed or not self.counts.stood:
+            return claims
+        turned = {Claim.SPREAD: Claim.ALIKE, Claim.ALIKE: Claim.SPREAD}
+        return bytes(turned.get(Claim(claim), claim) for claim in claims)
+
+
+def test_wrong_claims_end_a_standing_and_teach_nothing() -> None:
+    health = play(Boaster, steps=8)
     assert health["done"] == 1
-    refused = health["validator-1"]["roles"]["validator"]["refused"]
-    assert list(refused) == ["another run"]
-    assert "is for run 787878787878" in health["attacker-1"]["roles"]["forger"]["refusal"]
-    assert (
-        health["attacker-1"]["peer"] not in health["validator-1"]["roles"]["validator"]["nodes"]
-    )
+    reasons = scored(health, "attacker-1")["reasons"]
+    assert set(reasons) == {"a claim about its rewards is wrong"}
+    assert health["attacker-1"]["peer"] not in trainer_of(health)["bans"]
+    assert nobody_honest_is_rejected(health)
 
 
-def test_garbage_costs_its_sender_the_stream_and_nobody_else_anything() -> None:
-    health = play(Babbler)
+class Asker(Inference):
+    """Sends windows of its own making, and keeps what it is told."""
+
+    name: ClassVar[str] = "asker"
+    told: ClassVar[dict[str, object]] = {}
+
+    async def run(self, node: Node) -> None:
+        run = run_of(node)
+        await node.shardcast.wait_policy(node.shardcast.newest + 1)
+        version = node.shardcast.newest
+        policy = node.shardcast.manifest(version).weights_digest
+        claims = bytes([Claim.SPREAD] * run.terms.recipe.submission)
+        honest = Window(
+            *(run.id, terms_digest(run), node.peer_id, version, policy, 0),
+            *((bytes(32),), claims),
+        )
+        forged = {
+            "another run": replace(honest, run=b"x" * 32),
+            "another node": replace(honest, node=run.terms.trainers[0]),
+            "other terms": replace(honest, terms=b"x" * 32),
+            "a version to come": replace(honest, version=version + 1000),
+            "another policy": replace(honest, policy=b"x" * 32),
+            "a gap": replace(honest, first=3),
+            "too few claims": replace(honest, claims=claims[:-1]),
+            "honest": honest,
+            "the same": honest,
+            "other content": replace(honest, contents=(b"x" * 32,)),
+        }
+        for name, window in forged.items():
+            signed = SignedWindow.sign(window, node.world.signer)
+            self.told[name] = await self._ask(node, encode_request(WindowRequest(signed)))
+        wrong = SignedWindow(replace(honest, first=1), bytes(64))
+        with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
+            await self._ask(node, encode_request(WindowRequest(wrong)))
+        for number in range(3):
+            with pytest.raises((trio.BrokenResourceError, PeerUnreachable)):
+                await self._ask(node, bytes(range(number, 200)))
+            self.counts.retries += 1
+        await trio.sleep_forever()
+
+    async def _ask(self, node: Node, asked: bytes) -> object:
+        trainer = run_of(node).terms.trainers[0]
+        await node.locate(trainer)
+        data = await request(
+            node.host, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ANSWER + 1024
+        )
+        return decode_reply_untrusted(data, node.world.verify)
+
+
+def test_windows_that_break_a_rule_are_refused_with_a_sentence_and_blame_nobody() -> None:
+    Asker.told.clear()
+    health = play(Asker, steps=6)
     assert health["done"] == 1
-    assert health["attacker-1"]["roles"]["babbler"]["retries"] == 3
-    assert health["validator-1"]["roles"]["validator"]["rejected"] == 0
+    told = dict(Asker.told)
+    answers = [told.pop("honest"), told.pop("the same")]
+    assert all(isinstance(one, Answer) and one.wanted == (0,) for one in answers)
+    words = {
+        "another run": "start the node with that run",
+        "another node": "from the node that signed it",
+        "other terms": "do not hold any more",
+        "a version to come": "the newest policy is",
+        "another policy": "another policy",
+        "a gap": "",
+        "too few claims": "groups, not",
+        "other content": "",
+    }
+    assert told.keys() == words.keys()
+    for name, reply in told.items():
+        assert isinstance(reply, Refused), (name, reply)
+        assert words[name] in reply.reason
+    assert scored(health, "attacker-1")["rejected"] == 0
+    assert health["attacker-1"]["peer"] not in trainer_of(health)["bans"]
+    assert health["attacker-1"]["roles"]["asker"]["retries"] == 3

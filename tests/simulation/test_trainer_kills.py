@@ -20,7 +20,8 @@ from roles.trainer.session import TrainerSession
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario
 from sim.workloads import spine
-from tests.simulation.test_roles_faults import CAST, CHECKPOINTS, Play, perform
+from tests.simulation.test_roles_faults import CHECKPOINTS
+from tests.support.swarm import CAST, Play, perform
 from tests.sweeps import swept
 
 EVERY = 3
@@ -111,7 +112,7 @@ def test_killed_at_any_time_it_comes_to_the_same_weights(
 def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Deliveries stay until the older generation covers them."""
+    """Places stay until the older generation covers them."""
 
     class Rotten(Deadly):
         async def disturb(self, swarm: Swarm) -> None:
@@ -131,11 +132,11 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
         assert set(course.published[step]) == {policy.encode()}
 
 
-def test_deliveries_that_two_checkpoints_cover_are_removed(
+def test_places_that_two_checkpoints_cover_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Course(monkeypatch)
     perform(play := Deadly([]), steps=STEPS)
     left = [path for path in play.disk.paths() if path.startswith("trainer/intake/")]
     # The steps after the older checkpoint (9, the last is of 10), those that wait, the log.
-    assert 1 < len(left) <= 2 + 2 * (8 // 4) + round(1.5 * 8)
+    assert 1 < len(left) <= 2 + 2 * 8 + round(1.5 * 8)
