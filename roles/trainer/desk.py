@@ -27,6 +27,7 @@ from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
+from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.protocol.core.account import Account
@@ -334,47 +335,57 @@ class WorkDesk:
 
     def _refuse_window(self, peer: PeerId, window: Window) -> Refused | None:
         """Say what is wrong before a signature is checked."""
-        run, node = self._run, self._node
+        run, node, refuse = self._run, self._node, self._refuse
         if window.node != peer:
-            return Refused("a window must come from the node that signed it", False)
+            return refuse("another node", "a window comes from the node that signed it")
         if window.run != run.id:
-            return Refused(
+            return refuse(
+                "another run",
                 f"the window is of run {window.run.hex()[:12]}, this trainer's is"
                 f" {run.id.hex()[:12]}: start the node with that run",
-                False,
             )
         if self._standing.why_not:
             return RESTS
         if not node.may(peer, Capability.GENERATE):
-            return Refused(node.book.why_not(peer, Capability.GENERATE), False)
+            return refuse("not admitted", node.book.why_not(peer, Capability.GENERATE))
         if node.lacks_work(peer):
-            return Refused(run.lacks_stamp, True)
+            return refuse("no work stamp", run.lacks_stamp, retry=True)
         if self._intake.is_over and window.contents:
-            return Refused("the run has all its steps", False)
+            return refuse("over", "the run has all its steps")
         newest = node.shardcast.newest
         if window.version > newest:
-            return Refused(f"the newest policy is {newest}", True)
+            return refuse("policy to come", f"the newest policy is {newest}", retry=True)
         if window.terms != terms_digest(run):
-            return Refused(
+            return refuse(
+                "other terms",
                 "it was made under terms that do not hold any more: an edition of the run file"
                 " has changed them",
-                node.book.hint(peer) and not window.contents,
+                retry=node.book.hint(peer) and not window.contents,
             )
-        if window.contents:
-            if newest - window.version > run.terms.recipe.lag:
-                return Refused("its policy has become too old", False)
-            if not node.shardcast.holds(window.version):
-                return Refused("its policy is not held by the trainer", False)
-            if window.policy != node.shardcast.manifest(window.version).weights_digest:
-                return Refused("it is of another policy than this trainer's", False)
-            groups = len(window.claims) // len(window.contents)
-            if groups != run.terms.recipe.submission:
-                return Refused(
-                    f"a place has {run.terms.recipe.submission} groups, not {groups}", False
-                )
-            if len(window.contents) > run.terms.trust.window:
-                return Refused(f"a window has {run.terms.trust.window} places at most", False)
+        return self._refuse_places(window, newest) if window.contents else None
+
+    def _refuse_places(self, window: Window, newest: PolicyVersion) -> Refused | None:
+        run, shardcast, refuse = self._run, self._node.shardcast, self._refuse
+        if newest - window.version > run.terms.recipe.lag:
+            return refuse("too old", "its policy has become too old")
+        if not shardcast.holds(window.version):
+            return refuse("not held", "its policy is not held by the trainer")
+        if window.policy != shardcast.manifest(window.version).weights_digest:
+            return refuse("another policy", "it is of another policy than this trainer's")
+        groups = len(window.claims) // len(window.contents)
+        if groups != run.terms.recipe.submission:
+            return refuse(
+                "another shape",
+                f"a place has {run.terms.recipe.submission} groups, not {groups}",
+            )
+        if len(window.contents) > run.terms.trust.window:
+            return refuse("too long", f"a window has {run.terms.trust.window} places at most")
         return None
+
+    def _refuse(self, kind: str, sentence: str, *, retry: bool = False) -> Refused:
+        """Refuse, and count it by its kind: sentences name peers, of which there is no end."""
+        self.stats.refuse(kind)
+        return Refused(sentence, retry)
 
     def _note_window(self, window: Window, said: Assignment) -> None:
         if window.digest in self._answered:

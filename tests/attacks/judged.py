@@ -8,13 +8,12 @@ from typing import Any
 
 import trio
 
-from roles.protocol.core.groups import Commitment, Submission, content_digest
-from roles.run import run_of
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import open_swarm
 from sim.run.scenario import Scenario, load_scenario
 from sim.workloads import spine
+from tests.support.swarm import scored
 
 CAST = {"relay-1": "none", "trainer-1": "trainer", "validator-1": "validator"}
 
@@ -72,18 +71,6 @@ def trainer(health: Health) -> Health:
 
 
 def accepted(health: Health, prefix: str) -> int:
-    """Accepted submissions of the nodes whose names begin with ``prefix``."""
-    records = validator(health)["nodes"]
-    peers = [status["peer"] for name, status in health.items() if name.startswith(prefix)]
-    return sum(records[peer]["accepted"] for peer in peers if peer in records)
-
-
-def forge(node: Any, version: int, index: int, content: bytes) -> Submission:
-    """A submission of ``node`` that is signed, and holds anything."""
-    policy = bytes(32)
-    if node.shardcast.holds(version):
-        policy = node.shardcast.manifest(version).weights_digest
-    commitment = Commitment(
-        run_of(node).id, node.host.peer_id, version, policy, index, content_digest(content)
-    )  # type: ignore[arg-type]
-    return Submission.sign(commitment, content, node.world.signer)
+    """Accepted places of the nodes whose names begin with ``prefix``."""
+    names = [name for name in health if name.startswith(prefix)]
+    return sum(scored(health, name)["accepted"] for name in names)

@@ -18,20 +18,22 @@ from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
-from roles.protocol.core.groups import (
-    ROLLOUT_PROTOCOL,
-    Commitment,
+from roles.protocol.core.answer import decode_reply_untrusted, decode_request_untrusted
+from roles.protocol.core.conviction import open_conviction_untrusted
+from roles.protocol.core.groups import decode_groups_untrusted
+from roles.protocol.core.verdict import decode_verdict_untrusted
+from roles.protocol.core.window import (
+    WINDOW_DOMAIN,
+    SignedWindow,
     Submission,
+    Window,
     content_digest,
     decode_commitment_untrusted,
-    decode_delivery_untrusted,
-    decode_groups_untrusted,
-    decode_receipt_untrusted,
-    decode_reply_untrusted,
     decode_submission_untrusted,
-    decode_verdict_untrusted,
+    decode_window_untrusted,
 )
 from roles.run.core.file import DOMAIN, FORMAT, decode_run_untrusted
+from roles.trainer.taken import decode_taken_untrusted
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB
@@ -89,8 +91,10 @@ PARSERS: dict[str, Callable[[bytes], object]] = {
     "submission": lambda data: decode_submission_untrusted(data, verify),
     "verdict": lambda data: decode_verdict_untrusted(data, verify),
     "reply": lambda data: decode_reply_untrusted(data, verify),
-    "delivery": lambda data: decode_delivery_untrusted(data, verify),
-    "receipt": decode_receipt_untrusted,
+    "request": decode_request_untrusted,
+    "window": lambda data: decode_window_untrusted(data, verify),
+    "conviction": lambda data: open_conviction_untrusted(data, (), verify),
+    "taken place": lambda data: decode_taken_untrusted(data, verify),
     "ledger entry": decode_entry_untrusted,
     "ledger fork": decode_fork_untrusted,
     "run file": decode_run_untrusted,
@@ -113,8 +117,9 @@ def test_no_parser_makes_room_for_a_bomb(parse: Callable[[bytes], object], bomb:
 
 def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> None:
     content = listed(MIB, b"\x90")
-    commitment = Commitment(bytes(32), KEY.peer_id, 1, bytes(32), 0, content_digest(content))  # type: ignore[arg-type]
-    data = Submission.sign(commitment, content, KEY).to_bytes()
+    digests = (content_digest(content),)
+    window = Window(bytes(32), bytes(32), KEY.peer_id, 1, bytes(32), 0, digests, b"\1")  # type: ignore[arg-type]
+    data = Submission(SignedWindow.sign(window, KEY), 0, content).to_bytes()
     asked = []
 
     def judge(*arguments: object) -> bool:
@@ -125,7 +130,7 @@ def test_a_submission_with_a_bomb_inside_is_opened_as_far_as_its_signature() -> 
     try:
         with pytest.raises(BadMessage, match="signature"):
             decode_submission_untrusted(data, judge)
-        assert asked == [ROLLOUT_PROTOCOL]
+        assert asked == [WINDOW_DOMAIN]
         opened = decode_submission_untrusted(data, verify)
         with pytest.raises(BadMessage):
             decode_groups_untrusted(opened.content)

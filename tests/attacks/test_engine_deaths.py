@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import trio
-from roles.validator.judge import ENGINE_FAILED
 
 from p2p.errors import StorageError, WorkerDied
 from p2p.machine import open_world
@@ -26,6 +25,7 @@ from roles.engines.content import ContentFile, ContentFolder
 from roles.engines.fake import FakeEngine
 from roles.engines.lasting import EngineLost
 from roles.engines.mapped import open_content
+from roles.protocol.scorer import ENGINE_FAILED
 from roles.shared.checked_json import DamagedFile
 from roles.shared.standing import RoleStanding
 from tests.attacks.judged import accepted, play, trainer, validator

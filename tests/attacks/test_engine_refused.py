@@ -21,8 +21,8 @@ from roles.engines.fake import FakeEngine
 from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
+from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
-from roles.protocol.core.groups import Submission
 from roles.shared.worker_start import PAUSES
 from tests.attacks.judged import play, trainer
 from tests.attacks.test_engine_deaths import kill
@@ -98,7 +98,7 @@ def test_an_engine_that_fails_under_an_older_policy_goes_on_with_the_newest(
     failed: list[int] = []
     advance, produce = FakeEngine.advance, InferenceSession.produce
 
-    async def noting(session: InferenceSession) -> Submission:
+    async def noting(session: InferenceSession) -> FullPlace:
         sessions[id(session.engine)] = session
         newest[id(session.engine)] = session.node.shardcast.newest
         return await produce(session)

@@ -3,73 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import pytest
-from roles.validator.judge import ENVIRONMENT_FAILED
 
-from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import EngineError, GroupTask, Sampling
 from roles.envs.base import Task
 from roles.envs.client import LocalEnvironment
 from roles.envs.contained import AnswerFailed, EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
-from roles.inference.role import Inference
-from roles.inference.session import InferenceSession
-from roles.protocol.core.assignment import validator_of
-from roles.protocol.core.groups import TOO_LONG, Receipt, Submission, content_digest
+from roles.protocol.scorer import ENVIRONMENT_FAILED
 from roles.rl.recipe import Recipe
 from roles.trainer.curve import LearningCurve
 from tests.attacks.judged import play, trainer, validator
-from tests.attacks.test_lying_validator import (
-    JUDGES,
-    TRAINER_RUN,
-    WORKER,
-    CheckWithoutModel,
-    delivery,
-    make_intake,
-)
-
-HUGE = 9_000_000
-
-
-class Wordy(Inference):
-    """Its first submission under each policy is too long; the others are honest."""
-
-    name: ClassVar[str] = "wordy"
-
-    def make_session(self, *args: Any) -> InferenceSession:
-        return WordySession(*args, self.name, self.counts)
-
-
-class WordySession(InferenceSession):
-    async def produce(self) -> Submission:
-        honest = await super().produce()
-        if honest.commitment.index:
-            return honest
-        content = honest.content + bytes(HUGE)
-        claim = replace(honest.commitment, content=content_digest(content))
-        return Submission.sign(claim, content, self.node.world.signer)
-
-
-def test_a_submission_that_is_too_long_is_answered_for_good_and_leaves_no_gap(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It was asked again for ever, with an empty refusal, and locked its worker
-    out.
-    """
-    health = play({"inference-1": "inference", "wordy-1": f"{__name__}:Wordy"}, 60.0, steps=5)
-    wordy = health["wordy-1"]["roles"]["wordy"]
-    assert trainer(health)["step"] == 5
-    assert wordy["rejected"] >= 2
-    assert wordy["accepted"] > wordy["rejected"]
-    assert wordy["retries"] < 20
-    told = [record.getMessage() for record in caplog.records if TOO_LONG in record.getMessage()]
-    assert len(told) >= wordy["rejected"]
-    assert all(" over the limit of " in sentence for sentence in told)
-    reasons = validator(health)["nodes"][health["wordy-1"]["peer"]]["reasons"]
-    assert set(reasons) <= {reason for reason in reasons if reason.startswith(TOO_LONG)}
 
 
 def _deep(*_: object) -> float:
@@ -162,7 +108,7 @@ def test_a_task_that_fails_ends_no_worker(
     original = SortEnvironment.task
 
     def task(self: SortEnvironment, seed: bytes, *, held_out: bool = False) -> Task:
-        if seed[0] < 8:
+        if seed[0] < 2:
             raise LookupError("no such puzzle")
         return original(self, seed, held_out=held_out)
 
@@ -174,30 +120,6 @@ def test_a_task_that_fails_ends_no_worker(
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors
     assert len(errors) <= len(workers)
-
-
-async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_is_told_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The trainer computes rewards too."""
-
-    class FailingCheck(CheckWithoutModel):
-        async def groups(self, *_: object) -> list[Any]:
-            raise EnvironmentFailed(
-                "reward() of the environment 'sort': ZeroDivisionError (sort.py:1)"
-            )
-
-    intake = make_intake(FailingCheck)
-    right = validator_of(TRAINER_RUN, WORKER.peer_id, PolicyVersion(1))
-    judge = next(one for one in JUDGES if one.peer_id == right)
-    for index in range(3):
-        payload = delivery(judge, index=index, content=bytes([index]))
-        receipt, reason = await intake.take(judge.peer_id, payload)
-        assert receipt is Receipt.UNWANTED
-        assert "environment failed" in reason
-    assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
-    assert not intake._taking
-    assert not intake._filled
 
 
 async def test_an_evaluation_that_fails_stops_no_learning(

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
-from roles.validator.replay import Replayer
 
 from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.base import EngineError
 from roles.inference.places import OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
+from roles.protocol.scorer import Scorer
 from roles.rl.recipe import Recipe
 
 VERSION: Any = 3
+NO_WINDOWS = SimpleNamespace(close=lambda: None, note_version=lambda _: None)
 
 
 class Shardcast:
@@ -51,7 +51,9 @@ async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
         loaded.append(path)
 
     session = InferenceSession.__new__(InferenceSession)
-    session._windows = None
+    session.windows = cast(
+        Any, SimpleNamespace(close=lambda: None, note_version=lambda _: None)
+    )
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
     node: Any = SimpleNamespace(shardcast=shardcast, world=world)
     engine: Any = SimpleNamespace(load=load, drop=trio.lowlevel.checkpoint)
@@ -85,14 +87,14 @@ class FragileEngine:
 async def test_an_engine_that_failed_to_load_is_asked_again_for_the_policy_before() -> None:
     """Two trainers, one version: the validator thought that it still had the first one's."""
     shardcast, engine, stub = Shardcast(), FragileEngine(), cast(Any, object())
-    node: Any = SimpleNamespace(shardcast=shardcast, world=SimpleNamespace(rng=Random))
-    replayer = Replayer(node, stub, stub, cast(Any, engine), stub)
-    await replayer._load(VERSION, b"one", "one")
+    node: Any = SimpleNamespace(shardcast=shardcast, world=SimpleNamespace(now=lambda: 0.0))
+    scorer = Scorer(node, cast(Any, engine), stub, survives_engine=True)
+    await scorer._load(VERSION, b"one", "one")
     with pytest.raises(EngineError):
-        await replayer._load(VERSION, b"bad", "bad")
-    assert replayer.loaded == NO_POLICY
-    await replayer._load(VERSION, b"one", "one")
-    assert (engine.held, replayer.loaded) == ("one", VERSION)
+        await scorer._load(VERSION, b"bad", "bad")
+    assert scorer.loaded == NO_POLICY
+    await scorer._load(VERSION, b"one", "one")
+    assert (engine.held, scorer.loaded) == ("one", VERSION)
 
 
 async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
@@ -107,7 +109,9 @@ async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
             return self.newest
 
     session = InferenceSession.__new__(InferenceSession)
-    session._windows = None
+    session.windows = cast(
+        Any, SimpleNamespace(close=lambda: None, note_version=lambda _: None)
+    )
     shardcast, engine = Versions(), FragileEngine()
     shardcast.chosen = b"bad"
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)

@@ -20,7 +20,7 @@ from roles.run.core.file import AdmissionRules, sign_run
 from roles.trainer.core.pace import Paces
 from sim.node.swarm import Swarm
 from sim.workloads import spine
-from tests.attacks.judged import accepted, play, validator
+from tests.attacks.judged import accepted, play, trainer
 from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
 
 BITS = 10
@@ -66,7 +66,7 @@ def test_who_shows_its_stamp_works_and_who_does_not_is_told_what_to_do(
     health = play({"inference-1": "inference", **sparing}, 30.0, steps=1000)
     assert accepted(health, "inference") > 5
     assert accepted(health, "sparing") == 0
-    assert validator(health)["refused"]["no work stamp"] > 0
+    assert trainer(health)["refused"]["no work stamp"] > 0
 
 
 def test_a_run_names_whom_it_asks_for_no_stamp() -> None:
