@@ -15,6 +15,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.world import World
+from roles.protocol.core.window import DIGEST_BYTES, content_digest
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
 from roles.trainer.core.gate import Gate
@@ -44,16 +45,13 @@ class GateFiles:
     async def open(self, me: PeerId) -> Gate:
         """Return the gate as an earlier life left it."""
         disk = self._world.disk
-        if await disk.size(SECRET) is None:
-            secret = self._world.entropy(32)
-            await self._durable.insist(partial(disk.replace, SECRET, secret))
-        gate = Gate(me, await disk.read(SECRET))
+        gate = Gate(me, await self._secret())
         for name in await disk.list(FOLDER):
             path = f"{FOLDER}/{name}"
             try:
                 kind, _, peer = name.partition("-")
                 who = PeerId(bytes.fromhex(peer))
-                gate.restore_untrusted(kind, who, await disk.read(path))
+                gate.restore_untrusted(kind, who, _opened(await disk.read(path)))
             except (BadMessage, ValueError) as error:
                 await discard(disk, path, error)
         try:
@@ -61,6 +59,19 @@ class GateFiles:
         except DamagedFile as error:
             await discard(disk, SERVED, error)
         return gate
+
+    async def _secret(self) -> bytes:
+        """Return the key of the dice; another one if it is damaged: what was answered stays
+        answered."""
+        disk = self._world.disk
+        if await disk.size(SECRET) is not None:
+            try:
+                return _opened(await disk.read(SECRET))
+            except BadMessage as error:
+                await discard(disk, SECRET, error)
+        secret = self._world.entropy(32)
+        await self._durable.insist(partial(disk.replace, SECRET, _sealed(secret)))
+        return secret
 
     async def write(self, gate: Gate) -> None:
         """Write the rows that have changed: on disk when this returns."""
@@ -71,7 +82,8 @@ class GateFiles:
                 if row.data is None:
                     await self._durable.insist(partial(disk.remove, path))
                 else:
-                    await self._durable.insist(partial(disk.replace, path, row.data))
+                    sealed = _sealed(row.data)
+                    await self._durable.insist(partial(disk.replace, path, sealed))
 
     async def note_served(self, seconds: float, ticks: int) -> None:
         """Count time served; it is written now and then."""
@@ -79,3 +91,14 @@ class GateFiles:
         if ticks % KEEP_EVERY == 0:
             value = self.served
             await self._durable.insist(partial(keep, self._world.disk, SERVED, value))
+
+
+def _sealed(data: bytes) -> bytes:
+    return content_digest(data) + data
+
+
+def _opened(sealed: bytes) -> bytes:
+    data = sealed[DIGEST_BYTES:]
+    if content_digest(data) != sealed[:DIGEST_BYTES]:
+        raise BadMessage("it does not have the digest that it was written with")
+    return data

@@ -17,7 +17,7 @@ from roles.demo.status import SwarmStatus
 from sim.errors import NodeFailed
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.workloads import spine
-from tests.simulation.test_roles_faults import CAST, Play, perform, validators
+from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform
 from tests.sweeps import swept
 
 HARM: Final = ("flipped", "cut", "removed")
@@ -73,10 +73,14 @@ ROWS: Final = (
     Row("trainer/weights/*", "trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
     Row("trainer/intake/used.json", "trainer/intake/used[.]json", ("trainer-1",)),
     Row("trainer/intake/*", f"trainer/intake/{DIGEST}", ("trainer-1",)),
-    Row("trainer/limits", "trainer/limits", ("trainer-1",)),
-    Row("validator/edition", "validator/edition", ("validator-1",)),
-    Row("validator/accepted/*", f"validator/accepted/{DIGEST}", ("validator-1",)),
-    Row("inference/outbox/*", "inference/outbox/[0-9]{10}-[0-9]{10}", ("inference-1",)),
+    Row("trainer/gate/*", "trainer/gate/(name|validator)-[0-9a-f]+", ("trainer-1",)),
+    Row("trainer/gate-secret", "trainer/gate-secret", ("trainer-1",)),
+    Row("trainer/gate-served", "trainer/gate-served", ("trainer-1",)),
+    Row("validator/kept/*", f"validator/kept/{DIGEST}", ("validator-1",), planted=True),
+    Row("inference/outbox/place-*", "inference/outbox/place-[0-9]{10}-[0-9]{10}",
+        ("inference-1",)),
+    Row("inference/outbox/window-*", "inference/outbox/window-[0-9]{10}-[0-9]{10}",
+        ("inference-1",)),
     Row("inference/life", "inference/life", ("inference-1",)),
     Row("inference/outbox/cursor", "inference/outbox/cursor", ("inference-1",)),
 )  # fmt: skip
@@ -86,7 +90,8 @@ ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
     "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
     "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
-    "trainer/lies/*": "../unit/test_audit.py::test_a_conviction_outlives_its_damaged_proof",
+    "trainer/evidence/*": "../unit/test_gate.py::"
+    "test_convictions_open_and_what_does_not_fit_convicts_nobody",
     "key": "test_files_start.py::test_a_key_that_is_damaged_ends_a_node_with_a_sentence",
     "lock": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "store/RUN/lock": "test_content_policies.py::test_two_pulls_into_one_folder_do_not_meet",
@@ -141,9 +146,10 @@ class Damaged(Play):
         for row, harm in self._rows.items():
             if row.planted:
                 stored = next(path for path in machine.disk.paths() if re.match(STORE, path))
-                machine.disk.replace_now(
-                    f"{stored.rpartition('/')[0]}/publishing.tmp", bytes(1000)
-                )
+                planted = f"{stored.rpartition('/')[0]}/publishing.tmp"
+                if row.told.startswith("validator"):
+                    planted = f"validator/kept/{'0' * 64}"
+                machine.disk.replace_now(planted, bytes(1000))
             while not (found := self._found(machine, row)):
                 assert relay.shardcast.newest < STEPS, f"there was no {row.path}"
                 await swarm.sleep(0.02)
@@ -189,7 +195,7 @@ def test_a_node_with_damaged_files_goes_on(name: str, turn: int) -> None:
     assert list(play.damaged) == [row.path for row in rows]
     assert health["done"] == 1
     assert health["relay-1"]["shardcast"]["newest"] == STEPS
-    assert [judge["rejected"] for judge in validators(health)] == [0]
+    assert nobody_honest_is_rejected(health)
     for path in play.paths:
         assert any(re.fullmatch(row.path, path) for row in ROWS), f"the table lacks {path}"
 
