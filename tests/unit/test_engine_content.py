@@ -26,7 +26,7 @@ from roles.engines.torch.learner import TorchLearner
 from roles.protocol.request import Backoff
 from roles.shared.checked_json import DamagedFile
 from tests.unit.content_life import ARGV, CONFIG, IDLE, LESSON, TOKENS
-from tests.unit.trainer_life import CONFIG as SMALL, lesson
+from tests.unit.trainer_life import CONFIG as SMALL, lessons
 
 FOLDER = "engine/engine"
 RECORDS = [bytes([number]) * number for number in (0, 1, 5, 40, 3)]
@@ -273,7 +273,8 @@ async def test_both_sides_write_the_same_in_blocks(
 def test_a_mapped_step_teaches_the_same_and_is_decoded_by_minibatches(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     groups = [
-        codec.decode_training(codec.encode_training(lesson(index, 0))) for index in range(5)
+        codec.decode_training(codec.encode_training(lessons(index)[0].group))
+        for index in range(5)
     ]
     path = str(tmp_path / "step")
     file = write_content(path, map(codec.encode_training, groups), 10 * MOST)

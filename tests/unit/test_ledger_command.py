@@ -24,13 +24,14 @@ from roles.engines.config import ModelShape
 from roles.ledger.command import main
 from roles.ledger.core.receipt import sign_receipt
 from roles.ledger.reading import MAX_FILE
-from roles.protocol.core.groups import Commitment, SignedVerdict
 from roles.protocol.core.statements import (
     EARNED_KIND,
     LEARNT_KIND,
     VERDICT_KIND,
     learnt_parts,
 )
+from roles.protocol.core.verdict import SignedVerdict
+from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of
 from roles.run.core.file import Run, sign_run
 from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
@@ -55,7 +56,9 @@ def verdict(
     said: Verdict = Verdict.ACCEPTED,
 ) -> SignedVerdict:
     content = bytes([index]) * 32
-    commitment = Commitment(run.id, worker.peer_id, PolicyVersion(1), b"p" * 32, index, content)
+    commitment = Commitment(
+        *(run.id, b"t" * 32, worker.peer_id, PolicyVersion(1), b"p" * 32, index, content)
+    )
     work = work_of([(10, 20)] * 4) if said is Verdict.ACCEPTED else None
     unsigned = SignedVerdict(
         validator.peer_id, commitment, said, "within limits", 0.0, 1.0, (1.0,) * 4, work=work

@@ -6,33 +6,21 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import trio
 
-from p2p import PeerId, open_host
-from p2p.errors import BadMessage
-from p2p.host import request
-from p2p.machine import open_world
 from p2p.node.live import Terminal
 from p2p.node.process import Warnings
 from p2p.node.screen import WIDEST, block, height, line
 from proofs.checks import Verdict
 from roles.inference.stats import Doing, InferenceCounts, Rate
 from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
-from roles.protocol.core.account import (
-    ACCOUNT_PROTOCOL,
-    Account,
-    Fates,
-    TrainerDoing,
-    decode_account_untrusted,
-)
+from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import MAX_REASONS, OTHER
-from roles.trainer.account import IMPATIENCE, AccountDesk, Row
+from roles.trainer.account import Row
 from roles.trainer.status import status_of as trainer_status
 from roles.validator.status import ValidatorStatus, facts_of as validator_facts
 from tests.unit.screens import SCENES
@@ -221,22 +209,3 @@ def test_a_validator_and_a_trainer_say_what_they_do() -> None:
     assert trainer_status(session, 60).now == (
         "waiting for work: 12 of 32 groups for step 17 of 60 are here"
     )
-
-
-async def test_a_node_that_asks_too_often_gets_no_answer(autojump_clock) -> None:
-    told = 0
-
-    def account_of(_: PeerId) -> Account:
-        nonlocal told
-        told += 1
-        return Account(doing=TrainerDoing.WAITS)
-
-    async with open_world() as world, open_host() as trainer, open_host() as worker:
-        desk = AccountDesk(world, account_of)
-        peer = await worker.connect_addr(trainer.addrs[0])
-        with trainer.serving(ACCOUNT_PROTOCOL, desk.serve):
-            for _ in range(2 * int(IMPATIENCE)):
-                with suppress(BadMessage, trio.BrokenResourceError):
-                    answer = await request(worker, peer, ACCOUNT_PROTOCOL, b"")
-                    assert decode_account_untrusted(answer).doing is TrainerDoing.WAITS
-    assert told == IMPATIENCE

@@ -54,7 +54,7 @@ from roles.envs.text import (
 from roles.models.pin import FilePin
 from roles.models.tokenizer import Tokenizer
 from roles.rl.evaluation import grade
-from tests.fuzz.test_fuzz_rollout import foreign
+from tests.fuzz.test_fuzz_work import foreign
 from tests.model_folders import END, SPECIAL, make_folder
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
