@@ -320,7 +320,7 @@ class Gate:
         name.is_listed = is_listed
         name.owed = min(name.owed, now.trust.probation)
         name.active = now.served
-        name.unforgiven += 1
+        name.unforgiven += len(window.contents)
         fresh = now.newest - now.lag
         name.next = {one: index for one, index in name.next.items() if one >= fresh}
         name.next[window.version] = window.places.stop
@@ -750,7 +750,7 @@ class Gate:
         if place.one.is_blamed:
             return Consequence(node=node, reason=reason, drop=drop)
         place.one.is_blamed = True
-        is_forgiven = name.unforgiven >= FORGIVEN_EVERY
+        is_forgiven = name.unforgiven >= FORGIVEN_EVERY * now.trust.window
         if is_forgiven:
             name.unforgiven = 0
         most = now.trust.probation
