@@ -810,3 +810,57 @@ def test_rows_are_read_as_they_were_written_and_others_are_refused() -> None:
                     gate().restore_untrusted(kind, peer, altered)
                 except BadMessage:
                     continue
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_told_in_whatever_order_rows_say_all_and_tables_stay_bounded(
+    seed: int,
+) -> None:
+    dice, disk = random.Random(seed), Disk(None)
+    most = {"most_in_standing": 3, "most_newcomers": 5}
+    judge, workers = gate(**most), [made.key(number) for number in range(9)]
+    places: list[Commitment] = []
+    due: dict[tuple[int, int], int] = {}
+    served = newest = 0
+    for _ in range(250):
+        now = situation(served, newest, judges=VALIDATORS[: dice.choice([0, 1, 3])])
+        one = dice.choice([*places[-40:], None])
+        scorer, network = dice.choice(VALIDATORS), str(dice.randrange(3))
+        match dice.randrange(10), one:
+            case (0, Commitment()):
+                judge.stood(one, now)
+            case (1, Commitment()):
+                judge.lied(one, dice.choice([*Weight][1:]), now)
+            case (2, Commitment()):
+                judge.inconclusive(one, now)
+            case (3, Commitment()):
+                judge.came(one)
+            case (4 | 5, Commitment()):
+                word, excess = dice.choice([*Verdict]), dice.choice([1.2, 3.0, 20.0])
+                verdict = made.verdict(scorer, one, word, excess=excess)
+                judge.verdict(verdict, now, network=network)
+                if judge.contest(verdict, now, network=network) is not Wish.TAKE:
+                    audit(judge, verdict, dice.choice([None, STRIKE, LIE]), now)
+            case (6, _):
+                judge.expire(now)
+                served, newest = served + dice.choice([1, 700]), newest + dice.randrange(2)
+            case _:
+                number = dice.randrange(9)
+                first = due.get((number, newest), 0)
+                claims = ALIKE * 4 if dice.random() < 0.3 else None
+                signed = made.window(workers[number], newest, first, 4, claims)
+                given = judge.commit(signed, now, is_listed=dice.random() < 0.2)
+                if isinstance(given, Assignment):
+                    due[number, newest] = first + 4
+                    places += map(signed.window.commitment, given.wanted)
+                else:
+                    due[number, newest] = max(first, given.next)
+        assert disk.save(judge)
+        assert sum(kind == "name" for kind, _ in disk.rows) <= 8
+    again = gate(**most)
+    for (kind, peer), data in disk.rows.items():
+        again.restore_untrusted(kind, peer, data)
+    now = situation(served, newest, judges=VALIDATORS)
+    assert again.passed_over(now) == judge.passed_over(now)
+    for place in places:
+        assert again.expects(place, now) == judge.expects(place, now)
