@@ -46,7 +46,7 @@ from proofs.checks import FALSE_REJECTIONS, Reason, Verdict
 from roles.protocol.core.answer import Refused
 from roles.protocol.core.findings import Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
-from roles.protocol.core.window import Claim, SignedWindow, Window
+from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.run.core.trust import TrustTerms
 from roles.trainer.core.gate import Consequence, Gate, Situation, Wish
 
@@ -84,6 +84,11 @@ JUDGES: Final = ("honest", "honest", "honest", "stamping", "mute", "refusing", "
 def peer(*words: object) -> PeerId:
     """Return the name that belongs to these words."""
     return PeerId.from_public_key(sha256(repr(words).encode()).digest())
+
+
+def content(name: PeerId, version: int, index: int) -> bytes:
+    """Return what fills a place: nobody reads it."""
+    return name.digest + version.to_bytes(4, "big") + index.to_bytes(4, "big")
 
 
 @dataclass(slots=True)
@@ -248,10 +253,10 @@ class Swarm:
                 spread[:: 1 + machine.number % 2] = False  # all places, or every other
                 claims = spread.copy()
                 lies = ~spread
-        contents = self._dice.bytes(32 * size)
+        places = range(machine.place, machine.place + size)
         window = Window(
             *(RUN, RUN, machine.name, now.newest, RUN, machine.place),
-            tuple(contents[at : at + 32] for at in range(0, len(contents), 32)),
+            tuple(content_digest(content(machine.name, now.newest, index)) for index in places),
             bytes(np.where(claims, Claim.SPREAD, Claim.ALIKE).astype(np.uint8).ravel()),
         )
         return Drawn(machine, window, spread, lies, claims)
@@ -334,7 +339,9 @@ class Swarm:
         self.hours[-1]["repeated"] += GROUPS
         finding = Finding(Reason.MANTISSA_MEAN.value, 20.0, 1.0) if has_lie else None
         self.gate.came(verdict.commitment)
-        found = self.gate.audited(verdict, finding, now)
+        filled = content(drawn.window.node, now.newest, index)
+        submission = Submission(SignedWindow(drawn.window, bytes(64)), index, filled)
+        found = self.gate.audited(verdict, submission, finding, now, lambda *_: True)
         judge.is_convicted |= found.is_convicted
         self._note(found.worker)
 

@@ -41,7 +41,7 @@ from tests.unit import work_messages as made
 
 WORKER, VALIDATOR, TRAINER = made.key(0), made.key(0, "validator"), made.key(0, "trainer")
 SIGNED = made.window(WORKER, version=3)
-SUBMISSION = made.submission(WORKER, SIGNED, 5)
+SUBMISSION = made.submission_of(SIGNED.window.commitment(5))
 REJECTION = made.verdict(VALIDATOR, SUBMISSION.commitment, Verdict.REJECTED)
 ANSWER = made.answer(TRAINER, SIGNED, tuple(range(16)))
 CONVICTION = pack([REJECTION.to_bytes(), SUBMISSION.to_bytes(), None])

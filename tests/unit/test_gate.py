@@ -97,6 +97,14 @@ def raise_up(judge: Gate, worker: KeyPair, version: int = 0, now: Situation = NO
         first += 16
 
 
+def audit(
+    judge: Gate, verdict: SignedVerdict, finding: Finding | None, now: Situation
+) -> Audited:
+    """Tell the gate what a replay of the place found."""
+    submission = made.submission_of(verdict.commitment)
+    return judge.audited(verdict, submission, finding, now, verify)
+
+
 def is_in_standing(judge: Gate, worker: KeyPair, now: Situation = NOW) -> bool:
     return judge.standing(worker.peer_id, now, is_listed=False).is_in_standing
 
@@ -299,12 +307,12 @@ def test_failures_are_forgiven_once_in_32_windows_and_cost_what_they_may_have_hi
     assert judge.standing(worker.peer_id, NOW, is_listed=True).owed == 20  # 1 / share
     work(20)
     assert is_in_standing(judge, worker)
-    work(FORGIVEN_EVERY - 22)
+    work(16 * FORGIVEN_EVERY - 22)  # windows of one place: a full one has 16
     again = work(1, fails=True)
     assert again
     assert (again.is_forgiven, again.is_newcomer_again) == (False, True)
     assert judge.standing(worker.peer_id, NOW, is_listed=True).owed == 32
-    work(32)
+    work(1)
     later = work(1, fails=True)
     assert later
     assert later.is_forgiven
@@ -375,8 +383,8 @@ def test_an_edition_with_other_terms_bans_convicts_and_blames_nobody() -> None:
     assert not judge.lied(commitments[0], Weight.LIE, new).is_newcomer_again
     assert not judge.wrong_claim(commitments[0], new).is_newcomer_again
     for wish, one in zip(asked, verdicts, strict=True):
-        audit = judge.audited(one, LIE, new) if wish is Wish.SEND else None
-        assert audit is None or (audit.worker is None and not audit.is_convicted)
+        said = audit(judge, one, LIE, new) if wish is Wish.SEND else None
+        assert said is None or (said.worker is None and not said.is_convicted)
     for found in judge.expire(new):
         assert isinstance(found, Consequence)
         assert (found.is_newcomer_again, found.banned_until) == (False, None)
@@ -446,7 +454,7 @@ def test_a_verdict_counts_for_its_commitment_and_from_the_drawn_scorer_only() ->
     for wrong in (copied, replace(commitment, content=b"c" * 32), replace(commitment, index=1)):
         verdict = made.verdict(scorer, wrong)
         assert judge.verdict(verdict, JUDGED, network="n") is Wish.IGNORE
-        found = judge.audited(verdict, LIE, JUDGED)
+        found = judge.audited(verdict, made.submission_of(commitment), LIE, JUDGED, verify)
         assert (found.worker, found.weight) == (None, Weight.NOTHING)
     assert judge.verdict(made.verdict(scorer, commitment), JUDGED, network="n") in (
         Wish.TAKE,
@@ -471,9 +479,11 @@ def audit_all(judge: Gate, numbers: range, finding: Finding | None, word: Verdic
             assert judge.verdict(verdict, now, network="n") is Wish.SEND
             judge.came(commitment)
             assert judge.verdict(verdict, now, network="n") is Wish.TAKE
-            found = judge.audited(verdict, finding, now)
-            repeated = judge.audited(verdict, finding, now)
+            found = audit(judge, verdict, finding, now)
+            repeated = audit(judge, verdict, finding, now)
             assert (repeated.worker, repeated.weight) == (None, Weight.NOTHING)
+            assert found.proof
+            assert open_conviction_untrusted(found.proof.to_bytes(), {made.TERMS}, verify)
             if found.is_convicted:
                 assert judge.verdict(verdict, now, network="n") is Wish.IGNORE
                 assert judge.passed_over(now) != {}
@@ -513,7 +523,7 @@ def test_places_count_only_once_the_audit_of_their_window_is_over() -> None:
             if wishes.index(Wish.SEND) == 7 if wishes.count(Wish.SEND) == 1 else False:
                 break
         assert judge.standing(worker.peer_id, NOW, is_listed=False).stood == 0
-        judge.audited(verdicts[7], finding, JUDGED)
+        audit(judge, verdicts[7], finding, JUDGED)
         assert judge.standing(worker.peer_id, NOW, is_listed=False).stood == stood
 
 
@@ -552,7 +562,7 @@ def test_audits_are_a_twentieth_whatever_is_contested_and_fair_by_network() -> N
                 wish = judge.contest(verdict, JUDGED, network="crowd")
         if wish is Wish.SEND:
             audits += 1
-            judge.audited(verdict, STRIKE, JUDGED)
+            audit(judge, verdict, STRIKE, JUDGED)
     assert 500 <= asked < 600  # at most some forty verdicts pay for one
     assert 25 <= audits <= 75  # a twentieth of 1,000, and two
 
@@ -567,11 +577,11 @@ def test_a_first_rejection_beyond_doubt_is_repeated_once_a_network_in_ten_minute
     firsts = {network: verdict for network, verdict in reversed(sent)}
     assert len(firsts) == 2
     assert len(sent) < 20  # the others fell to the dice
-    found = judge.audited(firsts["n0"], LIE, JUDGED)
+    found = audit(judge, firsts["n0"], LIE, JUDGED)
     assert found.worker
     assert found.worker.banned_until == BAN
     assert found.weight is Weight.NOTHING
-    convicted = judge.audited(firsts["n1"], None, JUDGED)
+    convicted = audit(judge, firsts["n1"], None, JUDGED)
     assert convicted.is_convicted
 
 
@@ -585,7 +595,7 @@ def test_a_silent_validator_is_passed_over_and_comes_back_when_it_speaks() -> No
             else:
                 verdict = made.verdict(scorer, commitment)
                 judge.verdict(verdict, now, network="n")
-                judge.audited(verdict, None, now)
+                audit(judge, verdict, None, now)
         number += 5
         now = replace(now, served=now.served + 50)
         judge.expire(now)
@@ -614,13 +624,26 @@ def test_a_validator_that_is_gone_for_good_stops_nothing() -> None:
     assert is_in_standing(judge, worker)
 
 
+def test_an_audit_whose_proof_does_not_open_accuses_nobody() -> None:
+    judge = gate()
+    for scorer, commitment in drawn(judge, range(1, 400)):
+        verdict = made.verdict(scorer, commitment)
+        if judge.verdict(verdict, JUDGED, network="n") is Wish.SEND:
+            other = made.submission_of(
+                made.window(made.key(500), places=1).window.commitment(0)
+            )
+            found = judge.audited(verdict, other, LIE, JUDGED, verify)
+            assert (found.worker, found.weight, found.proof) == (None, Weight.NOTHING, None)
+    assert judge.passed_over(JUDGED) == {}
+
+
 # -- proofs ----------------------------------------------------------------------------------
 
 
 def test_convictions_open_and_what_does_not_fit_convicts_nobody() -> None:
     worker, validator, other = made.key(1), VALIDATORS[0], made.key(2)
     signed = made.window(worker)
-    submission = made.submission(worker, signed, 3)
+    submission = made.submission_of(signed.window.commitment(3))
     commitment = submission.commitment
     accepted = made.verdict(validator, commitment)
     rejected = made.verdict(validator, commitment, Verdict.REJECTED)
@@ -638,7 +661,7 @@ def test_convictions_open_and_what_does_not_fit_convicts_nobody() -> None:
     borderline = Finding(Reason.MANTISSA_MEAN.value, 1.2, 1.0)
     unsure = made.verdict(validator, commitment, Verdict.INCONCLUSIVE)
     copy = replace(commitment, node=other.peer_id)
-    elsewhere = made.submission(worker, signed, 4)
+    elsewhere = made.submission_of(signed.window.commitment(4))
     forged = replace(submission, signed=replace(signed, signature=bytes(64)))
     five = partial(
         convict,
@@ -718,7 +741,7 @@ def script() -> list[Callable[[Gate], object]]:
                 verdict = made.verdict(scorer, signed.window.commitment(index))
                 wish = judge.verdict(verdict, JUDGED, network="n")
                 if wish is Wish.SEND:
-                    judge.audited(verdict, None, JUDGED)
+                    audit(judge, verdict, None, JUDGED)
             return judge.standing(signed.window.node, JUDGED, is_listed=False)
 
         return step
@@ -787,3 +810,57 @@ def test_rows_are_read_as_they_were_written_and_others_are_refused() -> None:
                     gate().restore_untrusted(kind, peer, altered)
                 except BadMessage:
                     continue
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_is_told_in_whatever_order_rows_say_all_and_tables_stay_bounded(
+    seed: int,
+) -> None:
+    dice, disk = random.Random(seed), Disk(None)
+    most = {"most_in_standing": 3, "most_newcomers": 5}
+    judge, workers = gate(**most), [made.key(number) for number in range(9)]
+    places: list[Commitment] = []
+    due: dict[tuple[int, int], int] = {}
+    served = newest = 0
+    for _ in range(250):
+        now = situation(served, newest, judges=VALIDATORS[: dice.choice([0, 1, 3])])
+        one = dice.choice([*places[-40:], None])
+        scorer, network = dice.choice(VALIDATORS), str(dice.randrange(3))
+        match dice.randrange(10), one:
+            case (0, Commitment()):
+                judge.stood(one, now)
+            case (1, Commitment()):
+                judge.lied(one, dice.choice([*Weight][1:]), now)
+            case (2, Commitment()):
+                judge.inconclusive(one, now)
+            case (3, Commitment()):
+                judge.came(one)
+            case (4 | 5, Commitment()):
+                word, excess = dice.choice([*Verdict]), dice.choice([1.2, 3.0, 20.0])
+                verdict = made.verdict(scorer, one, word, excess=excess)
+                judge.verdict(verdict, now, network=network)
+                if judge.contest(verdict, now, network=network) is not Wish.TAKE:
+                    audit(judge, verdict, dice.choice([None, STRIKE, LIE]), now)
+            case (6, _):
+                judge.expire(now)
+                served, newest = served + dice.choice([1, 700]), newest + dice.randrange(2)
+            case _:
+                number = dice.randrange(9)
+                first = due.get((number, newest), 0)
+                claims = ALIKE * 4 if dice.random() < 0.3 else None
+                signed = made.window(workers[number], newest, first, 4, claims)
+                given = judge.commit(signed, now, is_listed=dice.random() < 0.2)
+                if isinstance(given, Assignment):
+                    due[number, newest] = first + 4
+                    places += map(signed.window.commitment, given.wanted)
+                else:
+                    due[number, newest] = max(first, given.next)
+        assert disk.save(judge)
+        assert sum(kind == "name" for kind, _ in disk.rows) <= 8
+    again = gate(**most)
+    for (kind, peer), data in disk.rows.items():
+        again.restore_untrusted(kind, peer, data)
+    now = situation(served, newest, judges=VALIDATORS)
+    assert again.passed_over(now) == judge.passed_over(now)
+    for place in places:
+        assert again.expects(place, now) == judge.expects(place, now)

@@ -52,12 +52,20 @@ def window(
         *(RUN, terms, worker.peer_id, PolicyVersion(version), POLICY, first, contents),
         bytes(claim for row in said for claim in row),
     )
-    return SignedWindow.sign(made, worker)
+    signed = SignedWindow.sign(made, worker)
+    for index in made.places:
+        _MADE[made.commitment(index)] = Submission(
+            signed, index, content(worker, version, index, kind)
+        )
+    return signed
 
 
-def submission(worker: KeyPair, signed: SignedWindow, index: int) -> Submission:
-    """Return the content of a place behind its window."""
-    return Submission(signed, index, content(worker, signed.window.version, index))
+_MADE: dict[Commitment, Submission] = {}
+
+
+def submission_of(commitment: Commitment) -> Submission:
+    """Return the content of a place behind the window that was made for it."""
+    return _MADE[commitment]
 
 
 def verdict(

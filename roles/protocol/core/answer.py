@@ -170,7 +170,7 @@ class ContentRequest:
     answer: Answer
     index: int
     length: int
-    """Bytes of the content."""
+    """Bytes of the content; 0 says that it is lost, which is better than to be waited for."""
 
     def body(self) -> bytes:
         """Return the body of the request."""

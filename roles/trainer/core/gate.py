@@ -28,18 +28,19 @@ from blake3 import blake3
 
 from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
-from p2p.identity import PeerId
+from p2p.identity import PeerId, Verify
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import pack
 from proofs.checks import Verdict
 from roles.protocol.core.answer import Refused
-from roles.protocol.core.conviction import weigh
+from roles.protocol.core.conviction import Conviction, convict, weigh
 from roles.protocol.core.findings import STRIKES, Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import (
     Claim,
     Commitment,
     SignedWindow,
+    Submission,
     Window,
 )
 from roles.trainer.core.records import (
@@ -169,6 +170,8 @@ class Audited:
     """What it says of the validator."""
     is_convicted: bool = False
     """By this audit, now."""
+    proof: Conviction | None = None
+    """Keep it: of the validator, or if it accuses the worker, of that one's ban."""
     strikes: tuple[bytes, ...] = ()
     """Digests of the commitments whose audits convict together, oldest first; one if it is a
     lie beyond doubt. Strikes for silence are among them and have no evidence."""
@@ -317,7 +320,7 @@ class Gate:
         name.is_listed = is_listed
         name.owed = min(name.owed, now.trust.probation)
         name.active = now.served
-        name.unforgiven += 1
+        name.unforgiven += len(window.contents)
         fresh = now.newest - now.lag
         name.next = {one: index for one, index in name.next.items() if one >= fresh}
         name.next[window.version] = window.places.stop
@@ -538,10 +541,18 @@ class Gate:
         return Wish.SEND
 
     def audited(
-        self, verdict: SignedVerdict, finding: Finding | None, now: Situation
+        self,
+        verdict: SignedVerdict,
+        submission: Submission,
+        finding: Finding | None,
+        now: Situation,
+        verify: Verify,
     ) -> Audited:
-        """Say what the trainer's replay of an audited place found: the worst `Finding`, or None
-        if everything is within limits. Told twice, it counts once."""
+        """Say what the trainer's replay of an audited place found. Told twice, it counts once.
+
+        ``finding`` is the worst of the replay, None if everything is within limits. What does
+        not make a proof that opens (`roles.protocol.core.conviction`) accuses nobody.
+        """
         commitment = verdict.commitment
         place = self._look_up(commitment)
         nothing = Audited(validator=verdict.validator, worker=None, weight=Weight.NOTHING)
@@ -549,10 +560,15 @@ class Gate:
         expected = PlaceState.REJECTED_AUDIT if is_rejected else PlaceState.ACCEPTED_AUDIT
         if place is None or place.scorer != verdict.validator or place.state is not expected:
             return nothing
-        if commitment.terms != now.terms:
+        weight, proof = weigh(verdict, finding), None
+        is_ban = is_rejected and finding is not None and finding.weight is Weight.LIE
+        try:
+            if weight >= Weight.STRIKE or is_ban:
+                proof = convict(commitment, now.terms, verdict, submission, finding, verify)
+        except BadMessage:
             self.audit_inconclusive(commitment, now)
             return nothing
-        judged = self._strike(verdict.validator, commitment, weigh(verdict, finding))
+        judged = replace(self._strike(verdict.validator, commitment, weight), proof=proof)
         if finding is not None:
             return replace(judged, worker=self.lied(commitment, finding.weight, now))
         self._decide(place, PlaceState.STOOD)
@@ -734,7 +750,7 @@ class Gate:
         if place.one.is_blamed:
             return Consequence(node=node, reason=reason, drop=drop)
         place.one.is_blamed = True
-        is_forgiven = name.unforgiven >= FORGIVEN_EVERY
+        is_forgiven = name.unforgiven >= FORGIVEN_EVERY * now.trust.window
         if is_forgiven:
             name.unforgiven = 0
         most = now.trust.probation

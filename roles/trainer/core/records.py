@@ -18,6 +18,7 @@ from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from roles.protocol.core.findings import Weight
 from roles.protocol.core.window import (
     DIGEST_BYTES,
+    MAX_PLACES,
     Commitment,
     SignedWindow,
     Window,
@@ -27,7 +28,8 @@ from roles.protocol.core.window import (
 MAX_KEPT: Final = 128
 """Windows of a name that are kept for repetitions, until their version is stale."""
 FORGIVEN_EVERY: Final = 32
-"""Windows of a name between two failures that are forgiven."""
+"""Full windows of a name between two failures that are forgiven. They are counted by their
+places: who closes windows early is not forgiven more often."""
 LOOKS: Final = 100
 """Audits of a validator among which three strikes convict."""
 
@@ -148,8 +150,8 @@ class NameRecord:
     has_fallen: bool = False
     """It owes places for what it did: being listed does not help."""
     is_listed: bool = False
-    unforgiven: int = FORGIVEN_EVERY
-    """Windows since a failure was forgiven."""
+    unforgiven: int = FORGIVEN_EVERY * MAX_PLACES
+    """Places since a failure was forgiven."""
     was_repeated: bool = False
     """Its first rejection beyond doubt was repeated by the trainer."""
     banned_until: float = 0.0
