@@ -56,6 +56,8 @@ NOT_HELD: Final = "its policy is not held here any more"
 ENGINE_FAILED: Final = "the engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
 WINDOW_DROPPED: Final = "another place of its window was wrong"
+BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED)
+"""Reasons for being inconclusive that content can bring about: no free way out of the dice."""
 
 Choice = Callable[[Sequence[Claim]], Sequence[int]]
 """Given what the scorer finds of each group's rewards: the groups to replay, in order."""

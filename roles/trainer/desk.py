@@ -70,7 +70,7 @@ from roles.protocol.reading import (
 )
 from roles.protocol.replay import impossible_reward, wrong_reward
 from roles.protocol.request import PATIENCE
-from roles.protocol.scorer import Ruling, Scorer, replay_all
+from roles.protocol.scorer import BY_CONTENT, Ruling, Scorer, replay_all
 from roles.protocol.stats import ScoringStats
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
@@ -156,6 +156,8 @@ class WorkDesk:
         self._scoring: dict[bytes, _Scoring] = {}
         self._coming: dict[bytes, float] = {}
         """Groups that teach of wanted places which have not been scored, by commitment."""
+        self._audits: dict[bytes, trio.Event] = {}
+        """Verdicts that are being repeated."""
         self._said: BoundedDict[bytes, SignedVerdict] = BoundedDict(SAID)
         self._answered: BoundedDict[bytes, None] = BoundedDict(SAID)
         """Windows that were counted."""
@@ -171,7 +173,7 @@ class WorkDesk:
         """Windows answered in this life."""
         self.stats = ScoringStats()
         """What became of the content that its scorer has looked at."""
-        self.audits = 0
+        self.repeated = 0
         """Verdicts of validators that were repeated."""
         self.lies = 0
         """Those of them that the replay does not bear out."""
@@ -227,7 +229,7 @@ class WorkDesk:
         return {
             "windows": self.windows,
             **self.stats.health(),
-            "replayed": self.audits,
+            "replayed": self.repeated,
             "lies": self.lies,
             "liars": {str(who): why for who, why in self.liars.items()},
             "groups_scored": scorer.groups,
@@ -559,7 +561,9 @@ class WorkDesk:
             assert finding is not None
             consequence = self.gate.lied(commitment, finding.weight, now)
         elif ruling.verdict is Verdict.INCONCLUSIVE:
-            consequence = self.gate.inconclusive(commitment, now)
+            is_by_content = ruling.reason in BY_CONTENT
+            find = self.gate.inconclusive if is_by_content else self.gate.excuse
+            consequence = find(commitment, now)
         verdict = self._sign(commitment, ruling)
         if consequence is not None:
             await self._follow(consequence, verdict, submission, ruling)
@@ -590,7 +594,7 @@ class WorkDesk:
         await self._intake.drop(consequence.drop)
         for commitment in consequence.drop:
             self._coming.pop(commitment.digest, None)
-        if submission is not None and not consequence.is_forgiven:
+        if consequence.is_newcomer_again and submission is not None:
             self.scorer.drop_window(submission.signed.window.digest)
         if consequence.is_newcomer_again or consequence.banned_until is not None:
             until = consequence.banned_until
@@ -610,42 +614,37 @@ class WorkDesk:
             }
             self._world.trace("worker.banned", worker=name)
             if verdict is not None and submission is not None and ruling is not None:
-                await self._keep_evidence(BAN_KIND, verdict, submission, ruling.finding)
+                await self._prove(verdict, submission, ruling.finding)
 
-    async def _keep_evidence(
-        self,
-        kind: str,
-        verdict: SignedVerdict,
-        submission: Submission,
-        finding: Finding | None,
-    ) -> Conviction | None:
-        """Keep a proof that opens, and say so in the ledger; None if it proves nothing."""
-        commitment = submission.commitment
+    async def _prove(
+        self, verdict: SignedVerdict, submission: Submission, finding: Finding | None
+    ) -> None:
+        """Keep the proof of a ban by the trainer's own verdict."""
         try:
             proof = convict(
-                *(commitment, terms_digest(self._run), verdict, submission, finding),
+                *(submission.commitment, terms_digest(self._run), verdict, submission, finding),
                 self._world.verify,
             )
         except BadMessage as error:
-            logger.error("no_proof %s: %s", commitment.digest.hex(), error)
-            return None
+            logger.error("no_proof %s: %s", submission.commitment.digest.hex(), error)
+            return
+        await self._keep_proof(proof)
+
+    async def _keep_proof(self, proof: Conviction) -> None:
+        """Keep a proof that opens, and say so in the ledger."""
+        commitment, disk = proof.submission.commitment, self._world.disk
+        kind = BAN_KIND if proof.accused == commitment.node else LIE_KIND
         path = f"{EVIDENCE}/{kind}-{commitment.digest.hex()}"
-        disk = self._world.disk
-        await self._durable.insist(partial(disk.replace, path, proof.to_bytes()))
+        data = proof.to_bytes()
+        await self._durable.insist(partial(disk.replace, path, data))
         if kind == BAN_KIND:
             self._bans[path] = None
             if len(self._bans) > MAX_EVIDENCE:
                 oldest = next(iter(self._bans))
                 await self._durable.insist(partial(disk.remove, oldest))
                 del self._bans[oldest]
-        await self._durable.insist(
-            partial(
-                self._ledger.append,
-                kind,
-                encode_accusation(proof.accused, content_digest(proof.to_bytes())),
-            )
-        )
-        return proof
+        statement = encode_accusation(proof.accused, content_digest(data))
+        await self._durable.insist(partial(self._ledger.append, kind, statement))
 
     def _sign(self, commitment: Commitment, ruling: Ruling) -> SignedVerdict:
         is_accepted = ruling.verdict is Verdict.ACCEPTED
@@ -698,9 +697,13 @@ class WorkDesk:
     async def _hear(
         self, stream: Stream, wish: Wish, verdict: SignedVerdict, begun: bytes
     ) -> Reply:
-        """Let the content follow that an audit needs."""
+        """Let the content follow that an audit needs. The sender keeps it until the audit is
+        done: a trainer that is killed meanwhile asks again."""
         if wish is not Wish.SEND:
             return Word.TAKEN
+        key = content_digest(verdict.to_bytes())
+        if (audit := self._audits.get(key)) is not None:
+            return await self._wait_audit(audit)
         await send_frame(stream, encode_reply(Word.SEND))
         most = self._run.terms.work_size.max_submission + MAX_REQUEST
         seat = self._seats.take(
@@ -720,15 +723,31 @@ class WorkDesk:
         submission = decode_submission_untrusted(followed[0], self._world.verify)
         if submission.commitment != verdict.commitment:
             raise BadMessage("the content is not what the verdict is about")
-        assert self._nursery is not None
-        self._nursery.start_soon(self._audit, verdict, submission)
-        return Word.TAKEN
+        if (audit := self._audits.get(key)) is None:
+            audit = self._audits[key] = trio.Event()
+            assert self._nursery is not None
+            self._nursery.start_soon(self._audit_once, key, verdict, submission)
+        return await self._wait_audit(audit)
+
+    async def _wait_audit(self, audit: trio.Event) -> Reply:
+        with trio.move_on_after(PATIENCE):
+            await audit.wait()
+            return Word.TAKEN
+        return Refused("it is not repeated yet", True)
+
+    async def _audit_once(
+        self, key: bytes, verdict: SignedVerdict, submission: Submission
+    ) -> None:
+        try:
+            await self._audit(verdict, submission)
+        finally:
+            self._audits.pop(key).set()
 
     async def _audit(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Repeat a validator's verdict and tell the gate what was found."""
         commitment = submission.commitment
         ruling = await self.scorer.score(submission, replay_all)
-        self.audits += 1
+        self.repeated += 1
         if ruling.verdict is Verdict.INCONCLUSIVE:
             self.gate.audit_inconclusive(commitment, self.situation())
         else:
@@ -737,9 +756,11 @@ class WorkDesk:
                 finding = impossible_reward(verdict.rewards) or wrong_reward(
                     verdict.rewards, ruling.rewards
                 )
-            audited = self.gate.audited(verdict, finding, self.situation())
-            if audited.worker is not None and audited.worker.banned_until is not None:
-                await self._keep_evidence(BAN_KIND, verdict, submission, finding)
+            audited = self.gate.audited(
+                *(verdict, submission, finding, self.situation()), self._world.verify
+            )
+            if audited.proof is not None:
+                await self._keep_proof(audited.proof)
             if audited.weight >= Weight.STRIKE:
                 self.lies += 1
                 logger.warning(
@@ -747,7 +768,6 @@ class WorkDesk:
                     verdict.validator,
                     finding or "a rejection of work that is in order",
                 )
-                await self._keep_evidence(LIE_KIND, verdict, submission, finding)
             await self._follow_audit(audited)
         await self._records.write(self.gate)
 

@@ -226,7 +226,7 @@ class TrainerSession:
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
         await self.curve.metrics.note(
-            report, learnt.train_reward, staleness, seconds, self.desk.audits, self.desk.lies
+            report, learnt.train_reward, staleness, seconds, self.desk.repeated, self.desk.lies
         )
         await self.intake.forget_used(self._policies.covered)
         self.doing = TrainerDoing.EVALUATES

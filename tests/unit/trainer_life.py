@@ -186,7 +186,7 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
     intake = Intake(node, recipe, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
     curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
-    desk: Any = SimpleNamespace(note_policy=lambda: None, audits=0, lies=0)
+    desk: Any = SimpleNamespace(note_policy=lambda: None, repeated=0, lies=0)
     session = TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)
     step = await session._resume()
     await intake.restore(step)
