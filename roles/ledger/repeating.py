@@ -94,13 +94,13 @@ class Sources:
         """The policy that is in the world's folder, and its path there."""
 
     def delivery(self, entry: Entry, lie: Lie) -> AcceptedWork:
-        """The delivery that the trainer keeps. Raises `_Missing`, and `BadMessage` if what is
-        there is another."""
+        """The delivery that the trainer keeps. Raises `_Missing`, also of one that is damaged
+        or another, and `BadMessage` if the entry names no place for it."""
         path = Path(lie.path)
         if path.is_absolute() or ".." in path.parts:
             raise BadMessage("the path of the delivery leads out of the trainer's folder")
         for folder in self._folders:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError, BadMessage):
                 kept = read_regular(folder / path, self._run.terms.work_size.max_delivery)
                 return open_lie(entry.body, kept, verify)
         raise _Missing(f"the delivery {lie.path} is in none of the folders")
