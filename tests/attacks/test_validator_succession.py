@@ -12,13 +12,15 @@ from typing import Any, ClassVar, cast
 import pytest
 
 from p2p.identity import KeyPair, PeerId
+from p2p.ledger import LedgerFork
+from p2p.ledger.core.chain import Head, sign_head
 from p2p.machine import open_world
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Verdict
 from roles.inference.outbox import SubmissionOutbox
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
-from roles.protocol.core.assignment import REORDER_WINDOW, validator_among
+from roles.protocol.core.assignment import REORDER_WINDOW, validator_among, validator_of
 from roles.protocol.core.messages import Commitment, SignedVerdict
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
@@ -184,6 +186,25 @@ async def test_who_judged_a_node_before_forgives_it_nothing(tmp_path: Path) -> N
         )
         assert life.answer(FAR, own) == GAP
         assert life.answer(FAR, theirs) == SUCCEEDED
+
+
+async def test_a_validator_goes_on_where_one_was_that_told_two_stories(tmp_path: Path) -> None:
+    """Its work falls to others at once, in the middle of its workers' places."""
+    first = sign_head(Head(3, b"1" * 32), OTHER)
+    fork: Any = LedgerFork(first, sign_head(Head(3, b"2" * 32), OTHER))
+    async with open_world(tmp_path, key=ME) as real:
+        life = await Life(Clock(real), edition(1, ME, OTHER)).begin()
+        versions = range(1, 20)
+        answers = [life.answer(FAR, version) for version in versions]
+        assert answers == [GAP] * len(versions)
+        life.judge.hear_news(fork)
+        for version in versions:
+            judge = validator_of(life.node.run, NODE, PolicyVersion(version))
+            after = GAP if judge == ME.peer_id else SUCCEEDED
+            assert life.answer(2 * FAR, version) == after
+            assert ME.peer_id == validator_of(
+                life.node.run, NODE, PolicyVersion(version), {OTHER.peer_id: fork}
+            )
 
 
 @pytest.mark.parametrize("harm", ["missed an edition", "new", "damaged"])
