@@ -64,6 +64,7 @@ ROWS: Final = (
     Row("store/RUN/publishing.tmp", f"{STORE}/publishing[.]tmp", ("trainer-1",), planted=True),
     Row("ledger/*.seg", "ledger/[0-9]{8}[.]seg", ("validator-1", "trainer-1"),
         ends=dict.fromkeys(HARM, "restore the ledger")),
+    Row("ledgers/*", "ledgers/12D3[A-Za-z0-9]*", ("inference-1",)),
     Row("ledger/synced", "ledger/synced", ("validator-1", "trainer-1")),
     Row("trainer/checkpoint", "trainer/checkpoint", ("trainer-1",)),
     Row(".previous", "trainer/checkpoint[.]previous", ("trainer-1",)),
@@ -97,8 +98,6 @@ ELSEWHERE: Final = {
     "store/RUN/lock": "test_content_policies.py::test_two_pulls_into_one_folder_do_not_meet",
     "log": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
     "log.1": "test_files_start.py::test_a_node_starts_whatever_became_of_its_lock_and_its_logs",
-    "ledgers/*": "../unit/test_ledger_exchange.py::"
-    "test_what_is_kept_of_others_outlives_a_restart_and_a_damaged_copy",
     "work.stamp": "test_files_trust.py::test_a_stamp_that_has_changed_is_made_again",
     "pass": "test_files_trust.py::test_a_pass_that_has_changed_admits_nobody_and_ends_no_node",
     "guests/*": "test_files_trust.py::test_a_guest_whose_file_has_changed_is_counted_anew",

@@ -70,7 +70,8 @@ def test_the_shares_of_everybodys_time_add_up_to_one() -> None:
             groups.setdefault(group, []).append(float(value))
     assert set(groups) == {"trainer", "validators", "volunteers", "4x4090", "4x3090"}
     for group, shares in groups.items():
-        most = 1.1 if group == "trainer" else 1.001  # it replays while it encodes
+        # the trainer's engine replays while its node encodes
+        most = 1.001 + float(metrics.get(f"{group}_encoding", 0.0))
         assert 0.999 <= sum(shares) <= most, group
         assert min(shares) >= 0, group
         assert len(shares) == (6 if group == "trainer" else 4), group

@@ -35,7 +35,7 @@ from p2p.wire import KI
 
 ENDING: Final = ("ban",)
 """Kinds of entries that are kept beyond the window for a term: what they say holds for days."""
-LASTING: Final = (*ENDING, "lie", "refusal", "pledges")
+LASTING: Final = (*ENDING, "lie")
 """And those whose word has no end: they convict officers."""
 MAX_LASTING: Final = 256
 """Of one author: as many workers as it can have banned at a time. The newest are kept."""

@@ -44,7 +44,7 @@ class WorkReceipt:
     wall: int
     """When it was made, by the worker's clock."""
     accepted: dict[PeerId, Work] = field(default_factory=dict)
-    """By who signed for it: a validator, or, where lots fall, the trainer."""
+    """By who signed for it: a validator or the trainer."""
     submissions: dict[PeerId, int] = field(default_factory=dict)
     """The same, counted."""
     unnamed: int = 0

@@ -56,9 +56,9 @@ from roles.shared.bounds import check_bounds
 from roles.shared.sizes import WorkSize
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 4
+FORMAT: Final = 5
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 4: `AdmissionRules` has inviters, revoked invites and work stamps; appeals, bans."""
+a reason. 5: `trust` has three numbers; appeals and the length of bans are gone."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. Not all lists can
 be full at once."""
@@ -82,8 +82,6 @@ MAX_FILES: Final = 256
 """Files of a base: the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
 """Editions stay exact in every JSON reader."""
-MAX_BAN: Final = 366 * 24 * 3600
-"""Seconds that a ban may last: a year, longer than any run."""
 MAX_EXPIRY: Final = 2**37
 """Seconds since 1970: the year 6325, which every calendar has, and exact as a float."""
 MAX_MEMORY: Final = 2**50
@@ -495,10 +493,10 @@ class Run:
     @property
     def components(self) -> dict[str, dict[str, object]]:
         """What the node's components must have in common."""
-        shared: dict[str, dict[str, object]] = {
-            "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes}
+        return {
+            "shardcast": {"chunk_bytes": self.terms.delivery.chunk_bytes},
+            "ledger": {"is_on": self.terms.algorithm is Algorithm.GRPO},
         }
-        return shared
 
     def may(self, peer: PeerId, capability: Capability) -> bool:
         """Whether ``peer`` may: trainers publish, validators validate, the rest by
