@@ -157,7 +157,7 @@ class WorkDesk:
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
         self._scoring: dict[bytes, _Scoring] = {}
         self._coming: dict[bytes, tuple[int, float]] = {}
-        """Of wanted places that have not been scored, by commitment: the groups that teach, and
+        """Of wanted places that were not scored, by commitment: the groups that teach, and
         when they were asked for."""
         self._audits: dict[bytes, trio.Event] = {}
         """Verdicts that are being repeated."""
@@ -453,7 +453,7 @@ class WorkDesk:
 
     @property
     def _stock(self) -> int:
-        """Groups that wait for a step or are on their way; a worker that has died brings none."""
+        """Groups that wait for a step or are on their way."""
         recent = self._world.now() - PATIENCE
         coming = (
             teaching
