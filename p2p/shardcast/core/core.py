@@ -30,6 +30,7 @@ from typing import assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.own_time import OwnTime
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.codec import wire_limit
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -112,6 +113,7 @@ class ShardcastCore:
         """Whether a roster for another version of Shoal has come."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
+        self._own_time = OwnTime()
 
     def __repr__(self) -> str:
         return (
@@ -143,12 +145,12 @@ class ShardcastCore:
         )
         for download in self._downloads.values():
             due = min(due, download.next_deadline)
-        return due
+        return self._own_time.deadline(due)
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it. `BadMessage` is the peer's
         fault."""
-        self._now = now
+        self._now = self._own_time.at(now)
         self._out = []
         match event:
             case ev.Heard(peer, message, gossip):
