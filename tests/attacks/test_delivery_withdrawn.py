@@ -51,7 +51,7 @@ async def withdraw(bench: Bench, work: AcceptedWork) -> None:
 async def decided(bench: Bench) -> None:
     """Return when all that waits is looked at, and on disk."""
     for case in list(bench.auditor._waiting.values()):
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await case.done.wait()
 
 
