@@ -23,33 +23,30 @@ def _ignore(now: float) -> None:
 class OwnTime:
     """Turns the world's time into a core's own, and a core's deadlines into the world's."""
 
-    __slots__ = ("_absent", "_due", "_last", "_on_resume", "_own_due")
+    __slots__ = ("_absent", "_last", "_on_resume")
 
     def __init__(self, on_resume: Callable[[float], None] = _ignore) -> None:
         """``on_resume`` is called with the own time of the first event after a stop."""
         self._absent = 0.0
-        self._due = self._own_due = math.inf
         self._last = -math.inf
         self._on_resume = on_resume
 
-    def at(self, now: float) -> float:
+    def at(self, now: float, due: float) -> float:
         """Return the own time of an event that happens at ``now``.
 
-        If the deadline has been missed by more than `STALL`, own time goes on from the event
-        before: when in between the stop began is not known.
+        ``due`` is the own time of the core's next deadline. If it has been missed by more than
+        `STALL`, own time goes on from the event before: when the stop began is not known.
         """
-        if now > self._due + STALL and self._last > -math.inf:
-            self._due = math.inf
+        due = max(due, self._last)
+        if now - self._absent > due + STALL and self._last > -math.inf:
             self._absent = now - self._last
             self._on_resume(self._last)
-        elif now >= self._due:  # a deadline that has come must not be rounded away
-            self._last = max(now - self._absent, self._own_due)
+        elif now >= self.deadline(due):  # what has come must not be rounded away
+            self._last = max(now - self._absent, due)
         else:
             self._last = now - self._absent
         return self._last
 
     def deadline(self, due: float) -> float:
-        """Return the world's time of the core's next deadline, which is ``due`` in own time."""
-        self._own_due = max(due, self._last)
-        self._due = self._own_due + self._absent
-        return self._due
+        """Return the world's time of a deadline that is ``due`` in own time."""
+        return due + self._absent

@@ -24,11 +24,12 @@ from typing import Any, Final, Protocol
 
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
+from p2p.transport.connection import ConnectionConfig
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
 from sim.net.link import ACK_SHARE, ACKED_FROM, LinkSpec, cost_per_byte
 
-IDLE_TIMEOUT: Final = 15 * SECOND
+IDLE_TIMEOUT: Final = int(3 * ConnectionConfig().keepalive * SECOND)
 """How long a connection lives without hearing from the other side: three missed keep-alives."""
 DIAL_TIMEOUT: Final = 10 * SECOND
 """How long a dialer waits for a machine that does not answer. A machine that is there and

@@ -169,6 +169,7 @@ class MembershipCore:
         self._told_changes = 0
         """`ActiveView.changes` when the driver was last told of our neighbours."""
         self._own_time = OwnTime(self._on_resume)
+        self._due = math.inf
         self.next_deadline = -math.inf
         """When to deliver the next `Tick`."""
 
@@ -212,7 +213,7 @@ class MembershipCore:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event and return what to do about it."""
-        now = self._own_time.at(now)
+        now = self._own_time.at(now, self._due)
         match event:
             case Received(peer, data):
                 self._on_received(peer, data, now)
@@ -238,7 +239,8 @@ class MembershipCore:
                 assert_never(event)
         if self._dissemination.flush_at <= now:
             self._flush(now)
-        self.next_deadline = self._own_time.deadline(self._soonest_deadline())
+        self._due = self._soonest_deadline()
+        self.next_deadline = self._own_time.deadline(self._due)
         if self._active_view.changes != self._told_changes:
             self._told_changes = self._active_view.changes
             self._effects.put(NeighboursChanged(self.neighbours))

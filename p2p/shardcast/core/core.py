@@ -139,18 +139,21 @@ class ShardcastCore:
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`; infinite if nothing waits."""
+        return self._own_time.deadline(self._soonest_deadline())
+
+    def _soonest_deadline(self) -> float:
         due = min(
             self._origin.next_deadline,
             self._announcer.next_deadline,
         )
         for download in self._downloads.values():
             due = min(due, download.next_deadline)
-        return self._own_time.deadline(due)
+        return due
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it. `BadMessage` is the peer's
         fault."""
-        self._now = self._own_time.at(now)
+        self._now = self._own_time.at(now, self._soonest_deadline())
         self._out = []
         match event:
             case ev.Heard(peer, message, gossip):

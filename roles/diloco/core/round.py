@@ -285,15 +285,15 @@ class RoundCore:
 
     def live(self, now: float) -> list[PeerId]:
         """Members that are heard, this one included."""
-        return self._live(self._own_time.at(now))
+        return self._live(self._own_time.at(now, self._next_beat))
 
     def joiners(self, now: float) -> list[PeerId]:
         """Peers that hold the newest state and may become members."""
-        return self._joiners(self._own_time.at(now))
+        return self._joiners(self._own_time.at(now, self._next_beat))
 
     def holders(self, step: int, now: float) -> list[PeerId]:
         """Peers that are heard and hold the state of ``step``, or a later one."""
-        now = self._own_time.at(now)
+        now = self._own_time.at(now, self._next_beat)
         return [
             peer
             for peer, (_, beat) in self._heard.items()
@@ -332,7 +332,7 @@ class RoundCore:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
-        now = self._own_time.at(now)
+        now = self._own_time.at(now, self._next_beat)
         self._out = []
         match event:
             case ev.Received(peer, message):
