@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import trio
 
 from p2p.own_time import STALL
-from p2p.world import World
+from p2p.world import Timer, World
 
 
 @contextmanager
@@ -21,6 +21,7 @@ def move_on_after_own(world: World, seconds: float) -> Iterator[trio.CancelScope
     """Like `trio.move_on_after`, but after a stop the wait begins anew."""
     with trio.CancelScope() as scope:
         due = world.now() + seconds
+        timer: Timer
 
         def ring() -> None:
             nonlocal due, timer

@@ -104,12 +104,6 @@ def _create(options: argparse.Namespace) -> Run:
     if not options.uncalibrated:
         check_calibrated(terms)
     run = sign_edition(terms, load_or_create_key(options.key), options.key, options.out)
-    if run.expiry != terms.expiry:
-        print(  # noqa: T201 - for the person; the run alone is on standard output
-            f"epoch {run.epoch} says this already, and keeps its end: renew it with epoch ="
-            f" {run.epoch + 1}",
-            file=sys.stderr,
-        )
     write_edition(run, options.key, options.out)
     return run
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -78,6 +79,12 @@ def sign_edition(terms: Terms, key: KeyPair, key_file: Path, out: Path) -> Run:
     again = sign_run(replace(terms, expiry=newest.expiry), key)
     if again.digest.hex() != newest.digest:
         raise SignedBefore(terms, newest)
+    if again.expiry != terms.expiry:
+        print(  # noqa: T201 - for the person; the run alone is on standard output
+            f"epoch {again.epoch} says this already, and keeps its end: renew it with epoch ="
+            f" {again.epoch + 1}",
+            file=sys.stderr,
+        )
     return again
 
 
