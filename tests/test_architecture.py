@@ -63,6 +63,7 @@ EXEMPT = {
     "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/run/draft.py": "a command line: a draft in, terms out",
+    "roles/run/editions.py": "a command line: a key and its record in, a document out",
     "roles/run/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",

@@ -115,7 +115,7 @@ def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> N
         start = stage.swarm.simulation.now
         stage.swarm.kill("b")
         stage.swarm.kill("c", silent=True)
-        await stage.swarm.sleep(60)
+        await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
         gone = [
             at - start
             for name, state, at in stage.events
@@ -226,7 +226,7 @@ def test_a_short_partition_delays_and_a_long_one_disconnects() -> None:
         await stage.swarm.sleep(1)
         assert [text for _, text, _ in stage.heard] == ["one", "two"]
         stage.swarm.partition("a", "bc")
-        await stage.swarm.sleep(20)
+        await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
         assert peer not in stage.hosts["a"].connected
         assert stage.hosts["b"].connected == ()
         with pytest.raises(PeerUnreachable):
