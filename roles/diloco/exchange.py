@@ -30,7 +30,7 @@ from p2p.errors import BadMessage, ShoalError
 from p2p.host import FrameReceiver, Host, Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.trouble import PEER_TROUBLE
-from p2p.patience import fail_after_own
+from p2p.patience import fail_after_own, move_on_after_own
 from p2p.wire import FrameReader, pack, unpack_untrusted
 from p2p.world import World
 from roles.diloco.core.messages import (
@@ -206,7 +206,7 @@ class PieceServer:
                 await send_frame(stream, encode_message(whole[0]))
                 return
             else:
-                with trio.move_on_after(SUM_PATIENCE) as patience:
+                with move_on_after_own(self._world, SUM_PATIENCE) as patience:
                     await self._news.wait()
                 if patience.cancelled_caught:
                     break

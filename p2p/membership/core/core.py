@@ -83,7 +83,7 @@ from p2p.membership.messages import (
 )
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
-from p2p.own_time import OwnTime
+from p2p.own_time import STALL, OwnTime
 
 WELCOME_DIGESTS: Final = 16
 """Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
@@ -170,6 +170,7 @@ class MembershipCore:
         """`ActiveView.changes` when the driver was last told of our neighbours."""
         self._own_time = OwnTime(self._on_resume)
         self._due = math.inf
+        self._resumed = -math.inf
         self.next_deadline = -math.inf
         """When to deliver the next `Tick`."""
 
@@ -248,7 +249,7 @@ class MembershipCore:
 
     def _on_resume(self, now: float) -> None:
         """This process was stopped: whoever wonders about us is to hear of us at once."""
-        self._local.next_beat = now
+        self._local.next_beat = self._resumed = now
 
     def _soonest_deadline(self) -> float:
         """Of all parts' deadlines the first. Asked after each event: `min` of them takes three
@@ -518,7 +519,8 @@ class MembershipCore:
 
     def _on_unreachable(self, peer: PeerId, now: float) -> None:
         self._local.back_off(peer, now)
-        self._detector.on_unreachable(peer, now)
+        if now >= self._resumed + STALL:  # else we let the dial wait, not the peer
+            self._detector.on_unreachable(peer, now)
         self._active_view.on_unreachable(peer, now)
 
     def _on_bootstrap(
