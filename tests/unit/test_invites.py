@@ -299,7 +299,7 @@ def test_the_owner_and_those_it_lets_print_invites_and_no_one_else(
     assert main(["invite", str(after), "--role", "trainer", "--key", keys["owner"]]) == 2
     assert main(["amend", str(run), "--key", keys["nobody"], "--out", str(after)]) == 2
     proposal = tmp_path / "proposal.json"
-    two = replace(TERMS, validators=(VALIDATOR.peer_id, STRANGER.peer_id))
+    two = replace(TERMS, name="two", validators=(VALIDATOR.peer_id, STRANGER.peer_id))
     run.write_bytes(sign_run(two, owner).document)
     signed = open_run(run.read_bytes())
     proposal.write_bytes(Proposal(signed.id, 1, ((STRANGER.peer_id, "lies"),)).to_bytes())
