@@ -34,6 +34,7 @@ LIVE: Final = (
     "tests/attacks/test_host_descriptors.py",
     "tests/attacks/test_live.py",
     "tests/browser/",
+    "tests/conformance/test_stops.py",
     "tests/e2e/",
     "tests/interop/",
     "tests/simulation/test_lab.py",

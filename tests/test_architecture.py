@@ -63,6 +63,7 @@ EXEMPT = {
     "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
     "roles/run/draft.py": "a command line: a draft in, terms out",
+    "roles/run/editions.py": "a command line: a key and its record in, a document out",
     "roles/run/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
@@ -504,3 +505,137 @@ def test_no_two_files_need_each_other_not_even_for_types() -> None:
     graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
     assert {"p2p.host", "p2p.world"} <= graph["p2p.node.services"]
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+CLOCK_CALLS = re.compile(
+    r"(time\.)?(time|monotonic|perf_counter|process_time|thread_time)(_ns)?|"
+    r"(timeit\.)?timeit|trio\.current_time|os\.times"
+)
+CLOCK_NAMES = {"cpu_seconds", "ru_utime", "ru_stime"}
+VIRTUAL_CLOCKS = {"autojump_clock", "mock_clock"}
+
+
+def asserted_times(tree: ast.Module) -> list[int]:
+    """Lines that assert how a value from a real clock compares with one that is from no clock.
+
+    A quotient of two times is from no clock, and two times may be compared with each other:
+    what makes one slow makes the other slow. What a test stores in a name, in an attribute or
+    in what a function of the module returns is followed.
+    """
+    modules = [one.module or "" for one in tree.body if isinstance(one, ast.ImportFrom)]
+    plays = any(module.startswith("sim.") for module in modules)
+    times = set() if plays else {"world.now"}  # of the real World
+    before = -1
+    while len(times) > before:
+        before = len(times)
+        for node in ast.walk(tree):
+            match node:
+                case ast.Assign(targets=targets, value=value) if is_time(value, times):
+                    times |= {ast.unparse(one).rpartition(".")[2] for one in targets}
+                case ast.AugAssign(target=one, value=value) if is_time(value, times):
+                    times.add(ast.unparse(one).rpartition(".")[2])
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                    returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return)]
+                    if any(one is not None and is_time(one, times) for one in returned):
+                        times.add(name)
+    return [
+        node.lineno
+        for claim in ast.walk(tree)
+        if isinstance(claim, ast.Assert)
+        for node in ast.walk(claim)
+        if isinstance(node, ast.Compare)
+        and "math.inf" not in map(ast.unparse, node.comparators)  # whether it ends at all
+        and len({is_time(one, times) for one in (node.left, *node.comparators)}) == 2
+    ]
+
+
+def is_time(node: ast.expr, times: set[str]) -> bool:
+    match node:
+        case ast.BinOp(left=left, right=right, op=ast.Div() | ast.FloorDiv()):
+            return is_time(left, times) and not is_time(right, times)
+        case ast.BinOp(left=left, right=right):
+            return is_time(left, times) or is_time(right, times)
+        case ast.Call(func=func, args=arguments):
+            called = ast.unparse(func)
+            is_known = called.rpartition(".")[2] in times or (
+                "world.now" in times and called.endswith("world.now")
+            )
+            handed = called in ("min", "max", "sum", "sorted", "round", "abs", "float", "int")
+            return (
+                is_known
+                or CLOCK_CALLS.fullmatch(called) is not None
+                or (handed and any(is_time(one, times) for one in arguments))
+            )
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in times or name in CLOCK_NAMES
+        case ast.Await(value=value) | ast.UnaryOp(operand=value) | ast.Subscript(value=value):
+            return is_time(value, times)
+        case ast.Tuple(elts=items) | ast.List(elts=items):
+            return any(is_time(one, times) for one in items)
+    return False
+
+
+def on_real_clocks(tree: ast.Module) -> ast.Module:
+    """The module without tests on trio's test clocks, where `trio.current_time` is virtual."""
+    body = [
+        node
+        for node in tree.body
+        if not isinstance(node, ast.AsyncFunctionDef | ast.FunctionDef)
+        or not VIRTUAL_CLOCKS & {one.arg for one in node.args.args}
+    ]
+    return ast.Module(body=body, type_ignores=[])
+
+
+def test_no_test_asserts_how_long_something_takes() -> None:
+    """On a busy machine one of 5,395 failed, by 0.1 of 3 CPU seconds. A cost is bounded by a
+    count (`tests.counting`), by a ratio, or by the limit that the product itself enforces.
+    """
+    found = [
+        f"{relative(path)}:{line}"
+        for path in sorted((ROOT / "tests").rglob("*.py"))
+        for line in asserted_times(on_real_clocks(tree_of(path)))
+    ]
+    assert found == []
+
+
+def test_the_law_of_seconds_finds_what_it_looks_for() -> None:
+    bad = """
+import time
+def cost():
+    start = time.process_time()
+    work()
+    return time.process_time() - start
+class Flood:
+    def end(self):
+        self.cpu += time.thread_time() - self.began
+def test_it():
+    began = time.perf_counter()
+    work()
+    assert time.perf_counter() - began < 3.0, "slow"
+    took = max(1e-9, time.perf_counter() - began)
+    assert cost() < 2 * cost()
+    assert cost() / cost() < 2
+    assert took < LIMIT and fine
+    assert cost() <= 0.5
+    assert flood.cpu == 0
+    assert outcome.cpu_seconds < 5
+    assert events < 5
+async def test_on_real_time():
+    start = trio.current_time()
+    assert not trio.current_time() - start > 1
+    assert host.world.now() - start < math.inf
+    assert host.world.now() < 9
+async def test_virtual(autojump_clock):
+    assert trio.current_time() == 5
+"""
+    lines = bad.splitlines()
+    found = [lines[line - 1].strip() for line in asserted_times(on_real_clocks(ast.parse(bad)))]
+    assert found == [
+        'assert time.perf_counter() - began < 3.0, "slow"',
+        "assert took < LIMIT and fine",
+        "assert cost() <= 0.5",
+        "assert flood.cpu == 0",
+        "assert outcome.cpu_seconds < 5",
+        "assert not trio.current_time() - start > 1",
+        "assert host.world.now() < 9",
+    ]

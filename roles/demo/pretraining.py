@@ -29,8 +29,9 @@ from roles.demo.view import size
 from roles.diloco.core.quant import Codec
 from roles.diloco.core.terms import Algorithm, DilocoTerms
 from roles.engines.config import ModelShape
-from roles.run import Run, Terms, sign_run
+from roles.run import Run, Terms
 from roles.run.core.file import Model
+from roles.run.editions import sign_edition, write_edition
 from roles.shared.reasons import printable
 
 TRAINERS: Final = ("trainer-1", "trainer-2", "trainer-3", "trainer-4")
@@ -107,8 +108,9 @@ class PretrainingNodes:
             algorithm=Algorithm.DILOCO,
             diloco=plan.terms,
         )
-        run = sign_run(terms, load_or_create_key(plan.folder / "owner.key"))
-        (plan.folder / RUN_FILE).write_bytes(run.document)
+        key, out = plan.folder / "owner.key", plan.folder / RUN_FILE
+        run = sign_edition(terms, load_or_create_key(key), key, out)
+        write_edition(run, key, out)
         (plan.folder / "node.toml").write_text("[membership]\ninterval = 1.0\n")
         return run
 

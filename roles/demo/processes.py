@@ -23,15 +23,15 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import ShoalError
-from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from roles.demo.players import CAST
 from roles.demo.shows import SORTING, Show
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
-from roles.run import Run, sign_run
+from roles.run import Run
 from roles.run.core.file import Delivery, EnvironmentPin, Terms
+from roles.run.editions import sign_edition, write_edition
 from roles.shared.model_files import FOLDER
 
 RUN_FILE: Final = "run.shoal"
@@ -113,9 +113,9 @@ def write_run(plan: DemoPlan) -> Run:
         delivery=Delivery(chunk_bytes=show.chunk_bytes),
         trust=show.trust,
     )
-    owner: KeyPair = load_or_create_key(plan.folder / "owner.key")
-    run = sign_run(terms, owner)
-    (plan.folder / RUN_FILE).write_bytes(run.document)
+    key, out = plan.folder / "owner.key", plan.folder / RUN_FILE
+    run = sign_edition(terms, load_or_create_key(key), key, out)
+    write_edition(run, key, out)
     (plan.folder / "node.toml").write_text(
         f"[role.trainer]\n{_ONE_THREAD}evaluate_every = {show.evaluate_every}\n"
         f"checkpoint_every = {show.checkpoint_every}\n\n"

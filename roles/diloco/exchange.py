@@ -30,6 +30,7 @@ from p2p.errors import BadMessage, ShoalError
 from p2p.host import FrameReceiver, Host, Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.trouble import PEER_TROUBLE
+from p2p.patience import fail_after_own, move_on_after_own
 from p2p.wire import FrameReader, pack, unpack_untrusted
 from p2p.world import World
 from roles.diloco.core.messages import (
@@ -205,7 +206,7 @@ class PieceServer:
                 await send_frame(stream, encode_message(whole[0]))
                 return
             else:
-                with trio.move_on_after(SUM_PATIENCE) as patience:
+                with move_on_after_own(self._world, SUM_PATIENCE) as patience:
                     await self._news.wait()
                 if patience.cancelled_caught:
                     break
@@ -240,14 +241,15 @@ class PieceClient:
     ) -> AsyncGenerator[bytes, None]:
         """So many frames of the answer, each behind the first within ``patience`` seconds;
         fewer if the peer has nothing. Raises `PEER_TROUBLE`."""
-        with trio.fail_after(SUM_PATIENCE):
+        with fail_after_own(self.world, SUM_PATIENCE):
             stream = await self.host.open_stream(peer, PIECES_PROTOCOL)
         async with stream:
             await send_frame(stream, pack(list(request)))
             await stream.send_eof()
             reader = FrameReader(stream, MAX_ANSWER)
             for number in range(frames):
-                with trio.fail_after(patience if number else max(patience, SUM_PATIENCE)):
+                enough = patience if number else max(patience, SUM_PATIENCE)
+                with fail_after_own(self.world, enough):
                     data = await reader.receive()
                 if not data:
                     return

@@ -35,6 +35,7 @@ from p2p.concurrency import AutoResetEvent, Notifier, leaves
 from p2p.errors import BadMessage, StorageError, WorkerDied
 from p2p.host import Host
 from p2p.identity import PeerId
+from p2p.patience import move_on_after_own
 from p2p.wire import MIB
 from p2p.world import World
 from roles.diloco.config import DilocoConfig
@@ -375,7 +376,8 @@ class DilocoSession:
         )  # fmt: skip
         doublings = min(request.view, MOST_DOUBLINGS)
         suspects: list[PeerId] = []
-        with trio.move_on_after(ENOUGH * self._terms.patience * 2.0**doublings) as scope:
+        enough = ENOUGH * self._terms.patience * 2.0**doublings
+        with move_on_after_own(self._world, enough) as scope:
             self._exchange = scope
             try:
                 await self._compute(reduction, request)

@@ -33,6 +33,7 @@ from p2p.errors import (
     MissingDependency,
     WorkerDied,
 )
+from p2p.patience import fail_after_own
 from p2p.sandbox import Confinement, Containment
 from p2p.wire import MIB
 from p2p.world import Worker, World, decode_off_loop
@@ -313,7 +314,7 @@ class WorkerEnvironment:
         assert self._worker is not None
         is_answered = False
         try:
-            with trio.fail_after(patience):
+            with fail_after_own(self._world, patience):
                 data = await self._worker.call(codec.encode_request(method, *arguments))
             reply: T | codec.Failure = await decode_off_loop(
                 self._world, _read_untrusted, data, read, items, rate=READ_RATE

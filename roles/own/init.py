@@ -24,9 +24,10 @@ from roles.models.fetch import base_folder
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
 from roles.rl.recipes import kind_of
-from roles.run import Run, sign_run
+from roles.run import Run
 from roles.run.core.file import MAX_NAME
 from roles.run.draft import check_calibrated, check_suited, read_draft
+from roles.run.editions import SignedBefore, sign_edition, write_edition
 from roles.shared.model_files import FOLDER
 
 PORT: Final = 4001
@@ -94,13 +95,19 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
     terms = read_draft(table, str(folder.draft), now)
     check_suited(terms)
     check_calibrated(terms)
-    run = sign_run(terms, load_or_create_key(folder.owner))
+    owner = load_or_create_key(folder.owner)
+    try:
+        run = sign_edition(terms, owner, folder.owner, folder.document)
+    except SignedBefore as error:
+        raise ConfigError(
+            f"{error.before}: put {error.file} back, or name another folder than {folder.path}"
+        ) from None
     folder.draft.write_text(written, encoding="utf-8")
     folder.config.write_text(_config(folder, run), encoding="utf-8")
     base = table.get("model", {}).get("base")
     if base is not None:
         lay_base(base_folder(base, "base"), folder.node(TRAINER) / FOLDER, run)
-    folder.document.write_bytes(run.document)
+    write_edition(run, folder.owner, folder.document)
     return run
 
 

@@ -33,9 +33,10 @@ from proofs.checks import Limits
 from roles import own
 from roles.diloco.core.terms import Algorithm, Goal
 from roles.run import people
-from roles.run.core.file import Run, sign_run
+from roles.run.core.file import Run
 from roles.run.core.trust import TrustTerms
 from roles.run.draft import check_calibrated, check_suited, read_draft
+from roles.run.editions import sign_edition, write_edition
 
 TURNCOATS = (0.05, 0.2)
 """Shares of the workers that lie, for which the leak is said: a bad run, and a hostile one."""
@@ -102,8 +103,8 @@ def _create(options: argparse.Namespace) -> Run:
     check_suited(terms)
     if not options.uncalibrated:
         check_calibrated(terms)
-    run = sign_run(terms, load_or_create_key(options.key))
-    options.out.write_bytes(run.document)
+    run = sign_edition(terms, load_or_create_key(options.key), options.key, options.out)
+    write_edition(run, options.key, options.out)
     return run
 
 

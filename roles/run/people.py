@@ -23,7 +23,8 @@ from p2p.machine import load_or_create_key
 from p2p.node.invite import MAX_USES, sign_invite
 from p2p.node.usage import check_target, say, whole_number
 from roles.diloco.core.terms import Algorithm, Joining
-from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, sign_run
+from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted
+from roles.run.editions import SignedBefore, sign_edition, write_edition
 
 UNITS: Final = {"h": 3_600, "d": 86_400}
 """Seconds of what durations are counted in."""
@@ -124,8 +125,13 @@ def amend(options: argparse.Namespace) -> Run:
         terms = next_edition(run.terms, dropped, options, expiry)
     except ValueError as error:
         raise ConfigError(f"the next edition of {run.name!r} cannot be: {error}") from None
-    signed = sign_run(terms, key)
-    options.out.write_bytes(signed.document)
+    try:
+        signed = sign_edition(terms, key, options.key, options.out)
+    except SignedBefore as error:
+        raise ConfigError(
+            f"{options.document} is not the newest edition: {error.before}: amend {error.file}"
+        ) from None
+    write_edition(signed, options.key, options.out)
     return signed
 
 

@@ -56,13 +56,19 @@ def deterministic(seed: int) -> Iterator[None]:
         _run._ALLOW_DETERMINISTIC_SCHEDULING = before  # type: ignore[misc]
 
 
-def lift_shields(task: trio.lowlevel.Task) -> None:
-    """Let ``task`` be cancelled wherever it waits: for what shields itself for ever."""
+def scopes_around(task: trio.lowlevel.Task) -> Iterator[trio.CancelScope]:
+    """Yield the cancel scopes that ``task`` is in, innermost first."""
     status: _run.CancelStatus | None = task._cancel_status
     while status is not None:
-        if status._scope.shield:
-            status._scope.shield = False
+        yield status._scope
         status = status.parent
+
+
+def lift_shields(task: trio.lowlevel.Task) -> None:
+    """Let ``task`` be cancelled wherever it waits: for what shields itself for ever."""
+    for scope in scopes_around(task):
+        if scope.shield:
+            scope.shield = False
 
 
 @contextmanager

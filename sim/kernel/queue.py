@@ -21,8 +21,18 @@ MAX_SAME_INSTANT: Final = 1_000_000
 """Events at one nanosecond before the queue calls itself stuck: 100 for each of 10,000
 nodes."""
 SLEEP: Final = "sleep"
-"""Label of the one kind of event that outlives its node: a dying task may sleep in shielded
+"""Label of the end of a sleep. It outlives its node: a dying task may sleep in shielded
 cleanup."""
+IO: Final = "io"
+"""Label of the end of a wait for the machine (its disk, a dial). It outlives its node, too."""
+TIMER: Final = "timer"
+"""Label of a `World.call_at`."""
+_OUTLIVES: Final = frozenset((SLEEP, IO))
+_OWN_CLOCK: Final = frozenset((SLEEP, TIMER))
+"""Labels of what a process does by its own clock, without a look at its sockets."""
+_BEHIND: Final = 1 << 62
+"""Added to the order of what a resumed process reads: behind all timers of that nanosecond,
+also those that are set then."""
 _SWEEP_AT_LEAST: Final = 4096
 """Cancelled timers that may lie in the heap before it is swept (64 bytes each)."""
 
@@ -43,14 +53,19 @@ _Callback = Callable[..., None]
 
 
 class Owner:
-    """Whose event it is: one life of one node. Its events die with it and wait while it is
-    paused."""
+    """One life of one node, which owns events. They die with it, and wait while it is paused.
 
-    __slots__ = ("alive", "name", "paused_until")
+    When a pause ends, timers that are due run before anything that arrived meanwhile. A real
+    process does the same: after SIGCONT, epoll reports no socket if its timeout has passed, and
+    trio runs everything whose deadline is over before it looks again.
+    """
+
+    __slots__ = ("alive", "name", "paused_since", "paused_until")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.alive = True
+        self.paused_since = 0
         self.paused_until = 0
 
     def __repr__(self) -> str:
@@ -152,12 +167,13 @@ class EventQueue:
             if timer.callback is None:
                 heappop(heap)
                 self._cancelled -= 1
-            elif not timer.owner.alive and timer.label != SLEEP:
+            elif not timer.owner.alive and timer.label not in _OUTLIVES:
                 heappop(heap)
             elif timer.owner.paused_until > when:
                 heappop(heap)
                 self._order += 1
-                heappush(heap, (timer.owner.paused_until, self._order, timer))
+                order = self._order + (0 if timer.label in _OWN_CLOCK else _BEHIND)
+                heappush(heap, (timer.owner.paused_until, order, timer))
             else:
                 return when
         return None

@@ -36,6 +36,7 @@ from sim.kernel.determinism import (
     deterministic,
     lift_shields,
     raised_gc_thresholds,
+    scopes_around,
 )
 from sim.kernel.queue import SECOND, EventQueue, nanoseconds
 from sim.kernel.simulation import CURRENT_NODE, SimOptions, Simulation
@@ -247,6 +248,32 @@ def _descendants(task: trio.lowlevel.Task) -> Iterator[trio.lowlevel.Task]:
         for child in sorted(nursery.child_tasks, key=lambda task: task.name):
             yield child
             yield from _descendants(child)
+
+
+def hold_deadlines(
+    task: trio.lowlevel.Task, outermost: trio.CancelScope
+) -> list[tuple[trio.CancelScope, float]]:
+    """Take the deadlines from all scopes of ``task`` and its children inside ``outermost``.
+
+    Returns the scopes with their deadlines, for `release_deadlines`.
+    """
+    held = []
+    for one in (task, *_descendants(task)):
+        for scope in scopes_around(one):
+            if scope is outermost:
+                break
+            if scope.deadline < math.inf:
+                held.append((scope, scope.deadline))
+                scope.deadline = math.inf
+    return held
+
+
+def release_deadlines(held: list[tuple[trio.CancelScope, float]], now: float) -> None:
+    """Give the scopes their deadlines back, and cancel those whose deadline has passed."""
+    for scope, deadline in held:
+        scope.deadline = deadline
+        if deadline <= now:
+            scope.cancel()
 
 
 def _where(task: trio.lowlevel.Task) -> str | None:

@@ -10,7 +10,9 @@ heap event carries a whole message.
 A cut (partition) does not lose what is on a wire: TCP would send it again. Arrivals are kept
 until `repair`; a wire that is cut for `IDLE_TIMEOUT` breaks on both sides. A hold keeps
 arrivals without ever breaking. A killed process resets its wires, which peers see a latency
-later; a machine that vanishes says nothing, and peers find out by `IDLE_TIMEOUT`.
+later; a machine that vanishes says nothing, and peers find out by `IDLE_TIMEOUT`. A paused
+process says nothing either, but its kernel goes on: it takes what fits into its buffers, and
+peers give the connection up after `IDLE_TIMEOUT`, which the process finds out when it goes on.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import Any, Final, Protocol
 
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
+from p2p.transport.connection import ConnectionConfig
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
 from sim.net.link import ACK_SHARE, ACKED_FROM, LinkSpec, cost_per_byte
 
-IDLE_TIMEOUT: Final = 15 * SECOND
+IDLE_TIMEOUT: Final = int(3 * ConnectionConfig().keepalive * SECOND)
 """How long a connection lives without hearing from the other side: three missed keep-alives."""
 DIAL_TIMEOUT: Final = 10 * SECOND
 """How long a dialer waits for a machine that does not answer. A machine that is there and
@@ -60,6 +63,10 @@ class LocalHost(Protocol):
 
     def refuses(self, peer: PeerId) -> bool:
         """Whether it talks to ``peer`` at all."""
+        ...
+
+    def give_up(self, wire: Wire) -> None:
+        """Close the connection over ``wire``: its other side has been silent for too long."""
         ...
 
     def crash(self) -> None:
@@ -330,6 +337,14 @@ class Fabric:
             dst.down_free = now
             deliver(*args)
 
+    def wake(self, endpoint: Endpoint, callback: Callable[[], None]) -> None:
+        """Call ``callback``, which lets a task of ``endpoint`` go on: now, or when the pause of
+        its process is over."""
+        if endpoint.owner.paused_until > self._queue.now:
+            self._queue.schedule(self._queue.now, endpoint.owner, "wake", callback)
+        else:
+            callback()
+
     # What may go wrong.
 
     def cut(
@@ -395,6 +410,22 @@ class Fabric:
                 wire.close(side)
         endpoint.listeners.clear()
         endpoint.host = None
+
+    def silence(self, endpoint: Endpoint) -> None:
+        """The process of ``endpoint`` was paused just now: hosts will give up connections over
+        which they hear nothing. Below a host it is the transport that must notice."""
+        due = self._queue.now + IDLE_TIMEOUT
+        for wire in endpoint.wires:
+            self._queue.schedule(
+                due, self._queue.kernel, "idle", self._give_up, wire, endpoint, endpoint.owner
+            )
+
+    def _give_up(self, wire: Wire, endpoint: Endpoint, paused: Owner) -> None:
+        host = next(one.dst for one in wire.directions if one.dst is not endpoint).host
+        now = self._queue.now
+        is_silent = paused.paused_until > now >= paused.paused_since + IDLE_TIMEOUT
+        if paused.alive and is_silent and host is not None:
+            host.give_up(wire)
 
     def revive(self, endpoint: Endpoint, owner: Owner) -> None:
         """A new life on the same machine: a new owner, an idle line."""

@@ -213,7 +213,7 @@ class SimStream(trio.abc.HalfCloseableStream):
             piece = piece[:max_bytes]
         sender = self._other
         sender._under_way -= len(piece)
-        sender._sender.wake()
+        self._fabric.wake(sender._direction.src, sender._sender.wake)
         return piece
 
     # Ending

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -48,7 +48,7 @@ from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, as_multiaddr
 from p2p.offence import Offence
 from p2p.swarm.core.gater import ConnectionGater
-from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric
+from sim.net.fabric import DIAL_TIMEOUT, Endpoint, Fabric, Wire
 from sim.node.connection import End, Opening, SimHostStream
 from sim.node.network import memory_number
 from sim.node.world import SimWorld
@@ -241,9 +241,10 @@ class SimHost:
         delays = [self._delay(machine, peer) for machine in machines]
         target = machines[delays.index(min(delays))] if delays else None
         due = self._queue.now + min(delays, default=0)
-        self._queue.schedule(
-            due, self._endpoint.owner, "dial", self._finish_dial, peer, dial, target
-        )
+        self._finish_dial_at(due, peer, dial, target, max(due, self._queue.now + DIAL_TIMEOUT))
+
+    def _finish_dial_at(self, due: int, *dial: Any) -> None:
+        self._queue.schedule(due, self._endpoint.owner, "dial", self._finish_dial, *dial)
 
     def _machine(self, addr: Multiaddr) -> Endpoint | None:
         number = memory_number(addr)
@@ -260,12 +261,24 @@ class SimHost:
             DIAL_TIMEOUT // 2 if wrong else 0
         )
 
-    def _finish_dial(self, peer: PeerId, dial: _PendingDial, machine: Endpoint | None) -> None:
+    def _finish_dial(
+        self, peer: PeerId, dial: _PendingDial, machine: Endpoint | None, timeout: int
+    ) -> None:
+        """Say what became of a dial. ``timeout`` is the nanosecond after which it has failed,
+        whether the other process was paused or this one."""
         if self._dials.get(peer) is not dial:
             return
+        is_late = self._queue.now > timeout
+        if machine is not None and machine.owner.paused_until > self._queue.now:
+            if self._queue.now < timeout:
+                answers = machine.owner.paused_until
+                answers += 2 * self.fabric.latency_of(self._endpoint, machine)
+                self._finish_dial_at(min(answers, timeout), peer, dial, machine, timeout)
+                return
+            is_late = True
         del self._dials[peer]
         if peer not in self._ends:
-            dial.error = self._dial_error(peer, machine)
+            dial.error = self._dial_error(peer, None if is_late else machine)
             if dial.error is None:
                 assert machine is not None
                 assert isinstance(machine.host, SimHost)
@@ -329,6 +342,12 @@ class SimHost:
         end = self._ends.get(peer)
         if end is not None:
             self._drop(end)
+
+    def give_up(self, wire: Wire) -> None:
+        """Close the connection over ``wire``: its other side has been silent for too long."""
+        for end in list(self._ends.values()):
+            if end.wire is wire:
+                self._drop(end)
 
     def _drop(self, end: End) -> None:
         end.close()

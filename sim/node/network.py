@@ -45,7 +45,8 @@ class WireStream(SimStream):
 class SimListener:
     """Accepts streams at one address of one machine."""
 
-    def __init__(self, endpoint: Endpoint, number: int) -> None:
+    def __init__(self, fabric: Fabric, endpoint: Endpoint, number: int) -> None:
+        self._fabric = fabric
         self._endpoint = endpoint
         self._number = number
         self._waiting: deque[SimStream] = deque()
@@ -62,7 +63,7 @@ class SimListener:
         if self._closed or len(self._waiting) >= MAX_BACKLOG:
             return False
         self._waiting.append(stream)
-        self._changed.notify_all()
+        self._fabric.wake(self._endpoint, self._changed.notify_all)
         return True
 
     async def accept(self) -> SimStream:
@@ -110,7 +111,7 @@ class SimNetwork:
                 number = max(number, DYNAMIC) + 1
         if self._listener_at(number) is not None:
             raise ConfigError(f"{addr} is taken")
-        listener = SimListener(self._endpoint, number)
+        listener = SimListener(self._fabric, self._endpoint, number)
         self._endpoint.listeners[number] = listener
         return listener
 
@@ -132,9 +133,9 @@ class SimNetwork:
         number = self._fabric.detours.get(number, number)
         there = self._machine_of(number)
         if there is None or not self._fabric.reachable(self._endpoint, there):
-            await self._world.sleep(DIAL_TIMEOUT / SECOND)
+            await self._world.wait_io(DIAL_TIMEOUT / SECOND)
             raise PeerUnreachable(f"{addr} does not answer")
-        await self._world.sleep(2 * self._fabric.latency_of(self._endpoint, there) / SECOND)
+        await self._world.wait_io(2 * self._fabric.latency_of(self._endpoint, there) / SECOND)
         listener = there.listeners.get(number)
         if not isinstance(listener, SimListener) or not self._fabric.reachable(
             self._endpoint, there

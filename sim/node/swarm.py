@@ -21,8 +21,9 @@ import trio
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from sim.errors import NodeFailed
-from sim.kernel.queue import SECOND
+from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import CURRENT_NODE, Simulation
+from sim.kernel.virtual_time import hold_deadlines, release_deadlines
 from sim.net.fabric import Cut, Fabric, Latency
 from sim.net.latency import draw_region
 from sim.net.link import LinkSpec
@@ -63,6 +64,7 @@ class SimNode:
         self.endpoint = swarm.fabric.add(name, self.world.owner, link, zone)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
+        self._task: trio.lowlevel.Task | None = None
 
     @property
     def alive(self) -> bool:
@@ -104,6 +106,7 @@ class SimNode:
     async def run_life(self) -> None:
         """The task of one life."""
         ended = self._ended
+        self._task = trio.lowlevel.current_task()
         CURRENT_NODE.set(self.name)
         with _Named(self._swarm, self), self._scope:
             await self.main(self)
@@ -119,6 +122,28 @@ class SimNode:
         self._swarm.fabric.revive(self.endpoint, self.world.owner)
         self._scope = trio.CancelScope()
         self._ended = trio.Event()
+        self._task = None
+
+    def pause(self, until: int) -> None:
+        """Stop the current life until a nanosecond: what `Swarm.pause` does to this node."""
+        owner, queue = self.world.owner, self._swarm.simulation.queue
+        longer = until - max(queue.now, owner.paused_until)
+        if not self.alive or longer <= 0:
+            return
+        if owner.paused_until < queue.now:
+            owner.paused_since = queue.now
+        owner.paused_until = until
+        self.world.prolong_blocking(longer)
+        self._swarm.fabric.silence(self.endpoint)
+        held = hold_deadlines(self._task, self._scope) if self._task is not None else []
+        queue.schedule(until, queue.kernel, "resume", self._resume, owner, held)
+
+    def _resume(self, owner: Owner, held: list[tuple[trio.CancelScope, float]]) -> None:
+        queue, until = self._swarm.simulation.queue, owner.paused_until
+        if owner.alive and until > queue.now:  # it was paused again meanwhile
+            queue.schedule(until, queue.kernel, "resume", self._resume, owner, held)
+        else:
+            release_deadlines(held, queue.now / 1e9)
 
     def end_life(self, *, silent: bool, torn: Random | None) -> None:
         """End the current life: what `Swarm.kill` does to this node."""
@@ -299,10 +324,14 @@ class Swarm:
     release = repair
 
     def pause(self, name: str, seconds: float) -> None:
-        """Let nothing happen at a node for a while, and then everything at once: a long swap or
-        GC."""
-        node = self.nodes[name]
-        node.world.owner.paused_until = self.simulation.queue.now + int(seconds * SECOND)
+        """Stop the process of a node for a while, as SIGSTOP and SIGCONT do, or a long swap.
+
+        Its clocks go on. Afterwards whatever is due by them happens first, timers and deadlines
+        alike, and only then does it see what its kernel has taken in meanwhile. Threads have
+        stood still, too. Peers whose dials it leaves unanswered, or who hear nothing from it
+        for as long as a connection may be silent, give it up.
+        """
+        self.nodes[name].pause(self.simulation.queue.now + int(seconds * SECOND))
 
 
 @asynccontextmanager

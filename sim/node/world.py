@@ -20,7 +20,7 @@ from p2p.identity import Signer, Verify
 from p2p.sandbox import Confinement, Containment
 from p2p.world import Disk, Worker
 from sim.errors import SimForbidden
-from sim.kernel.queue import SLEEP, Owner, SimTimer, nanoseconds
+from sim.kernel.queue import IO, SLEEP, TIMER, Owner, SimTimer, nanoseconds
 from sim.kernel.simulation import EPOCH, Simulation
 from sim.kernel.trace import plain
 from sim.node.clock import MachineClock
@@ -48,7 +48,7 @@ class SimWorld:
         self.signer: Signer = simulation.keys.signer(name)
         self.verify: Verify = simulation.keys.verify
         self.sim_disk = disk if disk is not None else SimDisk(name)
-        self.disk: Disk = DiskHandle(self.sim_disk, self.sleep, self._is_alive)
+        self.disk: Disk = DiskHandle(self.sim_disk, self.wait_io, self._is_alive)
         self.cores = 1
         """What `run_blocking` models: the time of one core."""
         self.clock = clock if clock is not None else MachineClock(simulation.queue)
@@ -76,11 +76,17 @@ class SimWorld:
         """Return after ``seconds``."""
         await self.sleep_until(self.now() + seconds)
 
-    async def sleep_until(self, deadline: float) -> None:
-        """Return at ``deadline``, at once if it has passed.
+    async def wait_io(self, seconds: float) -> None:
+        """Return when the machine has done what takes it ``seconds``; after a pause of the
+        process, behind its timers."""
+        await self._wait_until(self.now() + seconds, IO)
 
-        A heap entry, no cancel scope: a third of what ``trio.sleep`` costs.
-        """
+    async def sleep_until(self, deadline: float) -> None:
+        """Return at ``deadline``, at once if it has passed."""
+        await self._wait_until(deadline, SLEEP)
+
+    async def _wait_until(self, deadline: float, label: str) -> None:
+        """A heap entry, no cancel scope: a third of what ``trio.sleep`` costs."""
         if deadline == math.inf:
             await trio.sleep_forever()
         if deadline <= self.now():
@@ -88,7 +94,7 @@ class SimWorld:
             return
         task = trio.lowlevel.current_task()
         timer = self._queue.schedule(
-            self.clock.due(deadline), self.owner, SLEEP, trio.lowlevel.reschedule, task
+            self.clock.due(deadline), self.owner, label, trio.lowlevel.reschedule, task
         )
 
         def abort(_: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
@@ -105,7 +111,7 @@ class SimWorld:
             return timer
         clock = self.clock
         due = nanoseconds(when) if clock.is_true else clock.due(when)
-        return self._queue.schedule(due, self.owner, "timer", callback)
+        return self._queue.schedule(due, self.owner, TIMER, callback)
 
     def rng(self, purpose: str) -> Random:
         """The generator of (seed, node, life, purpose)."""
@@ -136,6 +142,14 @@ class SimWorld:
         await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
         value: T = result.unwrap()
         return value
+
+    def prolong_blocking(self, nanoseconds: int) -> None:
+        """Let all work in `run_blocking` end later: threads stop with their process."""
+        unfinished = set(self._blocking.values())
+        if unfinished:
+            self._queue.rearrange(
+                lambda when, timer: when + nanoseconds if timer in unfinished else when
+            )
 
     def _unblock(self, task: trio.lowlevel.Task) -> None:
         self._blocking.pop(task).cancel()

@@ -215,7 +215,7 @@ async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> N
     release = threading.Event()
 
     def slow(*_: object) -> list[object]:
-        release.wait(10)
+        release.wait()
         return []
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
@@ -232,11 +232,9 @@ async def test_slow_names_hold_up_no_write(monkeypatch: pytest.MonkeyPatch) -> N
                     nursery.start_soon(dial, number)
                 await trio.testing.wait_all_tasks_blocked()
                 assert network._name_threads.borrowed_tokens == DNS_THREADS
-                start = world.now()
-                with trio.fail_after(2):
+                with trio.fail_after(60):  # no name is looked up before these have returned
                     await world.disk.write("x", b"x")
                     assert await world.run_blocking(abs, -1, cost=0.0) == 1
-                assert world.now() - start < 1
                 release.set()
         finally:
             release.set()

@@ -87,7 +87,7 @@ async def test_one_that_is_cancelled_holds_up_nobody() -> None:
         for number in (0, 2, 3):
             scopes[number].cancel()
     assert {1, 4, 5} <= set(done)
-    with trio.fail_after(1):
+    with trio.fail_after(60):
         await turns.wait()
 
 

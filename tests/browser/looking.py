@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,6 @@ import pytest
 CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser")
 SCREENS: Final = Path(__file__).parent.parent.parent / "build" / "screens"
 """Where pictures of pages are kept."""
-TASKS: Final = ["toplevel", "disabled-by-default-devtools.timeline"]
 """What Chromium traces of a thread's tasks."""
 SECONDS: Final = 60.0
 """For a browser to start and draw, on a busy machine."""
@@ -47,37 +45,14 @@ class Look:
         """Until it is on the page. The page forbids what would evaluate a condition in it."""
         self.page.wait_for_selector(selector, state="attached")
 
-    def spent(self) -> tuple[float, float]:
-        """CPU seconds of the page's thread so far, and bytes of its heap after a collection."""
+    def heap(self) -> float:
+        """Bytes of the page's heap after a collection."""
         if self._session is None:
             self._session = self.page.context.new_cdp_session(self.page)
-            self._session.send("Performance.enable", {"timeDomain": "threadTicks"})
+            self._session.send("Performance.enable")
         self._session.send("HeapProfiler.collectGarbage")
         found = self._session.send("Performance.getMetrics")["metrics"]
-        by_name = {one["name"]: one["value"] for one in found}
-        return float(by_name["TaskDuration"]), float(by_name["JSHeapUsedSize"])
-
-    def begin_tasks(self) -> None:
-        """Note each task of the page's main thread from now on."""
-        self.page.context.browser.start_tracing(page=self.page, categories=TASKS)
-
-    def longest_task(self) -> float:
-        """CPU seconds of the longest since `begin_tasks`: a busy machine's wall clock counts
-        what others do."""
-        events = json.loads(self.page.context.browser.stop_tracing())["traceEvents"]
-        main = {
-            (one["pid"], one["tid"])
-            for one in events
-            if one["name"] == "thread_name" and one["args"]["name"] == "CrRendererMain"
-        }
-        tasks = [
-            one["tdur"]
-            for one in events
-            if "tdur" in one
-            and one["name"].endswith("RunTask")
-            and (one["pid"], one["tid"]) in main
-        ]
-        return float(max(tasks)) / 1e6
+        return float(next(one["value"] for one in found if one["name"] == "JSHeapUsedSize"))
 
     def keep(self, name: str) -> None:
         """A picture of all of it, for somebody to look at: build/screens."""

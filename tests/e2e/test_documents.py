@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import os
 import re
+import shlex
+import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +35,46 @@ def test_a_page_that_is_to_be_followed_can_be(page: Path, tmp_path: Path) -> Non
     """Each block runs and prints what the page shows; slow ones only in a deep run."""
     if Reader(tmp_path).follow(page) == 0:
         pytest.skip("all its blocks are slow")
+
+
+SIGNING = [page for page in DOCUMENTS if "$ shoal run create" in page.read_text("utf-8")]
+
+
+@pytest.mark.parametrize("page", SIGNING, ids=lambda page: page.stem)
+def test_whoever_signs_again_as_a_page_says_signs_the_next_edition(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tutorial changed the recipe and signed epoch 1 again: nodes went on under the old one.
+
+    Each block that signs is played with a draft of the network that sorts, which was signed
+    before if the page makes it with ``init``. Its owner changes something each time.
+    """
+    text = page.read_text(encoding="utf-8")
+    made = set(re.findall(r"^\$ shoal run init (\S+)", text, re.MULTILINE))
+    blocks = re.findall(r"^```console\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    for number, block in enumerate(one for one in blocks if "shoal run create" in one):
+        monkeypatch.setenv("HOME", str(tmp_path / str(number)))
+        (tmp_path / str(number)).mkdir()
+        monkeypatch.chdir(tmp_path / str(number))
+        (name,) = set(re.findall(r"shoal run create (\S+)", block))
+        draft = Path(name).expanduser()
+        play("run", "init", str(draft.parent if str(Path(name).parent) in made else "first"))
+        if not draft.exists():
+            draft.write_bytes(Path("first/draft.toml").read_bytes())
+        for line in re.findall(r"^\$ (.*)", block, re.MULTILINE):
+            words = [os.path.expanduser(word) for word in shlex.split(line, comments=True)]
+            if words[0] in ("perl", "sed"):
+                subprocess.run(words, check=True)
+            elif words[:3] == ["shoal", "run", "create"]:
+                before = draft.read_text("utf-8")
+                draft.write_text(re.sub("^steps = ", "steps = 1", before, flags=re.MULTILINE))
+                assert draft.read_text("utf-8") != before
+                play(*words[1:])
+
+
+def play(*arguments: str) -> None:
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(list(arguments)) == 0, arguments
 
 
 @pytest.mark.parametrize(("language", "read"), [("python", ast.parse), ("toml", tomllib.loads)])

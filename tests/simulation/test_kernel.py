@@ -35,7 +35,7 @@ def test_an_hour_passes_in_no_time() -> None:
 
     outcome = with_world(body)
     assert outcome.value == outcome.virtual_seconds == 3600
-    assert outcome.cpu_seconds < 5
+    assert outcome.events <= 2
     assert outcome.finished
 
 

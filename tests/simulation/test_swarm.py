@@ -12,6 +12,8 @@ import trio.testing
 from p2p.errors import BadMessage, PeerUnreachable
 from p2p.host import MAX_OUTBOX, PeerEvent, PeerState, Stream, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
+from p2p.multiaddr import Multiaddr
+from p2p.wire import MIB
 from sim.errors import NodeFailed
 from sim.kernel.queue import SECOND
 from sim.kernel.simulation import Simulation
@@ -113,7 +115,7 @@ def test_a_killed_process_is_noticed_at_once_and_a_vanished_machine_later() -> N
         start = stage.swarm.simulation.now
         stage.swarm.kill("b")
         stage.swarm.kill("c", silent=True)
-        await stage.swarm.sleep(60)
+        await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
         gone = [
             at - start
             for name, state, at in stage.events
@@ -224,7 +226,7 @@ def test_a_short_partition_delays_and_a_long_one_disconnects() -> None:
         await stage.swarm.sleep(1)
         assert [text for _, text, _ in stage.heard] == ["one", "two"]
         stage.swarm.partition("a", "bc")
-        await stage.swarm.sleep(20)
+        await stage.swarm.sleep(IDLE_TIMEOUT / SECOND + 1)
         assert peer not in stage.hosts["a"].connected
         assert stage.hosts["b"].connected == ()
         with pytest.raises(PeerUnreachable):
@@ -278,6 +280,117 @@ def test_a_paused_node_does_everything_at_once_when_it_wakes() -> None:
         assert [(text, round(at - start, 3)) for _, text, at in stage.heard] == [
             ("one", 3.0),
             ("two", 3.0),
+        ]
+
+    play(body)
+
+
+def test_nothing_of_a_paused_node_runs() -> None:
+    """Neither what its deadlines end, nor what a reader elsewhere makes room for, nor what
+    dials it."""
+    woken: list[float] = []
+
+    async def live(node: SimNode) -> None:
+        listener = await node.network.listen(Multiaddr.parse("/memory/0"))
+        stream = await listener.accept()
+
+        async def accept() -> None:
+            await listener.accept()
+            woken.append(node.world.now())
+
+        async def send() -> None:
+            await stream.send_all(bytes(64 * MIB))
+            woken.append(node.world.now())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accept)
+            nursery.start_soon(send)
+            while True:
+                with trio.move_on_after(0.5):
+                    await trio.sleep_forever()
+                woken.append(node.world.now())
+
+    async def read(node: SimNode) -> None:
+        async with await node.network.dial(Multiaddr.parse("/memory/1")) as stream:
+            await node.world.sleep(1)
+            async with await node.network.dial(Multiaddr.parse("/memory/1")):
+                async for _ in stream:
+                    await trio.lowlevel.checkpoint()
+
+    async def main(simulation: Simulation) -> None:
+        async with open_swarm(simulation, lambda one, other: LATENCY) as swarm:
+            swarm.add("paused", live)
+            swarm.add("reader", read)
+            await swarm.sleep(1)
+            swarm.pause("paused", 5)
+            await swarm.sleep(3)
+            swarm.pause("paused", 1)  # a shorter one within makes it no shorter
+            await swarm.sleep(4)
+
+    run_simulation(main, seed=1)
+    assert not [when for when in woken if 1 < when < 6]
+    assert woken.count(6) >= 2  # the deadline and the dial
+    assert max(woken) > 7
+
+
+def test_threads_stand_still_with_their_process() -> None:
+    async def body(stage: Stage) -> float:
+        world = stage.swarm.nodes["b"].world
+        stage.swarm.simulation.queue.schedule(
+            SECOND, world.owner, "pause", stage.swarm.pause, "b", 5
+        )
+        await world.run_blocking(abs, 1, cost=3)
+        return world.now()
+
+    assert play(body) == pytest.approx(8, abs=0.01)
+
+
+@pytest.mark.parametrize(("seconds", "answers"), [(4, True), (30, False)])
+def test_a_dial_waits_for_a_paused_peer_as_long_as_for_any(
+    seconds: float, answers: bool
+) -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        stage.swarm.pause("b", seconds)
+        start = stage.swarm.simulation.now
+        try:
+            await stage.hosts["a"].connect(peer)
+        except PeerUnreachable:
+            assert not answers
+        assert stage.swarm.simulation.now - start == pytest.approx(min(seconds, 10), abs=0.2)
+        assert (peer in stage.hosts["a"].connected) is answers
+
+    play(body)
+
+
+def test_a_dialer_that_was_paused_has_lost_its_dial() -> None:
+    async def body(stage: Stage) -> None:
+        peer = stage.introduce("a", "b")
+        stage.swarm.pause("a", 30)
+        with pytest.raises(PeerUnreachable):
+            await stage.hosts["a"].connect(peer)
+        assert stage.hosts["a"].connected == ()
+
+    play(body)
+
+
+def test_peers_give_up_what_is_paused_for_too_long() -> None:
+    """It finds that out when it goes on, behind what they had sent."""
+
+    async def body(stage: Stage) -> None:
+        for name in "bc":
+            await stage.hosts["a"].connect(stage.introduce("a", name))
+        await stage.swarm.sleep(1)
+        start, idle = round(stage.swarm.simulation.now, 6), IDLE_TIMEOUT / SECOND
+        stage.events.clear()
+        stage.swarm.pause("b", idle + 5)
+        stage.swarm.pause("c", idle - 1)
+        stage.hosts["a"].send(stage.swarm.nodes["b"].peer_id, NEWS, b"hello")
+        await stage.swarm.sleep(2 * idle)
+        assert stage.heard == [("b", "hello", pytest.approx(start + idle + 5))]
+        assert stage.events == [
+            ("a", PeerState.DISCONNECTED, pytest.approx(start + idle)),
+            ("b", PeerState.DISCONNECTED, pytest.approx(start + idle + 5)),
         ]
 
     play(body)

@@ -56,6 +56,7 @@ class Machine:
         self.training = -1
         self.outcomes: dict[bytes, Outcome] = {}
         self.stalls = 0
+        self.stopped_until = 0.0
         self.seconds = 6.0
 
 
@@ -143,7 +144,20 @@ class DilocoSwarm:
 
     def _later(self, machine: Machine, seconds: float, call: Callable[[], None]) -> None:
         life = machine.life
-        self.at(self.now + seconds, lambda: call() if machine.life == life else None)
+
+        def run() -> None:
+            if self.now < machine.stopped_until:
+                self.at(machine.stopped_until, run)
+            elif machine.life == life:
+                call()
+
+        self.at(self.now + seconds, run)
+
+    def stop(self, number: int, until: float) -> None:
+        """Stop a member's process. It goes on with a tick, before anything that it got."""
+        machine = self.machines[number]
+        self.at(until, lambda: self.feed(machine, ev.Tick()))
+        machine.stopped_until = until
 
     def _tick(self, machine: Machine) -> None:
         self.feed(machine, ev.Tick())

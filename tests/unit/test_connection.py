@@ -79,7 +79,7 @@ async def test_a_peer_without_early_muxers_negotiates_yamux_inside_noise() -> No
             results.append(await secure(ours, static, world.entropy, dialer=False))
 
         nursery.start_soon(listen)
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await _negotiate(raw, Proposer([noise.PROTOCOL_ID]))
             handshake = NoiseHandshake(
                 StaticKey.create(BOB, world.entropy(32)), world.entropy(32), initiator=True
@@ -118,7 +118,7 @@ async def test_a_listener_that_is_no_shoal_node(reply: bytes) -> None:
         ours, theirs = memory_pair()
         await theirs.send_all(reply)
         await theirs.send_eof()
-        with pytest.raises((RemoteProtocolError, ProtocolNotSupported)), trio.fail_after(5):
+        with pytest.raises((RemoteProtocolError, ProtocolNotSupported)), trio.fail_after(60):
             await secure(
                 ours, StaticKey.create(ALICE, world.entropy(32)), world.entropy, dialer=True
             )
@@ -348,7 +348,7 @@ async def test_a_negotiation_that_is_reset_as_it_ends_harms_nobody() -> None:
         mux._queue.control += proposal
         mux._queue.say(yamux_frames.WINDOW_UPDATE, yamux_frames.RST, stream_id, 0)
         pair.alice.flush()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await pair.arrived.wait()
         with pytest.raises(trio.BrokenResourceError):
             await pair.accepted[0].send_all(b"to nobody")

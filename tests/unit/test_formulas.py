@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from itertools import product
 
 import pytest
@@ -15,6 +14,7 @@ import trio
 from roles.envs.formulas import may_read, read_arithmetic
 from roles.envs.questions import MathEnvironment
 from roles.envs.text import Message, TextTask
+from tests.counting import calls_at_most
 from tests.sweeps import swept
 
 DATA = b"".join(
@@ -166,18 +166,16 @@ HOSTILE = (
     "the answer is " * 500,
 )
 RIGHT = (r"$\frac{3}{2}$", "$y=2x+1$")
-MOST_CPU = 3.0
-"""Seconds of CPU for an answer. Of 423 random formulas none took 0.9; one that computes takes
-eight, or has no end."""
+MOST_CALLS = 5_000_000
+"""Calls for an answer. The worst below makes 1.6 million; one that computes has no end."""
 
 
 @pytest.mark.parametrize("said", HOSTILE, ids=range(len(HOSTILE)))
 def test_no_answer_costs_much(said: str, environment: MathEnvironment) -> None:
     """A tower of four nines took 5 s, until the process was ended."""
     for form, answer in product((r"\boxed{%s}", "$%s$", "%s"), RIGHT):
-        start = time.process_time()
-        assert paid(environment, answer, form.replace("%s", said)) == 0.0
-        assert time.process_time() - start < MOST_CPU, (form, answer)
+        with calls_at_most(MOST_CALLS):
+            assert paid(environment, answer, form.replace("%s", said)) == 0.0
 
 
 @pytest.mark.parametrize(

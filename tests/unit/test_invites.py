@@ -297,7 +297,7 @@ def test_the_owner_and_those_it_lets_print_invites_and_no_one_else(
     assert main(["invite", str(after), "--key", keys["friend"]]) == 0
     assert main(["invite", str(after), "--role", "trainer", "--key", keys["owner"]]) == 2
     assert main(["amend", str(run), "--key", keys["nobody"], "--out", str(after)]) == 2
-    two = replace(TERMS, validators=(VALIDATOR.peer_id, STRANGER.peer_id))
+    two = replace(TERMS, name="two", validators=(VALIDATOR.peer_id, STRANGER.peer_id))
     run.write_bytes(sign_run(two, owner).document)
     assert main([*amend, "--drop-validator", str(STRANGER.peer_id)]) == 0
     newer = open_run(after.read_bytes())

@@ -21,6 +21,7 @@ from p2p.membership.core.events import (
     Received,
     ReserveSeqnos,
     Tick,
+    Unreachable,
     UpdateProfile,
 )
 from p2p.membership.core.flood_quotas import RESTART, TRUST
@@ -45,6 +46,7 @@ from p2p.membership.messages import (
     decode_message_untrusted,
     encode_message,
 )
+from p2p.own_time import STALL
 from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, Node, fake_verify, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm, addr_of
@@ -204,6 +206,21 @@ def test_two_lost_heartbeats_are_no_death() -> None:
     swarm.drive(sleeper, Tick())
     swarm.run(10 * INTERVAL)
     assert all(Change.DIED not in changes(node, sleeper.peer) for node in swarm.alive())
+
+
+@pytest.mark.parametrize("later", [0.0, STALL])
+def test_a_dial_under_way_in_a_stop_says_nothing_of_the_peer(later: float) -> None:
+    """Its deadline passed before the answer was read, and all were told of a suspicion."""
+    swarm = MembershipSwarm(8)
+    swarm.run(6 * INTERVAL)
+    core = swarm.nodes[peer_named(3)].core
+    peer = core.neighbours[0]
+    core.handle(Tick(), swarm.now + 60)
+    effects = core.handle(Unreachable(peer), swarm.now + 60 + later)
+    effects += core.handle(Tick(), swarm.now + 62 + later)
+    sent = [decode_message_untrusted(one.data) for one in effects if isinstance(one, Send)]
+    suspected = [one.heartbeats[0].peer for one in sent if isinstance(one, Suspect)]
+    assert (peer in suspected) is (later > 0)
 
 
 def test_lost_messages_kill_nobody() -> None:

@@ -11,7 +11,7 @@ from p2p.identity import KeyPair
 from sim.errors import NodeFailed, SimStuck
 from sim.kernel import queue as queue_module
 from sim.kernel.keys import KeyRing, derive, derived_rng
-from sim.kernel.queue import SECOND, EventQueue, Owner, nanoseconds
+from sim.kernel.queue import IO, SECOND, SLEEP, TIMER, EventQueue, Owner, nanoseconds
 from sim.kernel.trace import BLOCK_EVENTS, EVERYTHING, Trace, plain
 
 
@@ -71,6 +71,32 @@ def test_the_dead_get_no_events_and_the_paused_get_them_later() -> None:
     paused.paused_until = 10
     queue.run()
     assert seen == [("paused", 10), ("paused", 10)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_resumed_process_runs_all_its_timers_and_then_reads_in_order(seed: int) -> None:
+    """Timers that its timers set for now are among them; what another owns is never late."""
+    rng, queue = Random(seed), make_queue()
+    paused, other = Owner("paused"), Owner("other")
+    plan = [(rng.randrange(100), rng.choice((SLEEP, TIMER, IO, "message"))) for _ in range(40)]
+    seen: list[tuple[int, str]] = []
+
+    def run(when: int, label: str) -> None:
+        seen.append((when, label))
+        if label == TIMER:
+            queue.schedule(queue.now, paused, SLEEP, seen.append, (when, "set by a timer"))
+
+    for when, label in plan:
+        queue.schedule(when, paused, label, run, when, label)
+        queue.schedule(when, other, label, lambda when=when: seen.append((queue.now, "other")))
+    paused.paused_until = 100
+    queue.run()
+    ticks = sorted(when for when, label in plan if label in (SLEEP, TIMER))
+    reads = sorted(when for when, label in plan if label not in (SLEEP, TIMER))
+    more = sorted(when for when, label in plan if label == TIMER)
+    assert seen[:40] == [(when, "other") for when, _ in sorted(plan)]
+    assert [when for when, _ in seen[40:]] == ticks + more + reads
+    assert queue.now == 100
 
 
 def test_cancelled_timers_are_swept() -> None:

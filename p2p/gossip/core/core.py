@@ -68,6 +68,7 @@ from p2p.gossip.messages import (
 )
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
+from p2p.own_time import STALL
 
 MAX_PENDING: Final = 1024
 """Messages that wait for their validator. Beyond it new ones are dropped before they count as
@@ -77,9 +78,6 @@ PENDING_TIMEOUT: Final = 10.0
 crashes would fill `MAX_PENDING` and the node would take no message any more."""
 MAX_ANSWER: Final = MAX_RPC // 2
 """Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
-STALL: Final = 3.0
-"""Seconds that `Tick` is late from which this process is taken to have been stopped, or its
-machine asleep."""
 STALL_GRACE: Final = 10.0
 """Seconds after a stall in which no flood and no broken promise is penalised: what peers sent
 meanwhile comes at once, and the messages that they advertised are gone from their caches."""

@@ -11,12 +11,13 @@ a few intervals; in a larger one each keeps a fresh random sample. Digests of ne
 wait for the next heartbeat: they are sent on within a second (`dissemination`).
 
 A failure is detected as in SWIM, from silence on our own monotonic clock (`member_state` has
-the times). A node that misses a neighbour's heartbeats first asks the neighbour itself; then it
-floods a *suspicion*, which carries the silent peer's last signed heartbeat. The flood ends at
-the suspected peer, which answers with a newer heartbeat, and at any node that has one. A
-suspicion that no node refutes is a death. So a lie cannot kill a living peer; it makes that
-peer speak once more. The sequence number plays the part of SWIM's incarnation: only the peer
-itself can raise it, since heartbeats are signed.
+the times), which does not count the time for which this process was stopped (`p2p.own_time`).
+A node that misses a neighbour's heartbeats first asks the neighbour itself; then it floods a
+*suspicion*, which carries the silent peer's last signed heartbeat. The flood ends at the
+suspected peer, which answers with a newer heartbeat, and at any node that has one. A suspicion
+that no node refutes is a death. So a lie cannot kill a living peer; it makes that peer speak
+once more. The sequence number plays the part of SWIM's incarnation: only the peer itself can
+raise it, since heartbeats are signed.
 
 Wall clocks appear in one place: a heartbeat whose expiry is long past, or absurdly far ahead,
 is dropped (`verifier`).
@@ -82,6 +83,7 @@ from p2p.membership.messages import (
 )
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
+from p2p.own_time import STALL, OwnTime
 
 WELCOME_DIGESTS: Final = 16
 """Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
@@ -122,7 +124,7 @@ class MembershipCore:
     """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its
     `Effect`s."""
 
-    def __init__(  # noqa: PLR0913 - what the world gives, each under its name
+    def __init__(
         self,
         signer: Signer,
         config: MembershipConfig,
@@ -166,6 +168,9 @@ class MembershipCore:
         self._anchors: tuple[PeerId, ...] = ()
         self._told_changes = 0
         """`ActiveView.changes` when the driver was last told of our neighbours."""
+        self._own_time = OwnTime(self._on_resume)
+        self._due = math.inf
+        self._resumed = -math.inf
         self.next_deadline = -math.inf
         """When to deliver the next `Tick`."""
 
@@ -209,6 +214,7 @@ class MembershipCore:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event and return what to do about it."""
+        now = self._own_time.at(now, self._due)
         match event:
             case Received(peer, data):
                 self._on_received(peer, data, now)
@@ -234,11 +240,16 @@ class MembershipCore:
                 assert_never(event)
         if self._dissemination.flush_at <= now:
             self._flush(now)
-        self.next_deadline = self._soonest_deadline()
+        self._due = self._soonest_deadline()
+        self.next_deadline = self._own_time.deadline(self._due)
         if self._active_view.changes != self._told_changes:
             self._told_changes = self._active_view.changes
             self._effects.put(NeighboursChanged(self.neighbours))
         return self._effects.take()
+
+    def _on_resume(self, now: float) -> None:
+        """This process was stopped: whoever wonders about us is to hear of us at once."""
+        self._local.next_beat = self._resumed = now
 
     def _soonest_deadline(self) -> float:
         """Of all parts' deadlines the first. Asked after each event: `min` of them takes three
@@ -508,7 +519,8 @@ class MembershipCore:
 
     def _on_unreachable(self, peer: PeerId, now: float) -> None:
         self._local.back_off(peer, now)
-        self._detector.on_unreachable(peer, now)
+        if now >= self._resumed + STALL:  # else we let the dial wait, not the peer
+            self._detector.on_unreachable(peer, now)
         self._active_view.on_unreachable(peer, now)
 
     def _on_bootstrap(

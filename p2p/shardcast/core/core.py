@@ -30,6 +30,7 @@ from typing import assert_never
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.own_time import OwnTime
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.codec import wire_limit
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
@@ -112,6 +113,7 @@ class ShardcastCore:
         """Whether a roster for another version of Shoal has come."""
         self._out: list[ev.Effect] = []
         self._now = -math.inf
+        self._own_time = OwnTime()
 
     def __repr__(self) -> str:
         return (
@@ -137,6 +139,9 @@ class ShardcastCore:
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`; infinite if nothing waits."""
+        return self._own_time.deadline(self._soonest_deadline())
+
+    def _soonest_deadline(self) -> float:
         due = min(
             self._origin.next_deadline,
             self._announcer.next_deadline,
@@ -148,7 +153,7 @@ class ShardcastCore:
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it. `BadMessage` is the peer's
         fault."""
-        self._now = now
+        self._now = self._own_time.at(now, self._soonest_deadline())
         self._out = []
         match event:
             case ev.Heard(peer, message, gossip):

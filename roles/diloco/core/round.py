@@ -50,6 +50,7 @@ import numpy as np
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
+from p2p.own_time import OwnTime
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
@@ -226,6 +227,7 @@ class RoundCore:
         self._leaving = False
         self._next_beat = now
         self._began = now
+        self._own_time = OwnTime(self._on_resume)
         self._out: list[ev.Effect] = []
         self.round = Round(now)
         self.past: Round | None = None
@@ -279,14 +281,29 @@ class RoundCore:
     @property
     def next_deadline(self) -> float:
         """When to deliver the next `Tick`."""
-        return self._next_beat
+        return self._own_time.deadline(self._next_beat)
 
     def live(self, now: float) -> list[PeerId]:
         """Members that are heard, this one included."""
-        return [peer for peer in self.members if self._is_live(peer, now)]
+        return self._live(self._own_time.at(now, self._next_beat))
 
     def joiners(self, now: float) -> list[PeerId]:
         """Peers that hold the newest state and may become members."""
+        return self._joiners(self._own_time.at(now, self._next_beat))
+
+    def holders(self, step: int, now: float) -> list[PeerId]:
+        """Peers that are heard and hold the state of ``step``, or a later one."""
+        now = self._own_time.at(now, self._next_beat)
+        return [
+            peer
+            for peer, (_, beat) in self._heard.items()
+            if beat.held >= step and self._is_live(peer, now)
+        ]
+
+    def _live(self, now: float) -> list[PeerId]:
+        return [peer for peer in self.members if self._is_live(peer, now)]
+
+    def _joiners(self, now: float) -> list[PeerId]:
         return [
             peer
             for peer, (_, beat) in self._heard.items()
@@ -296,14 +313,6 @@ class RoundCore:
             and not beat.is_leaving
             and self._is_live(peer, now)
             and self._may_join(peer)
-        ]
-
-    def holders(self, step: int, now: float) -> list[PeerId]:
-        """Peers that are heard and hold the state of ``step``, or a later one."""
-        return [
-            peer
-            for peer, (_, beat) in self._heard.items()
-            if beat.held >= step and self._is_live(peer, now)
         ]
 
     def to_score(self) -> list[Ready]:
@@ -323,6 +332,7 @@ class RoundCore:
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
+        now = self._own_time.at(now, self._next_beat)
         self._out = []
         match event:
             case ev.Received(peer, message):
@@ -350,6 +360,10 @@ class RoundCore:
                     self._beat(now)
         self._advance(now)
         return self._out
+
+    def _on_resume(self, now: float) -> None:
+        """This process was stopped: the others are to hear of us at once."""
+        self._next_beat = now
 
     def _receive(self, peer: PeerId, message: RoundMessage, now: float) -> None:
         match message:
@@ -726,7 +740,7 @@ class RoundCore:
         self._watch(now)
 
     def _look_for_majority(self, now: float) -> None:
-        heard = self.live(now)
+        heard = self._live(now)
         enough = is_majority(heard, self.members, self._anchor)
         if self.is_stalled == enough:
             self.is_stalled = not enough
@@ -773,7 +787,7 @@ class RoundCore:
         if this.is_promised:
             if not is_majority([one.author for one in promises], self.members, self._anchor):
                 return
-            missing = [peer for peer in self.live(now) if peer not in this.promises]
+            missing = [peer for peer in self._live(now) if peer not in this.promises]
             if missing and now < this.began + 2 * self._config.beat:
                 return  # the more have promised, the less may have been decided
             found = choose(promises, self.members, self._anchor)
@@ -796,21 +810,21 @@ class RoundCore:
 
     def _is_time(self, now: float) -> bool:
         """Whether all that are heard are ready, or those that are not were waited for."""
-        this, live = self.round, self.live(now)
+        this, live = self.round, self._live(now)
         late = [peer for peer in live if peer not in this.readys]
         if not is_majority({*live} - {*late}, self.members, self._anchor):
             return False
         return not late or now >= this.majority_ready + self._config.grace
 
     def _plan(self, promises: Sequence[Promise], now: float) -> Plan | None:
-        this, live = self.round, self.live(now)
+        this, live = self.round, self._live(now)
         accused = [peer for one in promises for peer in one.suspects]
         ready = [peer for peer in live if peer in this.readys]
         summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)]
         if not is_majority(summed, self.members, self._anchor):
             summed = ready  # if all accuse all, the fault is not theirs
         stay = [peer for peer in live if not self._leaves(peer)]
-        members = sorted([*stay, *self.joiners(now)][:MAX_MEMBERS])
+        members = sorted([*stay, *self._joiners(now)][:MAX_MEMBERS])
         if not summed or not members:
             return None
         contributors = tuple((peer, this.readys[peer].digest) for peer in sorted(summed))
@@ -882,7 +896,7 @@ class RoundCore:
         if any(peer in self.convicted for peer in (*plan.summed, *plan.members)):
             return False
         joined = {*plan.members} - {*members}
-        if joined and not joined <= {*self.joiners(now)}:
+        if joined and not joined <= {*self._joiners(now)}:
             return False
         left_out = {*members} - {*plan.members}
         return not any(self._is_live(peer, now) and not self._leaves(peer) for peer in left_out)

@@ -1,0 +1,151 @@
+"""Sign editions of runs, and never two texts under one epoch.
+
+Two documents of one owner, name and epoch that say different things prove equivocation against
+the owner, and nodes work on under the one that they met first. So a record beside the key
+(``owner.key.signed``, a line of JSON for each edition) holds what the key has signed, wherever
+the documents went. An edition is in the record before anybody can see its document.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final, TextIO
+
+from p2p.errors import BadMessage, ConfigError
+from p2p.identity import KeyPair
+from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, run_id, sign_run
+
+RECORD: Final = ".signed"
+"""What the record's name has behind the key's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Edition:
+    """An edition that was signed before."""
+
+    run: str
+    epoch: int
+    expiry: int
+    digest: str
+    file: str
+
+    @staticmethod
+    def of(run: Run, file: Path) -> _Edition:
+        return _Edition(
+            run=run.id.hex(),
+            epoch=run.epoch,
+            expiry=run.expiry,
+            digest=run.digest.hex(),
+            file=str(file.absolute()),
+        )
+
+
+class SignedBefore(ConfigError):
+    """Another text of this epoch, or a later edition, was signed before."""
+
+    def __init__(self, terms: Terms, newest: _Edition) -> None:
+        what = (
+            "and says something else"
+            if newest.epoch == terms.epoch
+            else f"and nodes take no epoch {terms.epoch} any more"
+        )
+        self.before = f"epoch {newest.epoch} of run {terms.name!r} is signed already, {what}"
+        self.file = newest.file
+        super().__init__(
+            f"{self.before} ({self.file}): set epoch = {newest.epoch + 1} in the draft to sign"
+            " this one as the next edition"
+        )
+
+
+def sign_edition(terms: Terms, key: KeyPair, key_file: Path, out: Path) -> Run:
+    """Return the edition that `write_edition` may write to ``out``.
+
+    Terms that were signed before are given the end that they had then: it is the same document.
+
+    Raises:
+        SignedBefore: Another text of this epoch, or a later edition, was signed before.
+        ConfigError: The record beside the key cannot be read or written.
+    """
+    with _open_record(key_file) as record:
+        newest = _newest(run_id(key.peer_id, terms.name), _read(record, key_file), out)
+    if newest is None or newest.epoch < terms.epoch:
+        return sign_run(terms, key)
+    again = sign_run(replace(terms, expiry=newest.expiry), key)
+    if again.digest.hex() != newest.digest:
+        raise SignedBefore(terms, newest)
+    if again.expiry != terms.expiry:
+        print(  # noqa: T201 - for the person; the run alone is on standard output
+            f"epoch {again.epoch} says this already, and keeps its end: renew it with epoch ="
+            f" {again.epoch + 1}",
+            file=sys.stderr,
+        )
+    return again
+
+
+def write_edition(run: Run, key_file: Path, out: Path) -> None:
+    """Note a signed edition beside its key, and then write its document.
+
+    Raises:
+        SignedBefore: Another text of this epoch, or a later edition, was signed meanwhile.
+        ConfigError: The record beside the key cannot be read or written.
+    """
+    made = _Edition.of(run, out)
+    with _open_record(key_file) as record:
+        signed = _read(record, key_file)
+        newest = _newest(run.id, signed, out)
+        if newest is not None and newest.epoch >= made.epoch and newest.digest != made.digest:
+            raise SignedBefore(run.terms, newest)
+        if made.digest not in [edition.digest for edition in signed]:
+            record.write(json.dumps(asdict(made)) + "\n")
+            record.flush()
+            os.fsync(record.fileno())
+    out.write_bytes(run.document)
+
+
+def _newest(run: bytes, signed: list[_Edition], out: Path) -> _Edition | None:
+    """The last edition of a run that the record, or the file to be replaced, knows."""
+    editions = [edition for edition in (*signed, *_at(out)) if edition.run == run.hex()]
+    return max(editions, key=lambda edition: edition.epoch, default=None)
+
+
+def _at(out: Path) -> Iterator[_Edition]:
+    """The edition at ``out``, if there is one: keys of older versions have no record."""
+    try:
+        with out.open("rb") as file:
+            yield _Edition.of(decode_run_untrusted(file.read(MAX_RUN + 1)), out)
+    except (OSError, BadMessage):
+        return
+
+
+def _open_record(key_file: Path) -> TextIO:
+    """The record of a key, which nobody else reads or writes until it is closed."""
+    path = key_file.with_name(key_file.name + RECORD)
+    try:
+        record = path.open("a+", encoding="utf-8")
+        fcntl.flock(record, fcntl.LOCK_EX)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be written ({error.strerror}), and without this record a key could"
+            " sign two texts of one epoch: put the key where it can be kept"
+        ) from None
+    return record
+
+
+def _read(record: TextIO, key_file: Path) -> list[_Edition]:
+    record.seek(0)
+    whole, _, torn = record.read().rpartition("\n")
+    if torn:  # by a crash, before anybody saw the document
+        record.truncate(len(whole.encode()) + bool(whole))
+    try:
+        return [_Edition(**json.loads(line)) for line in whole.splitlines()]
+    except (ValueError, TypeError):
+        raise ConfigError(
+            f"{key_file}{RECORD} is damaged: it says what this key has signed. Restore it, or"
+            " remove it and give the next edition an epoch that was never used"
+        ) from None

@@ -1,0 +1,154 @@
+"""An owner's tools never sign two texts under one epoch."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from p2p.identity import KeyPair
+from p2p.node.rival import are_rivals
+from roles.run import Run
+from roles.run.__main__ import main
+from roles.run.people import load_run
+
+TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
+
+
+class Owner:
+    """Somebody with one key, drafts, and all documents that ever left their hands."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.key = folder, folder / "owner.key"
+        self.signed: list[Run] = []
+
+    def draft(self, epoch: int = 1, rate: float = 1e-3, name: str = "mine") -> Path:
+        path = self.folder / f"{name}-{epoch}-{rate}.toml"
+        path.write_text(
+            f'name = "{name}"\nepoch = {epoch}\ntrainers = ["{TRAINER}"]\n'
+            f'validators = ["{VALIDATOR}"]\n[recipe]\nrate = {rate}\n'
+        )
+        return path
+
+    def create(self, draft: Path, out: str = "run.shoal") -> int:
+        return self._play("create", draft, out)
+
+    def amend(self, document: str, out: str, *changes: str) -> int:
+        return self._play("amend", self.folder / document, out, *changes)
+
+    def _play(self, command: str, source: Path, out: str, *more: str) -> int:
+        path = self.folder / out
+        before = path.read_bytes() if path.exists() else None
+        arguments = [command, str(source), "--key", str(self.key), "--out", str(path), *more]
+        code = main(arguments)
+        if code == 0:
+            self.signed.append(load_run(path))
+        else:
+            assert (path.read_bytes() if path.exists() else None) == before
+        return code
+
+
+@pytest.fixture
+def owner(tmp_path: Path) -> Owner:
+    return Owner(tmp_path)
+
+
+@pytest.mark.parametrize("out", ["run.shoal", "elsewhere.shoal"])
+def test_another_text_of_a_signed_epoch_is_refused_and_the_next_is_offered(
+    owner: Owner, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was signed, exit 0: every node that had the first went on under the old recipe."""
+    assert owner.create(owner.draft(rate=1e-3)) == 0
+    assert owner.create(owner.draft(rate=2e-3), out) == 2
+    said = capsys.readouterr().err
+    assert "epoch 1 of run 'mine' is signed already" in said
+    assert "epoch = 2" in said
+    assert said.count("\n") == 1
+    assert owner.create(owner.draft(epoch=2, rate=2e-3), out) == 0
+    assert owner.create(owner.draft(epoch=1, rate=3e-3)) == 2
+    assert "epoch = 3" in capsys.readouterr().err
+
+
+def test_the_same_draft_gives_the_same_document(
+    owner: Owner, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is counted from now, and made another text of it each second."""
+    assert owner.create(owner.draft()) == 0
+    now = owner.signed[0].expiry
+    monkeypatch.setattr("time.time", lambda: now - 60.0)
+    assert owner.create(owner.draft(), "copy.shoal") == 0
+    assert owner.signed[0].document == owner.signed[1].document
+    assert "renew it with epoch = 2" in capsys.readouterr().err
+    assert owner.create(owner.draft(name="another")) == 0  # each run counts for itself
+
+
+def test_two_changes_of_one_edition_are_not_both_the_next(
+    owner: Owner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert owner.create(owner.draft()) == 0
+    assert owner.amend("run.shoal", "next.shoal", "--allow", str(TRAINER)) == 0
+    assert owner.amend("run.shoal", "other.shoal", "--forbid", str(TRAINER)) == 2
+    said = capsys.readouterr().err
+    assert "run.shoal is not the newest edition" in said
+    assert str(owner.folder / "next.shoal") in said
+    assert owner.create(owner.draft(epoch=2)) == 2
+    assert owner.amend("next.shoal", "other.shoal", "--forbid", str(TRAINER)) == 0
+
+
+def test_a_key_without_a_record_knows_the_document_that_it_would_replace(owner: Owner) -> None:
+    assert owner.create(owner.draft(rate=1e-3)) == 0
+    (owner.folder / "owner.key.signed").unlink()
+    assert owner.create(owner.draft(rate=2e-3)) == 2
+
+
+def test_what_a_crash_has_cut_off_is_forgotten_and_other_damage_is_not(
+    owner: Owner, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = owner.folder / "owner.key.signed"
+    assert owner.create(owner.draft()) == 0
+    whole = record.read_text()
+    record.write_text(whole + whole[:30])
+    assert owner.create(owner.draft(epoch=2)) == 0
+    assert record.read_text().startswith(whole + '{"')
+    assert len(record.read_text().splitlines()) == 2
+    record.write_text("what is this\n" + whole)
+    assert owner.create(owner.draft(epoch=3)) == 2
+    assert "owner.key.signed is damaged" in capsys.readouterr().err
+
+
+def test_init_signs_no_other_run_where_one_was_lost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine"
+    assert main(["init", str(folder), "--nodes", "1"]) == 0
+    document = folder / "run.shoal"
+    first = document.read_bytes()
+    document.unlink()
+    assert main(["init", str(folder), "--nodes", "1"]) == 0  # the same again
+    assert document.read_bytes() == first
+    document.unlink()
+    draft = tmp_path / "other.toml"
+    draft.write_text('name = "mine"\n[recipe]\nsteps = 3\n')
+    assert main(["init", str(folder), "--draft", str(draft)]) == 2
+    assert f"put {document} back, or name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_whatever_an_owner_does_no_two_documents_are_rivals(owner: Owner, seed: int) -> None:
+    rng = Random(seed)
+    outs = ["run.shoal", "next.shoal", "old.shoal"]
+    for _ in range(40):
+        out, there = rng.choice(outs), [name for name in outs if (owner.folder / name).exists()]
+        if not there or rng.random() < 0.5:
+            epoch, rate = rng.randrange(1, 9), rng.choice((1e-3, 2e-3))
+            owner.create(owner.draft(epoch, rate, rng.choice(("mine", "another"))), out)
+        else:
+            change = rng.choice(("--allow", "--forbid")), str(rng.choice((TRAINER, VALIDATOR)))
+            owner.amend(rng.choice(there), out, *change)
+        if there and rng.random() < 0.2:
+            (owner.folder / rng.choice(there)).unlink()
+    assert len({(run.id, run.epoch) for run in owner.signed}) > 3
+    pairs = itertools.combinations(owner.signed, 2)
+    assert not any(are_rivals(one, other) for one, other in pairs)
