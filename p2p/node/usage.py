@@ -2,8 +2,8 @@
 
 A command that computes for an hour and cannot write its result then has wasted the hour, so
 every path it will write to is checked first. A word that is not known is answered with the
-nearest one that is. Ctrl-C ends a command with exit code 130 and without a traceback, also when
-it is pressed again meanwhile.
+nearest one that is. `interruptible` is the border of every command: what ends it there is a
+sentence and an exit code, and only a bug is a traceback.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import io
 import math
 import os
 import signal
@@ -20,10 +21,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from p2p.concurrency import leaves
-from p2p.errors import ConfigError
+from p2p.errors import ConfigError, ShoalError
 
 FAILED: Final = 1
 """Exit code: something went wrong, and the command line was right."""
@@ -32,6 +33,10 @@ WRONG_USAGE: Final = 2
 argparse uses it too."""
 INTERRUPTED: Final = 130
 """Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
+UNHEARD: Final = 141
+"""Exit code where the reader of standard output has gone: 128 and the number of SIGPIPE."""
+DATA: Final = Path("~/.shoal")
+"""Where a node keeps its data unless it is told (`expanded`)."""
 CLOSENESS: Final = 0.5
 """Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have 0.92,
 ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
@@ -185,28 +190,105 @@ def seconds(text: str) -> float:
 
 
 def interruptible(command: Callable[[], int]) -> int:
-    """Run a command of a person at a keyboard; its exit code, or 130 after Ctrl-C, however
-    often pressed.
+    """Run a command of a person at a keyboard and return its exit code (docs/exit-codes.md).
 
-    Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the
-    lines that handle the first one: from the first on, further ones are ignored. What is
-    cleaned up then is bounded by those who clean up.
+    This is the border of every command line. It answers what the command itself did not catch:
 
-    Of a bug it shows what was raised: Python prints no group within ten others, and a node's
-    tasks are within more.
+    - Ctrl-C, however often pressed. Python turns a SIGINT into `KeyboardInterrupt` wherever the
+      main thread is, also in the lines that handle the first one: from the first on, further
+      ones are ignored. What is cleaned up then is bounded by those who clean up.
+    - An error of ours or of the operating system: one sentence, without a traceback.
+    - An output that is closed, full, or cannot encode a sign.
+    - A bug: it shows what was raised. Python prints no group within ten others, and a node's
+      tasks are within more.
     """
+    _prepare_output()
     try:
         try:
-            return command()
-        except (KeyboardInterrupt, BaseExceptionGroup) as error:
-            if not is_interrupt(error):
-                for leaf in islice(leaves(error), MOST_CAUSES):
-                    error.add_note("".join(traceback.format_exception(leaf)))
-                raise
-            ignore_interrupts()
+            return _with_flushed_output(command)
+        except BaseException as error:  # noqa: BLE001 - the border of the process
+            return _judge(error)
     except KeyboardInterrupt:  # the second, before it could be ignored
         ignore_interrupts()
-    return INTERRUPTED
+        return INTERRUPTED
+
+
+def _with_flushed_output(command: Callable[[], int]) -> int:
+    try:
+        code = command()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich, which has no better word
+            raise end.__context__ from None
+        _flush(sys.stdout)
+        raise
+    _flush(sys.stdout)
+    return code
+
+
+def _judge(error: BaseException) -> int:
+    """Answer what ended a command; the exit code. Raise what is a bug, and `SystemExit`."""
+    causes = list(leaves(error))
+    if is_interrupt(error):
+        ignore_interrupts()
+        return INTERRUPTED
+    if all(isinstance(cause, ShoalError) for cause in causes):
+        for message in dict.fromkeys(map(str, causes)):
+            complain(message)
+        is_usage = all(isinstance(cause, ConfigError) for cause in causes)
+        return WRONG_USAGE if is_usage else FAILED
+    output = _output_trouble()
+    if output is None and not all(isinstance(cause, OSError) for cause in causes):
+        if not isinstance(error, SystemExit):
+            for leaf in islice(leaves(error), MOST_CAUSES):
+                error.add_note("".join(traceback.format_exception(leaf)))
+        raise error
+    if isinstance(output, BrokenPipeError):
+        return UNHEARD
+    complain(
+        f"standard output cannot be written: {output.strerror}"
+        if output is not None
+        else "; ".join(dict.fromkeys(map(str, causes)))
+    )
+    return FAILED
+
+
+def _prepare_output() -> None:
+    """Let every sign be written: what the encoding lacks comes as an escape. A stream that was
+    closed at the start (``>&-``) leads nowhere: its number would become a file's."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush(stream: TextIO | None) -> None:
+    """Raises `OSError`, and does nothing with a stream that a test or a program has closed."""
+    with contextlib.suppress(ValueError):
+        if stream is not None:
+            stream.flush()
+
+
+def _output_trouble() -> OSError | None:
+    """Why standard output or standard error does not take what it was given. What still waits
+    there is dropped."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            _flush(stream)
+        except OSError as error:
+            _leave(stream)
+            return error
+    return None
+
+
+def _leave(stream: TextIO | None) -> None:
+    """Let what is still to be written to ``stream`` go nowhere: nobody reads it, and Python
+    would complain of that at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -221,11 +303,34 @@ def ignore_interrupts() -> None:
 
 
 def complain(error: object) -> None:
-    """Print one sentence on standard error."""
-    print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people
+    """Print one sentence on standard error, if somebody hears it."""
+    try:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
+    except OSError:
+        _leave(sys.stderr)
 
 
 def say(text: str) -> None:
-    """Text on standard output. Who listened may have gone; the command goes on."""
-    with contextlib.suppress(BrokenPipeError):
-        print(text, flush=True)  # noqa: T201 - standard output is for results
+    """Print the result of a command. If who listened has gone, `interruptible` ends it."""
+    print(text, flush=True)  # noqa: T201 - standard output is for results
+
+
+def tell(text: str, end: str = "\n") -> None:
+    """Print what a command says while it works. If who listened has gone, the work goes on."""
+    try:
+        print(text, end=end, flush=True)  # noqa: T201 - standard output is for people here
+    except BrokenPipeError:
+        _leave(sys.stdout)
+    except OSError:
+        pass  # a full disk: there may be room for the next line
+
+
+def expanded(path: Path) -> Path:
+    """``path`` with ``~`` replaced by the home folder. Raises `ConfigError`."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{path} cannot be found: this user has no home folder (neither HOME nor an entry in"
+            " passwd); set HOME, or name a folder"
+        ) from None

