@@ -311,6 +311,10 @@ class RealDisk:
         """Bytes, or None."""
         return await self._run(_size, self._path(path))
 
+    async def free(self) -> int:
+        """Bytes that the file system has left."""
+        return await self._run(lambda: shutil.disk_usage(self._folder).free)
+
     @contextmanager
     def holding(self, path: str) -> Iterator[None]:
         """Keep other processes from a folder for the length of the block."""

@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
 import io
 import math
 import os
+import select
 import signal
 import sys
 import traceback
@@ -218,7 +220,7 @@ def _with_flushed_output(command: Callable[[], int]) -> int:
         code = command()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich, which has no better word
-            raise end.__context__ from None
+            return UNHEARD
         _flush(sys.stdout)
         raise
     _flush(sys.stdout)
@@ -236,20 +238,44 @@ def _judge(error: BaseException) -> int:
             complain(message)
         is_usage = all(isinstance(cause, ConfigError) for cause in causes)
         return WRONG_USAGE if is_usage else FAILED
-    output = _output_trouble()
-    if output is None and not all(isinstance(cause, OSError) for cause in causes):
-        if not isinstance(error, SystemExit):
-            for leaf in islice(leaves(error), MOST_CAUSES):
-                error.add_note("".join(traceback.format_exception(leaf)))
-        raise error
-    if isinstance(output, BrokenPipeError):
+    if any(isinstance(cause, BrokenPipeError) for cause in causes) and _is_unheard():
         return UNHEARD
-    complain(
-        f"standard output cannot be written: {output.strerror}"
-        if output is not None
-        else "; ".join(dict.fromkeys(map(str, causes)))
-    )
-    return FAILED
+    if all(isinstance(cause, OSError) for cause in causes):
+        complain("; ".join(dict.fromkeys(map(_words, causes))))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                _flush(stream)
+            except OSError:
+                _leave(stream)  # what it did not take would be tried again at the end
+        return FAILED
+    if not isinstance(error, SystemExit):
+        for leaf in islice(causes, MOST_CAUSES):
+            error.add_note("".join(traceback.format_exception(leaf)))
+    raise error
+
+
+def _words(error: BaseException) -> str:
+    """What the operating system says. What it says of no file is about an output."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is None and error.errno in {errno.ENOSPC, errno.EIO, errno.EBADF}:
+        return f"the output cannot be written: {error.strerror}"
+    return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+
+
+def _is_unheard() -> bool:
+    """Return True if the reader of standard output or of standard error has gone. What still
+    waits there goes nowhere, then."""
+    gone = []
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                gone.append(stream)
+    for stream in gone:
+        _leave(stream)
+    return bool(gone)
 
 
 def _prepare_output() -> None:
@@ -268,18 +294,6 @@ def _flush(stream: TextIO | None) -> None:
     with contextlib.suppress(ValueError):
         if stream is not None:
             stream.flush()
-
-
-def _output_trouble() -> OSError | None:
-    """Why standard output or standard error does not take what it was given. What still waits
-    there is dropped."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            _flush(stream)
-        except OSError as error:
-            _leave(stream)
-            return error
-    return None
 
 
 def _leave(stream: TextIO | None) -> None:
@@ -331,6 +345,6 @@ def expanded(path: Path) -> Path:
         return path.expanduser()
     except RuntimeError:
         raise ConfigError(
-            f"{path} cannot be found: this user has no home folder (neither HOME nor an entry in"
-            " passwd); set HOME, or name a folder"
+            f"{path} cannot be found: this user has no home folder (neither HOME nor an entry"
+            " in passwd); set HOME, or name a folder"
         ) from None

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import trio
@@ -26,7 +25,7 @@ from p2p.shardcast.http.core.listing import (
     decode_listing_untrusted,
     shard_path,
 )
-from p2p.shardcast.http.library import Release, digest_of_body
+from p2p.shardcast.http.library import Release, index_of_file
 from p2p.shardcast.http.mirrors import Mirror, Mirrors, MirrorsFailed
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import MIB
@@ -104,8 +103,8 @@ class Follower:
         await disk.remove(part)
         try:
             size = await self._fetch_shards(entry, among, part)
-            release = Release(entry.version, ((name, size),), entry.digest, b"", (part,))
-            if await digest_of_body(self._world, release, release.raw()) != entry.digest:
+            index, digest = await index_of_file(self._world, part)
+            if digest != entry.digest:
                 return None
             await disk.fsync(part)
             path = f"{self._folder}/{name}"
@@ -113,7 +112,7 @@ class Follower:
         finally:
             with trio.CancelScope(shield=True):
                 await disk.remove(part)
-        return replace(release, paths=(path,))
+        return Release(entry.version, ((name, size),), entry.digest, index, b"", (path,))
 
     async def _fetch_shards(self, entry: Listed, among: Sequence[Mirror], part: str) -> int:
         """Write all shards where they belong; returns the bytes of the whole."""
