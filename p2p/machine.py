@@ -332,8 +332,9 @@ class RealDisk:
 
 def unencodable(error: UnicodeEncodeError) -> str:
     """Say that this process cannot name a file so, and what to do."""
+    name = error.object.rpartition("/")[2]
     return (
-        f"no file can be called {error.object!r} here: file names are {error.encoding} in this"
+        f"no file can be called {name!r} here: file names are {error.encoding} in this"
         " environment; set LC_ALL=C.UTF-8"
     )
 

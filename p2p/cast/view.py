@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from p2p.node.process import is_terminal
-from p2p.node.usage import tell
+from p2p.node.usage import SOON, tell
 from p2p.world import World
 
 if TYPE_CHECKING:  # rich takes 30 ms to import: only where a person reads bars
@@ -18,8 +18,6 @@ if TYPE_CHECKING:  # rich takes 30 ms to import: only where a person reads bars
 
 PIPED: Final = 5.0
 """Seconds between two lines where no terminal draws bars: enough for a log."""
-SOON: Final = 2.0
-"""Seconds after which a command that is silent says what it does."""
 DRAWN: Final = 0.25
 """Seconds between two updates of the bar: people perceive this as immediate."""
 

@@ -346,6 +346,7 @@ def _report_start(
             "data": str(options.data),
             "sandbox": containment.mechanism.value,
             **({"dashboard": url} if url else {}),
+            **({} if has_run else {"waits_for": ASKING if asking else NO_RUN}),
         }
         tell(json.dumps({"event": "started", **fields}))
         return
@@ -362,16 +363,15 @@ def _report_start(
     elif has_run:
         lines.append("next     this node listens nowhere: others cannot join through it")
     elif asking:
-        lines.append("next     asking the bootstrap peers for the run; nothing to do")
+        lines.append(f"next     {ASKING}; nothing to do")
     else:
-        lines.append(
-            "next     no run yet: start again with --bootstrap ADDR of a member, or with --run"
-            " FILE"
-        )
+        lines.append(f"next     {NO_RUN}")
         lines.append("         (a run of your own: docs/running.md)")
     tell("\n".join(lines))
 
 
+ASKING: Final = "asking the bootstrap peers for the run"
+NO_RUN: Final = "no run yet: start again with --bootstrap ADDR of a member, or with --run FILE"
 REACH: Final = {
     LOOPBACK: (
         "only this machine can dial that: for others, --listen at an address that they reach"

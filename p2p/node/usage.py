@@ -18,6 +18,7 @@ import os
 import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -37,6 +38,8 @@ INTERRUPTED: Final = 130
 """Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
 UNHEARD: Final = 141
 """Exit code where the reader of standard output has gone: 128 and the number of SIGPIPE."""
+SOON: Final = 2.0
+"""Seconds after which a command that is silent says what it waits for: a person wonders."""
 DATA: Final = Path("~/.shoal")
 """Where a node keeps its data unless it is told (`expanded`)."""
 CLOSENESS: Final = 0.5
@@ -337,6 +340,19 @@ def tell(text: str, end: str = "\n") -> None:
         _leave(sys.stdout)
     except OSError:
         pass  # a full disk: there may be room for the next line
+
+
+@contextlib.contextmanager
+def patience(text: str) -> Iterator[Callable[[], None]]:
+    """Say on standard error what a command waits for, unless the block is over soon, or the
+    function that this gives is called: it has heard something."""
+    timer = threading.Timer(SOON, lambda: print(text, file=sys.stderr, flush=True))  # noqa: T201
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
 
 
 def expanded(path: Path) -> Path:

@@ -20,6 +20,7 @@ from p2p.node.usage import (
     complain,
     expanded,
     interruptible,
+    patience,
     say,
 )
 from roles.doctor.checks import Finding, Level, examine
@@ -62,9 +63,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
-    seen = look(
-        folder, port=options.port, run=run, document=document, bootstrap=options.bootstrap or ()
-    )
+    peers = options.bootstrap or ()
+    with patience(
+        f"looks at torch and the sandbox{', and asks the bootstrap peers' * bool(peers)}"
+    ):
+        seen = look(folder, port=options.port, run=run, document=document, bootstrap=peers)
     findings = examine(seen)
     say(_as_json(findings) if options.json else "\n".join(map(_line, findings)))
     return FAILED if any(one.level is Level.FAIL for one in findings) else 0

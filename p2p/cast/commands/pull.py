@@ -27,13 +27,13 @@ from p2p.cast.commands.unreachable import tell_unreachable
 from p2p.cast.delivery import deliver
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
-from p2p.cast.view import PIPED, SOON, CastState, Teller
+from p2p.cast.view import PIPED, CastState, Teller
 from p2p.errors import BadMessage, ConfigError, NoRoom, Unnameable
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.naming import derived
 from p2p.node.process import locked_folder, until_told_to_end
-from p2p.node.usage import CommandParser, expanded
+from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
 from p2p.shardcast.index import Index

@@ -27,7 +27,16 @@ from p2p.errors import ConfigError
 from p2p.node.dashboard.core.patch import apply
 from p2p.node.dashboard.sight import PAUSE, RESUME
 from p2p.node.dashboard.sockets import SOCKET
-from p2p.node.usage import DATA, FAILED, CommandParser, complain, expanded, interruptible, say
+from p2p.node.usage import (
+    DATA,
+    FAILED,
+    CommandParser,
+    complain,
+    expanded,
+    interruptible,
+    patience,
+    say,
+)
 from p2p.wire import MIB
 
 _PIECE: Final = 64 * 1024
@@ -213,7 +222,7 @@ async def asking(
     http = h11.Connection(h11.CLIENT)
 
     async def receive() -> bytes:
-        with _told(where):
+        with _told(where), patience(f"waits for the node at {where}"):
             return await next_part()
 
     async def next_part() -> bytes:
