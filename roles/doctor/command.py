@@ -64,9 +64,7 @@ def _main(argv: Sequence[str] | None) -> int:
         complain(error)
         return WRONG_USAGE
     peers = options.bootstrap or ()
-    with patience(
-        f"looks at torch and the sandbox{', and asks the bootstrap peers' * bool(peers)}"
-    ):
+    with patience(f"looks at this machine, and asks {len(peers)} peers"):
         seen = look(folder, port=options.port, run=run, document=document, bootstrap=peers)
     findings = examine(seen)
     say(_as_json(findings) if options.json else "\n".join(map(_line, findings)))

@@ -25,7 +25,7 @@ async def serving(
     on_changed: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[None]:
     """Offer a library over HTTP for the length of the block, and say where. ``on_changed`` is
-    told the path of a file that is not what was published."""
+    told the name of a file that is not what was published."""
     async with serve_http(HttpEdge(world, library, on_changed), *address) as places:
         urls = [f"http://[{h}]:{p}/" if ":" in h else f"http://{h}:{p}/" for h, p in places]
         teller.event("http", "\n".join(f"http     {url}" for url in urls), urls=urls)

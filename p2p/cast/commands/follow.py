@@ -25,7 +25,7 @@ from p2p.world import World
 async def follow(options: argparse.Namespace, out: Path, state: Path) -> int:
     """Put each newest version into ``out``; with ``--http``, offer them as well."""
     teller = Teller("pull", as_json=options.json)
-    changes = Changes(out, "run pull again", teller)
+    changes = Changes("run pull again", teller)
     shelf, known = Shelf(), NO_POLICY
     with locked_folder(state, "shoal pull", "give this one its own --out"):
         async with AsyncExitStack() as stack:

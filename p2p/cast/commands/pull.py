@@ -119,7 +119,8 @@ async def _pull(options: argparse.Namespace) -> int:
                 from p2p.cast.commands.edge import serving
                 from p2p.shardcast.http.library import PolicyLibrary
 
-                changes = Changes(out, "run pull again", teller)
+                lone = "" if ticket.is_folder else ticket.name
+                changes = Changes("run pull again", teller, lone)
                 library = PolicyLibrary(node.shardcast)
                 await enter(serving(world, library, options.http, teller, changes.tell))
             nursery = await enter(trio.open_nursery())

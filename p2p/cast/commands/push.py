@@ -67,7 +67,7 @@ async def _push(options: argparse.Namespace) -> int:
     path = existing(options.path)
     state = state_of(path) if options.data is None else expanded(options.data)
     teller = Teller(path.name, as_json=options.json)
-    changes = Changes(path, "run push again", teller)
+    changes = Changes("run push again", teller, path.name if path.is_file() else "")
     config = ShardcastConfig(keep_versions=1)
     given = Given()
     with locked_folder(state, "shoal push or serve"):
@@ -169,7 +169,7 @@ async def _wait_given(
     while not expected or len(given.whole) < expected:
         given.whole |= node.whole(version)
         for path in node.shardcast.damaged:
-            changes.tell(path)
+            changes.tell(str(Path(path).relative_to(node.world.disk.locate(SOURCE))))
         now = node.world.now()
         if now >= told + teller.interval:
             told = now

@@ -49,7 +49,7 @@ async def _serve(options: argparse.Namespace) -> int:
 
     path = existing(options.path)
     state, teller = state_of(path), Teller(path.name, as_json=options.json)
-    changes = Changes(path, "run serve again", teller)
+    changes = Changes("run serve again", teller, path.name if path.is_file() else "")
     shelf = Shelf()
     with locked_folder(state, "shoal push or serve", "end that one: push --http does both"):
         async with (

@@ -52,17 +52,18 @@ async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str
 class Changes:
     """Tells a person, once for each file, that what is offered has changed."""
 
-    def __init__(self, path: Path, again: str, teller: Teller) -> None:
-        self._root = path if path.is_dir() else path.parent
+    def __init__(self, again: str, teller: Teller, lone: str = "") -> None:
+        """``lone`` is the name of what is offered if that is one file."""
         self._again = again
         self._teller = teller
+        self._lone = lone
         self._told: set[str] = set()
 
-    def tell(self, path: str) -> None:
-        """Say that the file at an absolute path changed."""
-        if path not in self._told:
-            self._told.add(path)
-            name = str(Path(path).relative_to(self._root))
+    def tell(self, name: str) -> None:
+        """Say that a file changed, given its path in the folder."""
+        name = self._lone or name
+        if name not in self._told:
+            self._told.add(name)
             self._teller.event("changed", f"{name} changed: {self._again}", path=name)
 
 

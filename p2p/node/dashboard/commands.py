@@ -27,6 +27,7 @@ from p2p.errors import ConfigError
 from p2p.node.dashboard.core.patch import apply
 from p2p.node.dashboard.sight import PAUSE, RESUME
 from p2p.node.dashboard.sockets import SOCKET
+from p2p.node.process import until_told_to_end
 from p2p.node.usage import (
     DATA,
     FAILED,
@@ -130,7 +131,7 @@ async def _peers(options: argparse.Namespace) -> None:
 
 async def _top(options: argparse.Namespace) -> None:
     whole: dict[str, Any] = {}
-    async with following(options.data) as hear:
+    async with until_told_to_end(), following(options.data) as hear:
         while (event := await hear()) is not None:
             name, value = event
             if name == "whole":

@@ -108,7 +108,7 @@ class HttpEdge:
     def __init__(
         self, world: World, library: Library, on_changed: Callable[[str], None] = lambda _: None
     ) -> None:
-        """``on_changed`` is told the path of a file that is not what was published, each time
+        """``on_changed`` is told the name of a file that is not what was published, each time
         that it was asked for."""
         self._world = world
         self._library = library
@@ -143,7 +143,7 @@ class HttpEdge:
         except KeyError:
             pass  # pruned meanwhile: not listed either
         except FileChanged as changed:
-            self._on_changed(changed.path)
+            self._on_changed(str(changed))
         except StorageError as error:
             logger.warning("version_not_listed version=%d reason=%s", version, error)
 
@@ -209,7 +209,7 @@ class HttpEdge:
         except KeyError:
             await reply.refuse(404, f"there is no {path[:200]!r} here")
         except FileChanged as changed:
-            self._on_changed(changed.path)
+            self._on_changed(str(changed))
             await reply.fail(410, f"{changed} changed since it was published")
         except StorageError as error:
             logger.warning("edge_unreadable path=%s reason=%s", path[:200], error)

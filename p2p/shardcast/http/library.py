@@ -29,11 +29,6 @@ sent bodies in pieces of 16 KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024
 class FileChanged(Exception):
     """A file is not what it was when its version was published; the message is its name."""
 
-    def __init__(self, name: str, path: str) -> None:
-        super().__init__(name)
-        self.path = path
-        """Where it lies on this machine."""
-
 
 @dataclass(frozen=True, slots=True)
 class Release:
@@ -119,8 +114,7 @@ class Reader:
 
     def _changed(self, number: int, entry: DiskEntry | None) -> FileChanged:
         self._known[number] = entry, False
-        path = self._world.disk.locate(self.release.paths[number])
-        return FileChanged(self.release.files[number][0], path)
+        return FileChanged(self.release.files[number][0])
 
     async def _look(self, number: int) -> DiskEntry | None:
         found = await self._world.disk.walk(self.release.paths[number], 1)
