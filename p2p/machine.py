@@ -31,6 +31,7 @@ import trio
 from p2p.concurrency import Notifier
 from p2p.errors import StorageError, Unnameable
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
+from p2p.naming import unencodable
 from p2p.sandbox import Confinement, Containment
 from p2p.wire import MIB
 from p2p.worker_process import WorkerStarter
@@ -328,15 +329,6 @@ class RealDisk:
     def locate(self, path: str) -> str:
         """The absolute path, for worker processes."""
         return str(self._path(path).absolute())
-
-
-def unencodable(error: UnicodeEncodeError) -> str:
-    """Say that this process cannot name a file so, and what to do."""
-    name = error.object.rpartition("/")[2]
-    return (
-        f"no file can be called {name!r} here: file names are {error.encoding} in this"
-        " environment; set LC_ALL=C.UTF-8"
-    )
 
 
 def _read(path: Path, offset: int, length: int | None) -> bytes:

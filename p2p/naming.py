@@ -24,3 +24,12 @@ def derived(name: str, *, before: str = "", after: str = "") -> str:
         return whole
     digest = blake3(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
     return f"{before}{digest}{after}"
+
+
+def unencodable(error: UnicodeEncodeError) -> str:
+    """Say that this process cannot name a file so, and what to do."""
+    name = error.object.rpartition("/")[2]
+    return (
+        f"no file can be called {name!r} here: file names are {error.encoding} in this"
+        " environment; set LC_ALL=C.UTF-8"
+    )

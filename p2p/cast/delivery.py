@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from p2p.errors import NoRoom, StorageError, Unnameable
-from p2p.machine import unencodable
-from p2p.naming import derived
+from p2p.naming import derived, unencodable
 from p2p.shardcast.index import Index
 from p2p.shardcast.selection import Selection
 

@@ -27,7 +27,7 @@ from typing import Final, TextIO
 import trio
 
 from p2p.errors import ConfigError, StorageError
-from p2p.machine import unencodable
+from p2p.naming import unencodable
 from p2p.node.logs import TextFormatter, formatter
 from p2p.wire import MIB
 

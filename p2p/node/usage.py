@@ -28,6 +28,7 @@ from typing import Any, Final, NoReturn, TextIO
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
+from p2p.naming import unencodable
 
 FAILED: Final = 1
 """Exit code: something went wrong, and the command line was right."""
@@ -223,6 +224,7 @@ def _with_flushed_output(command: Callable[[], int]) -> int:
         code = command()
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # rich, which has no better word
+            _leave_unread()
             return UNHEARD
         _flush(sys.stdout)
         raise
@@ -241,9 +243,9 @@ def _judge(error: BaseException) -> int:
             complain(message)
         is_usage = all(isinstance(cause, ConfigError) for cause in causes)
         return WRONG_USAGE if is_usage else FAILED
-    if any(isinstance(cause, BrokenPipeError) for cause in causes) and _is_unheard():
+    if any(isinstance(cause, BrokenPipeError) for cause in causes) and _leave_unread():
         return UNHEARD
-    if all(isinstance(cause, OSError) for cause in causes):
+    if all(map(_is_surroundings, causes)):
         complain("; ".join(dict.fromkeys(map(_words, causes))))
         for stream in (sys.stdout, sys.stderr):
             try:
@@ -257,8 +259,17 @@ def _judge(error: BaseException) -> int:
     raise error
 
 
+def _is_surroundings(error: BaseException) -> bool:
+    """Return True if the operating system refused, or its locale lacks the signs of a name."""
+    if isinstance(error, UnicodeEncodeError):
+        return error.encoding not in {"utf-8", "utf8"}
+    return isinstance(error, OSError)
+
+
 def _words(error: BaseException) -> str:
     """What the operating system says. What it says of no file is about an output."""
+    if isinstance(error, UnicodeEncodeError):
+        return unencodable(error)
     if not isinstance(error, OSError) or error.strerror is None:
         return str(error)
     if error.filename is None and error.errno in {errno.ENOSPC, errno.EIO, errno.EBADF}:
@@ -266,9 +277,8 @@ def _words(error: BaseException) -> str:
     return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
 
 
-def _is_unheard() -> bool:
-    """Return True if the reader of standard output or of standard error has gone. What still
-    waits there goes nowhere, then."""
+def _leave_unread() -> bool:
+    """Leave standard output or standard error where its reader has gone; True if one had."""
     gone = []
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
