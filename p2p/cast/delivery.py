@@ -51,7 +51,7 @@ def deliver(
     if not failed:
         return made
     target, error = failed[0]
-    more = f" ({len(failed)} files of {len(chosen)}; the others are there)"
+    more = f" ({len(failed)} of {len(chosen)} files; the others are there)"
     if isinstance(error, StorageError):
         raise error
     if isinstance(error, UnicodeEncodeError):

@@ -1,4 +1,4 @@
-"""Command lines of ``shoal`` in processes that are forked, and so need not import anything again.
+"""Command lines of ``shoal`` in forked processes, which need not import everything again.
 
 Each ends as a user's process does: what is left in its streams is flushed.
 """
