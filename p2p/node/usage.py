@@ -195,6 +195,12 @@ def seconds(text: str) -> float:
     return number
 
 
+_JUDGED: Final = (
+    KeyboardInterrupt, SystemExit, ShoalError, OSError, UnicodeEncodeError, BaseExceptionGroup
+)  # fmt: skip
+"""What may end a command without being a bug, or hold one too deep to be printed."""
+
+
 def interruptible(command: Callable[[], int]) -> int:
     """Run a command of a person at a keyboard and return its exit code (docs/exit-codes.md).
 
@@ -212,7 +218,7 @@ def interruptible(command: Callable[[], int]) -> int:
     try:
         try:
             return _with_flushed_output(command)
-        except BaseException as error:  # noqa: BLE001 - the border of the process
+        except _JUDGED as error:
             return _judge(error)
     except KeyboardInterrupt:  # the second, before it could be ignored
         ignore_interrupts()

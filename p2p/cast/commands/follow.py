@@ -63,9 +63,10 @@ async def follow(options: argparse.Namespace, out: Path, state: Path) -> int:
 
 async def _tell(world: World, follower: Follower, teller: Teller) -> None:
     """Say how it gets on, and what it waits for, whenever that has changed or bytes come."""
-    said = ""
+    said, due = "", world.now()
     while True:
-        await world.sleep(SOON)
+        due += SOON
+        await world.sleep_until(due)
         if follower.says != said:
             said = follower.says
             teller.event("progress", said, waits_for=said)

@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from p2p.cast.commands.source import Changes
+from p2p.cast.swarm import CastNode
 from p2p.cast.ticket import Ticket, decode_ticket_untrusted
 from p2p.cast.view import Teller
 from p2p.errors import BadMessage, ConfigError
@@ -89,6 +92,22 @@ async def execute(command: str, version: PolicyVersion, path: Path, teller: Tell
     env = {**os.environ, "SHOAL_VERSION": str(version), "SHOAL_PATH": str(path)}
     done = await trio.run_process(command, shell=True, env=env, check=False)
     teller.event("executed", f"executed exit status {done.returncode}", status=done.returncode)
+
+
+@asynccontextmanager
+async def offering(
+    node: CastNode, address: tuple[str, int] | None, teller: Teller, changes: Changes
+) -> AsyncIterator[None]:
+    """Offer what a node holds over HTTP for the length of the block, if there is an address."""
+    if address is None:
+        yield
+        return
+    from p2p.cast.commands.edge import serving
+    from p2p.shardcast.http.library import PolicyLibrary
+
+    library = PolicyLibrary(node.shardcast)
+    async with serving(node.world, library, address, teller, changes.tell):
+        yield
 
 
 async def pass_on(world: World, seconds: float, teller: Teller) -> None:

@@ -18,6 +18,7 @@ from p2p.cast.commands.line import (
     add_common,
     duration,
     execute,
+    offering,
     pass_on,
     run_command,
     ticket_of,
@@ -32,7 +33,7 @@ from p2p.errors import BadMessage, ConfigError, NoRoom, Unnameable
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.naming import derived
-from p2p.node.process import locked_folder, until_told_to_end
+from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
@@ -115,42 +116,40 @@ async def _pull(options: argparse.Namespace) -> int:
                         selection=selection,
                     )
                 )  # fmt: skip
-            if options.http is not None:
-                from p2p.cast.commands.edge import serving
-                from p2p.shardcast.http.library import PolicyLibrary
-
-                lone = "" if ticket.is_folder else ticket.name
-                changes = Changes("run pull again", teller, lone)
-                library = PolicyLibrary(node.shardcast)
-                await enter(serving(world, library, options.http, teller, changes.tell))
+            changes = Changes("run pull again", teller, "" if ticket.is_folder else ticket.name)
+            await enter(offering(node, options.http, teller, changes))
             nursery = await enter(trio.open_nursery())
             stack.callback(nursery.cancel_scope.cancel)
             unreachable: dict[Multiaddr, str] = {}
             nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
             view = PullView(node, ticket, out, teller, unreachable)
             here = view.last
-            wanted = ticket.version
             if selection is not None:
                 await _pull_some(node, ticket, selection, out, view)
-            while selection is None:
-                version = await view.show(partial(node.shardcast.wait_policy, wanted))
-                await _hand_over(node, version, ticket, out, view)
-                ending.is_done = True
-                if options.command:
-                    await execute(options.command, version, out, teller)
-                if not options.follow:
-                    break
-                wanted = PolicyVersion(version + 1)
+            else:
+                await _pull_all(node, ticket, options, out, view, ending)
             ending.is_done = True
             await pass_on(world, options.seed, teller)
     if ending.signal:
-        said = "all of it is here" if ending.is_done else f"{_share(here)} is here"
-        teller.event(
-            "ended", f"ended    {said}, gave {here.given / 1e6:,.1f} MB; the same command line"
-            " goes on",
-            here=here.here, total=here.total, given=here.given,
-        )  # fmt: skip
+        _tell_ended(here, "all of it" if ending.is_done else _share(here), teller)
     return ending.code
+
+
+async def _pull_all(
+    node: CastNode, ticket: Ticket, options: argparse.Namespace, out: Path, view: PullView,
+    ending: Ending,
+) -> None:  # fmt: skip
+    """Fetch the ticket's version, and with ``--follow`` each newer one."""
+    wanted = ticket.version
+    while True:
+        version = await view.show(partial(node.shardcast.wait_policy, wanted))
+        await _hand_over(node, version, ticket, out, view)
+        ending.is_done = True
+        if options.command:
+            await execute(options.command, version, out, view.teller)
+        if not options.follow:
+            return
+        wanted = PolicyVersion(version + 1)
 
 
 class PullView:
@@ -232,6 +231,14 @@ def _reason(error: NoRoom) -> str:
     return str(cause) if cause is not None else str(error)
 
 
+def _tell_ended(state: CastState, what: str, teller: Teller) -> None:
+    given = f"{state.given / 1e6:,.1f} MB"
+    teller.event(
+        "ended", f"ended    {what} is here, gave {given}; the same command line goes on",
+        here=state.here, total=state.total, given=state.given,
+    )  # fmt: skip
+
+
 def _share(state: CastState) -> str:
     """How much of it is here, for people."""
     if not state.total:
@@ -277,7 +284,7 @@ async def _deliver(
         except NoRoom as error:
             words = f"waits for room: {error}"
             teller.event("waiting", words, waits_for=words)
-            await node.world.sleep(PIPED)
+            await node.world.sleep_until(node.world.now() + PIPED)
 
 
 def _coming(shardcast: Shardcast) -> tuple[PolicyVersion, int, int]:

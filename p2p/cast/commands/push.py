@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from p2p.cast.commands.line import LISTEN, Meter, add_common, run_command
+from p2p.cast.commands.line import LISTEN, Meter, add_common, offering, run_command
 from p2p.cast.commands.listening import listen_again
 from p2p.cast.commands.source import (
     SOURCE,
@@ -79,12 +79,8 @@ async def _push(options: argparse.Namespace) -> int:
             host = await enter(open_host(world=world, listen=[]))
             listen = options.listen or [Multiaddr.parse(LISTEN)]
             for port in await listen_again(world, host, listen):
-                teller.event(
-                    "taken",
-                    f"port     another program has {port}, which tickets until now name:"
-                    " give your pullers the one below",
-                    port=port,
-                )
+                words = f"port     another program has {port}, which tickets until now name:"
+                teller.event("taken", f"{words} give your pullers the one below", port=port)
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )
@@ -101,25 +97,13 @@ async def _push(options: argparse.Namespace) -> int:
                 secret=secret, name=path.name, is_folder=source == SOURCE,
                 version=version, manifest=manifest.digest,
             )  # fmt: skip
-            teller.event(
-                "ticket", _how_to_pull(ticket, manifest.size), ticket=str(ticket),
-                version=version, bytes=manifest.size, addrs=[str(a) for a in ticket.addrs],
-            )  # fmt: skip
-            if options.http is not None:
-                from p2p.cast.commands.edge import serving
-                from p2p.shardcast.http.library import PolicyLibrary
-
-                library = PolicyLibrary(node.shardcast)
-                await enter(serving(world, library, options.http, teller, changes.tell))
+            _tell_ticket(ticket, manifest.size, teller)
+            await enter(offering(node, options.http, teller, changes))
             with teller.bars():
                 await _wait_given(node, version, options.expect or 0, given, teller, changes)
             ending.is_done = True
     if ending.signal:
-        teller.event(
-            "ended", f"ended    {_machines(len(given.whole))} it whole, gave"
-            f" {given.bytes / 1e6:,.1f} MB; the same command line goes on",
-            machines=len(given.whole), given=given.bytes,
-        )  # fmt: skip
+        given.tell(teller)
     return ending.code
 
 
@@ -136,6 +120,14 @@ class Given:
         """Bytes that the pusher gave."""
         return self.stats.uploaded_as_origin
 
+    def tell(self, teller: Teller) -> None:
+        """Say so, at the end."""
+        teller.event(
+            "ended", f"ended    {_machines(len(self.whole))} it whole, gave"
+            f" {self.bytes / 1e6:,.1f} MB; the same command line goes on",
+            machines=len(self.whole), given=self.bytes,
+        )  # fmt: skip
+
 
 def _machines(count: int) -> str:
     return "1 machine has" if count == 1 else f"{count or 'no'} machines have"
@@ -145,14 +137,17 @@ async def _publish(node: CastNode, version: PolicyVersion, source: str) -> Polic
     return (await node.shardcast.publish(version, source)).version
 
 
-def _how_to_pull(ticket: Ticket, size: int) -> str:
+def _tell_ticket(ticket: Ticket, size: int, teller: Teller) -> None:
     lines = [
         f"version  {ticket.version}, {size / 1e6:,.1f} MB",
         *(f"address  {addr}" for addr in ticket.addrs),
     ]
     if all(reach_of(addr) == LOOPBACK for addr in ticket.addrs):
         lines.append("         (only this machine can dial that: give --listen)")
-    return "\n".join([*lines, "", f"shoal pull {ticket}", ""])
+    teller.event(
+        "ticket", "\n".join([*lines, "", f"shoal pull {ticket}", ""]), ticket=str(ticket),
+        version=ticket.version, bytes=size, addrs=[str(addr) for addr in ticket.addrs],
+    )  # fmt: skip
 
 
 async def _wait_given(
