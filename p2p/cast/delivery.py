@@ -50,14 +50,14 @@ def deliver(
             made.append(target)
     if not failed:
         return made
-    target, error = failed[0]
+    where, first = failed[0]
     more = f" ({len(failed)} of {len(chosen)} files; the others are there)"
-    if isinstance(error, StorageError):
-        raise error
-    if isinstance(error, UnicodeEncodeError):
-        raise Unnameable(unencodable(error) + more)
-    kind = NoRoom if error.errno in _FULL else StorageError
-    raise kind(f"{target} cannot be written: {error.strerror}{more}")
+    if isinstance(first, UnicodeEncodeError):
+        raise Unnameable(unencodable(first) + more)
+    if not isinstance(first, OSError):
+        raise first
+    kind = NoRoom if first.errno in _FULL else StorageError
+    raise kind(f"{where} cannot be written: {first.strerror}{more}")
 
 
 def _put(source: Path, target: Path, out: Path) -> None:
