@@ -56,6 +56,10 @@ class Teller:
         self._title = title
         self._json = as_json
         self._progress: Progress | None = None
+        self._cause = ""
+        """What is waited for, but for the figures, which change."""
+        self._drawn = 0
+        """How often it was drawn."""
         self.interval = DRAWN if is_terminal(sys.stdout) and not as_json else PIPED
 
     def event(self, kind: str, text: str, **fields: object) -> None:
@@ -105,14 +109,25 @@ class Teller:
         finally:
             self._progress = None
 
+    def _tell_cause(self, text: str) -> None:
+        """Say above the bars what has been waited for for a while: it is too long for a
+        column."""
+        kind = "".join(sign for sign in text if not sign.isdigit())
+        self._drawn = self._drawn + 1 if kind == self._cause else 0
+        self._cause = kind
+        if text and self._drawn == SOON / DRAWN:
+            self.event("waiting", text)
+
     def state(self, state: CastState) -> None:
         """Report the current progress."""
         if self._progress is not None:
+            self._tell_cause(state.waits_for.partition(";")[0])
             [task] = self._progress.task_ids
             total, done = _drawn(state)
             self._progress.update(
                 task, total=total, completed=done,
-                rate=f"{state.rate / 1e6:.1f} MB/s", swarm=state.waits_for or _swarm(state),
+                rate=f"{state.rate / 1e6:.1f} MB/s",
+                swarm="waits" if state.waits_for else _swarm(state),
             )  # fmt: skip
             return
         self.event("progress", f"{self._title}  {_line(state)}", **asdict(state))

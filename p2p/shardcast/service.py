@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 import trio
@@ -139,9 +139,10 @@ class Shardcast:
         return sum(coming.index.spans[span].size for span in coming.wanted)
 
     @property
-    def damaged(self) -> tuple[str, ...]:
-        """Absolute paths of files that were found to have changed since they were published."""
-        return tuple(self._store.damaged)
+    def damaged(self) -> Mapping[str, str]:
+        """What is wrong with files that peers asked for, by absolute path: ``changed`` since
+        they were published, or why they cannot be read."""
+        return self._store.damaged
 
     @property
     def _coming(self) -> Download | None:

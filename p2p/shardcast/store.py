@@ -156,9 +156,9 @@ class PolicyStore:
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
-        self.damaged: BoundedDict[str, None] = BoundedDict(_MAX_DAMAGED)
-        """Absolute paths of files of which a span was asked for that has changed since it was
-        published, or fetched."""
+        self.damaged: BoundedDict[str, str] = BoundedDict(_MAX_DAMAGED)
+        """What is wrong with files of which a span was asked for that is not what was
+        published, or fetched, by absolute path."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
         """Chunks that a task packs: others that want them wait for it."""
         self._preparing = trio.Lock()
@@ -397,18 +397,21 @@ class PolicyStore:
         """The wire bytes of a span that is here. A peer that got another would take us for a
         liar, so what was read is compared with its digest."""
         span, raw = entry.index.spans[chunk], entry.unwritten(chunk)
+        path = self._disk.locate(entry.file(entry.index.place(chunk).file))
         try:
             raw = raw if raw is not None else await self._read(entry, chunk)
         except FileNotFoundError:
             raw = b""
+        except StorageError as error:
+            self.damaged[path] = f"cannot be read ({error})"
+            raise
         wire = await self._compute(
             _encode_if_right, span, raw, size=span.size, rate=ENCODE_RATE
         )
         if wire is None and self._entries.get(entry.name) is entry:
             entry.note_damaged(ChunkSet.of([chunk]))
-            path = self._disk.locate(entry.file(entry.index.place(chunk).file))
             if path not in self.damaged:  # of a large file thousands of spans may be wrong
-                self.damaged[path] = None
+                self.damaged[path] = "changed"
                 logger.warning(
                     "chunk_damaged path=%s index=%d: what is wrong there is no longer served",
                     path,

@@ -141,7 +141,9 @@ def test_a_changed_file_is_one_sentence_of_the_push(tmp_path: Path) -> None:
         with cast("pull", ticket, "--out", tmp_path / "out", *LOCAL) as pull:
             stuck = pull.said("progress", that=lambda e: "no machine sends" in e["waits_for"])
             assert "has a file changed there?" in stuck["waits_for"]
-        assert push.all_said("changed") == [{"event": "changed", "path": "w.bin"}]
+        assert push.all_said("changed") == [
+            {"event": "changed", "path": "w.bin", "what": "changed"}
+        ]
         push.process.send_signal(signal.SIGINT)
         assert push.end() == 0
         assert push.errors() == ""

@@ -45,6 +45,11 @@ def longer(path: Path) -> None:
         file.write(b"x")
 
 
+def folder_there(path: Path) -> None:
+    path.unlink()
+    (path / "a.bin").mkdir(parents=True)
+
+
 CHANGES: dict[str, Callable[[Path], None]] = {
     "first byte": overwritten(0),
     "middle": overwritten(SPAN + 1),
@@ -56,6 +61,7 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "longer": longer,
     "removed": Path.unlink,
     "replaced": replaced,
+    "folder": folder_there,
 }
 ASKED = {
     "/v/1/files/a.bin": FILES["a.bin"],

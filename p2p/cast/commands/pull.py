@@ -170,7 +170,7 @@ class PullView:
 
     async def show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
         """Show how it gets on until ``wait`` returns, and return what that does. Raises
-        `Unnameable`: no patience helps then."""
+        `Unnameable`, `BadMessage` where no patience helps."""
         with self.teller.bars():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell)
@@ -198,6 +198,10 @@ class PullView:
 
     def _cause(self, *, is_still: bool) -> str:
         """What must happen before more comes."""
+        if self._ticket.pusher in self._node.shardcast.halted:
+            raise BadMessage(
+                "the pusher has signed two contents as one version: ask it for a new ticket"
+            )
         trouble = self._node.shardcast.trouble
         if isinstance(trouble, Unnameable):
             raise trouble

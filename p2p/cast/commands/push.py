@@ -163,8 +163,8 @@ async def _wait_given(
     meter, told = Meter(node.world), -math.inf
     while not expected or len(given.whole) < expected:
         given.whole |= node.whole(version)
-        for path in node.shardcast.damaged:
-            changes.tell(str(Path(path).relative_to(node.world.disk.locate(SOURCE))))
+        for path, what in node.shardcast.damaged.items():
+            changes.tell(str(Path(path).relative_to(node.world.disk.locate(SOURCE))), what)
         now = node.world.now()
         if now >= told + teller.interval:
             told = now

@@ -50,7 +50,7 @@ async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str
 
 
 class Changes:
-    """Tells a person, once for each file, that what is offered has changed."""
+    """Tells a person, once for each file, that it is not what is offered any more."""
 
     def __init__(self, again: str, teller: Teller, lone: str = "") -> None:
         """``lone`` is the name of what is offered if that is one file."""
@@ -59,12 +59,12 @@ class Changes:
         self._lone = lone
         self._told: set[str] = set()
 
-    def tell(self, name: str) -> None:
-        """Say that a file changed, given its path in the folder."""
+    def tell(self, name: str, what: str = "changed") -> None:
+        """Say what is wrong with a file, given its path in the folder."""
         name = self._lone or name
         if name not in self._told:
             self._told.add(name)
-            self._teller.event("changed", f"{name} changed: {self._again}", path=name)
+            self._teller.event("changed", f"{name} {what}: {self._again}", path=name, what=what)
 
 
 async def join_secret(world: World) -> bytes:

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from p2p.errors import BadMessage, ShoalError, StorageError, Unnameable
+from p2p.shardcast.disk import LONGEST_RETRY
 from p2p.shardcast.http.core.listing import (
     LISTING,
     MAX_LISTING,
@@ -179,4 +180,6 @@ class Follower:
             except (MirrorsFailed, StorageError) as error:
                 self.says = f"waits: {error}"
                 logger.info("follow_waits reason=%s", error)
+                if isinstance(error, StorageError):  # what was fetched is fetched again
+                    await self._world.sleep(LONGEST_RETRY)
             await self._world.sleep(POLL)
