@@ -52,6 +52,16 @@ class StorageError(ShoalError):
 class NoRoom(StorageError):
     """The disk takes data, but not as much as this needs: make room on it."""
 
+    def __init__(self, message: str, needed: int = 0) -> None:
+        super().__init__(message)
+        self.needed = needed
+        """Bytes that must be free."""
+
+
+class Unnameable(StorageError):
+    """This machine can have no file of that name: it is too long, or has signs that the
+    encoding of file names lacks. Trying again does not help."""
+
 
 class WorkerDied(ShoalError):
     """An engine's worker process ended while it was needed; its last words are in the

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import gc
 import hashlib
 import heapq
@@ -28,8 +29,9 @@ from typing import Any, Final, TypeVar
 import trio
 
 from p2p.concurrency import Notifier
-from p2p.errors import StorageError
+from p2p.errors import StorageError, Unnameable
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
+from p2p.naming import unencodable
 from p2p.sandbox import Confinement, Containment
 from p2p.wire import MIB
 from p2p.worker_process import WorkerStarter
@@ -42,6 +44,11 @@ DISK_THREADS: Final = 40
 MAX_DESCRIPTORS: Final = 65536
 """Files and sockets that a node asks for. Thirty times what it needs; some kernels allow
 billions, and some libraries walk over all of them."""
+UNNAMEABLE: Final = frozenset({errno.ENAMETOOLONG, errno.EILSEQ})
+"""Errors of names that a file system cannot have."""
+_UNFINISHED: Final = ".shoal-"
+"""What files begin with that are renamed when they are whole. Not with the name that they get,
+which may be as long as a name can be."""
 TRIM_EVERY: Final = 1.0
 """Seconds between two looks at freed memory (`trim_memory`). Frequent, because under a flood
 what was freed and what was taken anew add up."""
@@ -252,9 +259,12 @@ class RealDisk:
             return await trio.to_thread.run_sync(function, *args, limiter=self._threads)
         except FileNotFoundError:
             raise
+        except UnicodeEncodeError as error:
+            raise Unnameable(unencodable(error)) from error
         except OSError as error:
             where = f": {error.filename}" if error.filename is not None else ""
-            raise StorageError(f"{error.strerror or error}{where}") from error
+            kind = Unnameable if error.errno in UNNAMEABLE else StorageError
+            raise kind(f"{error.strerror or error}{where}") from error
 
     async def read(self, path: str, offset: int = 0, length: int | None = None) -> bytes:
         """Bytes of a file."""
@@ -301,6 +311,10 @@ class RealDisk:
     async def size(self, path: str) -> int | None:
         """Bytes, or None."""
         return await self._run(_size, self._path(path))
+
+    async def free(self) -> int:
+        """Bytes that the file system has left."""
+        return await self._run(lambda: shutil.disk_usage(self._folder).free)
 
     @contextmanager
     def holding(self, path: str) -> Iterator[None]:
@@ -381,7 +395,7 @@ def _fsync(path: Path) -> None:
 
 def _replace(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -500,7 +514,7 @@ def load_or_create_key(path: Path) -> KeyPair:
             path.parent.mkdir(parents=True, exist_ok=True)
             # A new name each time: a start that was killed here leaves its file, and process
             # ids come again.
-            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+            descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_UNFINISHED)
             temporary = Path(name)
             with os.fdopen(descriptor, "wb") as file:
                 seed = secrets.token_bytes(SEED_BYTES)

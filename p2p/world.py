@@ -105,6 +105,10 @@ class Disk(Protocol):
         """Bytes, or None if it is not there."""
         ...
 
+    async def free(self) -> int:
+        """Bytes that the file system has left, as far as it says: quotas may leave fewer."""
+        ...
+
     def holding(self, path: str) -> AbstractContextManager[None]:
         """Keep other processes from a folder for the length of the block, by a file at
         ``path``. Raises `StorageError` if one has it."""

@@ -312,7 +312,7 @@ def run(options: argparse.Namespace, console: Console) -> int:
 def _baseline(path: Path) -> dict[str, Any]:
     """An earlier result. Raises `ConfigError`."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
         if not all(key in found for key in ("metrics", "level", "trace_hash")):
             raise ValueError("it lacks metrics, level or trace_hash")
     except OSError as error:
@@ -589,7 +589,7 @@ def _load_plan(path: Path) -> tuple[Scenario, int, tuple[Fault, ...]]:
     """A saved plan: the scenario that it was played in, the seed, the faults. Raises
     `ConfigError`."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
         plan = plan_from_table(content["faults"])
         if "settings" in content:
             name = Path(content["scenario"]).stem

@@ -50,6 +50,11 @@ class CastNode:
     shardcast: Shardcast
     run: bytes
 
+    def announce(self, version: PolicyVersion) -> None:
+        """Say in heartbeats that this node has ``version`` where its person wants it. Pushes
+        that wait for a number of machines count those that say so."""
+        self.membership.me.update(policy=int(version))
+
     def others(self) -> int:
         """How many other members there are."""
         return sum(member.run == self.run for member in self.membership.members())
@@ -104,7 +109,6 @@ async def open_cast(
         node = CastNode(
             world=world, host=host, membership=membership, shardcast=shardcast, run=run
         )
-        nursery.start_soon(_tell_version, node)
         if host.peer_id == pusher:
             membership.interest([])  # its pullers send it their heartbeats: it keeps them all
         if bootstrap:
@@ -165,11 +169,3 @@ async def _dial(
         node.host.add_addrs(pusher, addrs)  # forgotten if another node has answered there
         with contextlib.suppress(*PEER_TROUBLE):
             await node.host.connect(pusher)
-
-
-async def _tell_version(node: CastNode) -> None:
-    """Our heartbeat says which version we hold whole."""
-    newest = node.shardcast.newest
-    while True:
-        node.membership.me.update(policy=int(newest))
-        newest = await node.shardcast.wait_policy(PolicyVersion(newest + 1))

@@ -87,9 +87,9 @@ class Ticket:
 def is_name(name: str) -> bool:
     """Whether a name can be that of a new file or folder here, and nothing else."""
     return (
-        0 < len(name.encode()) <= MAX_SEGMENT
+        name.isprintable()  # half a character, which cannot be encoded, is not
+        and 0 < len(name.encode()) <= MAX_SEGMENT
         and not name.startswith((".", "-"))
-        and name.isprintable()
         and not set(name) & set('/\\:*?"<>|')
     )
 

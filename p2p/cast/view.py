@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from p2p.node.process import is_terminal
+from p2p.node.usage import SOON, tell
+from p2p.world import World
 
 if TYPE_CHECKING:  # rich takes 30 ms to import: only where a person reads bars
-    from rich.console import Console
     from rich.progress import Progress
 
 PIPED: Final = 5.0
@@ -23,24 +22,31 @@ DRAWN: Final = 0.25
 """Seconds between two updates of the bar: people perceive this as immediate."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CastState:
     """Progress of a push or pull."""
 
-    total: int
+    total: int = 0
     """Bytes of the version; 0 while nothing is known of it."""
-    here: int
+    here: int = 0
     """Bytes of it that are here."""
-    rate: float
+    rate: float = 0.0
     """Bytes per second lately: received, or, at a pusher, given to others."""
-    given: int
+    given: int = 0
     """Bytes given to others since the start."""
-    members: int
+    members: int = 0
     """Other nodes in the swarm."""
-    whole: int
+    whole: int = 0
     """How many of them have it whole."""
     asked: int = 0
     """How many machines the pusher waits for; 0 if it waits for no number."""
+    waits_for: str = ""
+    """What must happen before more comes; empty while it comes."""
+
+    def update(self, **fields: Any) -> None:
+        """Set some of the fields."""
+        for name, value in fields.items():
+            setattr(self, name, value)
 
 
 class Teller:
@@ -50,22 +56,29 @@ class Teller:
         self._title = title
         self._json = as_json
         self._progress: Progress | None = None
+        self._cause = ""
+        """What is waited for, but for the figures, which change."""
+        self._drawn = 0
+        """How often it was drawn."""
         self.interval = DRAWN if is_terminal(sys.stdout) and not as_json else PIPED
-
-    @cached_property
-    def _console(self) -> Console:
-        from rich.console import Console
-
-        return Console(file=sys.stdout, highlight=False, soft_wrap=True)
 
     def event(self, kind: str, text: str, **fields: object) -> None:
         """Report one event: ``text`` for people, ``fields`` for programs."""
-        with contextlib.suppress(BrokenPipeError):  # who listened has gone
-            if self._json:
-                sys.stdout.write(json.dumps({"event": kind, **fields}) + "\n")
-                sys.stdout.flush()
-            else:
-                self._console.print(text, markup=False)
+        if self._json:
+            tell(json.dumps({"event": kind, **fields}))
+        elif self._progress is not None:
+            self._progress.console.print(text, markup=False, soft_wrap=True)
+        else:
+            tell(text)
+
+    @contextmanager
+    def patience(self, world: World, kind: str, text: str) -> Iterator[None]:
+        """Report an event if the block is not over soon, when a person begins to wonder."""
+        timer = world.call_at(world.now() + SOON, lambda: self.event(kind, text))
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     @contextmanager
     def bars(self) -> Iterator[None]:
@@ -73,6 +86,8 @@ class Teller:
         if self._json or not is_terminal(sys.stdout):
             yield
             return
+        from rich.console import Console
+        from rich.markup import escape
         from rich.progress import (
             BarColumn,
             DownloadColumn,
@@ -84,21 +99,35 @@ class Teller:
         self._progress = Progress(
             TextColumn("{task.description}"), BarColumn(24), DownloadColumn(binary_units=False),
             TextColumn("{task.fields[rate]}"), TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[swarm]}"), console=self._console, transient=True,
+            TextColumn("{task.fields[swarm]}", markup=False), transient=True,
+            console=Console(file=sys.stdout, highlight=False, soft_wrap=True),
         )  # fmt: skip
-        with self._progress:
-            self._progress.add_task(self._title, total=None, rate="", swarm="")
-            yield
-        self._progress = None
+        try:
+            with self._progress:
+                self._progress.add_task(escape(self._title), total=None, rate="", swarm="")
+                yield
+        finally:
+            self._progress = None
+
+    def _tell_cause(self, text: str) -> None:
+        """Say above the bars what has been waited for for a while: it is too long for a
+        column."""
+        kind = "".join(sign for sign in text if not sign.isdigit())
+        self._drawn = self._drawn + 1 if kind == self._cause else 0
+        self._cause = kind
+        if text and self._drawn == SOON / DRAWN:
+            self.event("waiting", text)
 
     def state(self, state: CastState) -> None:
         """Report the current progress."""
         if self._progress is not None:
+            self._tell_cause(state.waits_for.partition(";")[0])
             [task] = self._progress.task_ids
             total, done = _drawn(state)
             self._progress.update(
                 task, total=total, completed=done,
-                rate=f"{state.rate / 1e6:.1f} MB/s", swarm=_swarm(state),
+                rate=f"{state.rate / 1e6:.1f} MB/s",
+                swarm="waits" if state.waits_for else _swarm(state),
             )  # fmt: skip
             return
         self.event("progress", f"{self._title}  {_line(state)}", **asdict(state))
@@ -123,7 +152,9 @@ def _swarm(state: CastState) -> str:
 
 def _line(state: CastState) -> str:
     if state.here < state.total or not state.total:
-        share = f"{state.here / state.total:.0%}  " if state.total else "waiting  "
+        share = f"{state.here / state.total:.0%}  " if state.total else ""
     else:
         share = ""  # a pusher has all of it
+    if state.waits_for:
+        return f"{share}{state.waits_for}"
     return f"{share}{state.rate / 1e6:.1f} MB/s  {_swarm(state)}"

@@ -39,14 +39,17 @@ from p2p.node.process import (
 from p2p.node.role import Role
 from p2p.node.rundoc import MAX_DOCUMENT, PATH
 from p2p.node.usage import (
+    DATA,
     FAILED,
     WRONG_USAGE,
     CommandParser,
     complain,
+    expanded,
     host_port,
     interruptible,
     say,
     seconds,
+    tell,
 )
 from p2p.sandbox import Containment
 from p2p.swarm.core.limits import LOOPBACK, PRIVATE, reach_of
@@ -97,8 +100,9 @@ def key_main(argv: Sequence[str] | None = None) -> int:
 def _key(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal key", description=key_main.__doc__)
     parser.add_argument("folder", type=Path, metavar="DIR", help="what the node gets as --data")
-    path = parser.parse_args(argv).folder.expanduser() / KEY
+    folder = parser.parse_args(argv).folder
     try:
+        path = expanded(folder) / KEY
         check_key_place(path)
         say(str(load_or_create_key(path).peer_id))
     except ConfigError as error:
@@ -166,6 +170,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         "--data",
         type=Path,
         metavar="DIR",
+        default=DATA,
         help="key, policies, ledger and log; default ~/.shoal",
     )
     add(
@@ -207,7 +212,7 @@ def _parse(argv: Sequence[str] | None) -> Options:
         run=parsed.run,
         bootstrap=tuple(parsed.bootstrap or ()),
         listen=tuple(parsed.listen or ()),
-        data=(parsed.data or Path.home() / ".shoal").expanduser(),
+        data=expanded(parsed.data),
         config=parsed.config,
         device=parsed.device,
         log=parsed.log,
@@ -232,7 +237,7 @@ def _invite(value: str) -> str:
     """The text of an invite, or of the file that holds one."""
     try:
         if not value.startswith(PREFIX):
-            with Path(value).expanduser().open(encoding="utf-8") as file:
+            with expanded(Path(value)).open(encoding="utf-8-sig") as file:
                 value = file.read(MAX_TEXT + 1)
         decode_invite_untrusted(value)
     except (OSError, UnicodeDecodeError) as error:
@@ -341,8 +346,9 @@ def _report_start(
             "data": str(options.data),
             "sandbox": containment.mechanism.value,
             **({"dashboard": url} if url else {}),
+            **({} if has_run else {"waits_for": ASKING if asking else NO_RUN}),
         }
-        say(json.dumps({"event": "started", **fields}))
+        tell(json.dumps({"event": "started", **fields}))
         return
     lines = [f"node     {host.peer_id}", *(f"address  {addr}" for addr in addrs)]
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
@@ -357,16 +363,15 @@ def _report_start(
     elif has_run:
         lines.append("next     this node listens nowhere: others cannot join through it")
     elif asking:
-        lines.append("next     asking the bootstrap peers for the run; nothing to do")
+        lines.append(f"next     {ASKING}; nothing to do")
     else:
-        lines.append(
-            "next     no run yet: start again with --bootstrap ADDR of a member, or with --run"
-            " FILE"
-        )
+        lines.append(f"next     {NO_RUN}")
         lines.append("         (a run of your own: docs/running.md)")
-    say("\n".join(lines))
+    tell("\n".join(lines))
 
 
+ASKING: Final = "asking the bootstrap peers for the run"
+NO_RUN: Final = "no run yet: start again with --bootstrap ADDR of a member, or with --run FILE"
 REACH: Final = {
     LOOPBACK: (
         "only this machine can dial that: for others, --listen at an address that they reach"
@@ -387,9 +392,11 @@ def _report_run(options: Options, run: SignedRun) -> None:
             "owner": str(run.owner),
             "epoch": run.epoch,
         }
-        say(json.dumps({"event": "joined", **fields}))
+        tell(json.dumps({"event": "joined", **fields}))
         return
-    say(f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}")
+    tell(
+        f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}"
+    )
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:
@@ -397,6 +404,6 @@ async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> 
     while True:
         line = json.dumps(node.health(roles), default=str)
         # In a thread: a parent that does not read must not stop the node.
-        await trio.to_thread.run_sync(say, line, abandon_on_cancel=True)
+        await trio.to_thread.run_sync(tell, line, abandon_on_cancel=True)
         due += interval
         await node.world.sleep_until(due)

@@ -9,12 +9,13 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Final, cast
 
 from p2p.errors import ConfigError
 from p2p.node.entries import installed, load
-from p2p.node.usage import WRONG_USAGE, complain, did_you_mean, say
+from p2p.node.usage import WRONG_USAGE, complain, did_you_mean, interruptible, say
 
 COMMANDS: Final = "shoal.commands"
 PRINT_COMPLETION: Final = "--print-completion"
@@ -27,7 +28,10 @@ is its help.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``shoal COMMAND ...``: a command of the entry point group ``shoal.commands``."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
+    return interruptible(partial(_main, sys.argv[1:] if argv is None else list(argv)))
+
+
+def _main(arguments: list[str]) -> int:
     if not arguments or arguments[0] in {"-h", "--help"}:
         say(_commands_help())
         return 0 if arguments else WRONG_USAGE
@@ -36,12 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if arguments[0] == PRINT_COMPLETION:
         return _print_completion(arguments[1:])
-    try:
-        command = load_command(arguments[0])
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
-    return command(arguments[1:])
+    return load_command(arguments[0])(arguments[1:])
 
 
 def _print_completion(arguments: Sequence[str]) -> int:

@@ -23,6 +23,7 @@ from p2p.node.node import Node
 from p2p.node.process import is_terminal
 from p2p.node.role import Progress, Reporter, Role
 from p2p.node.screen import Scene, block, erase, height, line, redraw
+from p2p.node.usage import tell
 
 REDRAW: Final = 1.0
 """Seconds between looks at the node: a person sees that it lives, and it costs 0.1 ms."""
@@ -167,5 +168,4 @@ class LiveScreen:
 
 
 def _write(text: str) -> None:
-    with contextlib.suppress(BrokenPipeError):  # who listened has gone; the node has not
-        print(text, end="", flush=True)  # noqa: T201 - standard output is for people here
+    tell(text, end="")

@@ -18,14 +18,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TextIO
 
 import trio
 
 from p2p.errors import ConfigError, StorageError
+from p2p.naming import unencodable
 from p2p.node.logs import TextFormatter, formatter
 from p2p.wire import MIB
 
@@ -53,24 +55,24 @@ def check_platform() -> None:
 
 
 @contextmanager
-def locked_folder(folder: Path) -> Iterator[None]:
-    """Make ``folder`` and keep every other node out of it. Raises `ConfigError`,
-    `StorageError`.
+def locked_folder(
+    folder: Path, user: str = "node", remedy: str = "give this one its own --data"
+) -> Iterator[None]:
+    """Make ``folder`` and keep every other ``user`` out of it. Raises `ConfigError` and
+    `StorageError`, which end in the ``remedy``.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise StorageError(
-            f"{folder} cannot be used: {error.strerror}; give another --data"
-        ) from None
+        raise StorageError(f"{folder} cannot be used: {error.strerror}; {remedy}") from None
+    except UnicodeEncodeError as error:
+        raise StorageError(unencodable(error)) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ConfigError(
-                f"another node is using {folder}; give this one its own --data"
-            ) from None
+            raise ConfigError(f"another {user} is using {folder}; {remedy}") from None
         yield
     finally:
         os.close(descriptor)
@@ -175,22 +177,46 @@ def check_key_place(key: Path) -> None:
         )
 
 
+@dataclass(slots=True)
+class Ending:
+    """Whether a process was told to end, and whether it had done what it was asked for."""
+
+    is_done: bool
+    """A command that runs until it is told to end has always done what it was asked for."""
+    signal: int = 0
+    """The number of the signal that told it; 0 before that."""
+
+    @property
+    def code(self) -> int:
+        """The exit code: 128 and the signal's number if the work was interrupted."""
+        return 0 if self.is_done or not self.signal else 128 + self.signal
+
+
 @asynccontextmanager
-async def until_told_to_end(*, with_parent: bool) -> AsyncIterator[None]:
+async def until_told_to_end(
+    *, with_parent: bool = False, is_done: bool = True
+) -> AsyncIterator[Ending]:
     """Run the block until it ends, a signal comes, or (``with_parent``) standard input ends."""
+    ending = Ending(is_done)
+
+    def told() -> None:
+        [ending.signal] = seen
+        _end(nursery.cancel_scope, ending)
+
     async with trio.open_nursery() as nursery:
-        with told_by_signals(lambda: _end(nursery.cancel_scope)):
+        with told_by_signals(told) as seen:
             if with_parent:
-                nursery.start_soon(_watch_parent, nursery.cancel_scope)
+                nursery.start_soon(_watch_parent, nursery.cancel_scope, ending)
             try:
-                yield
+                yield ending
             finally:
                 nursery.cancel_scope.cancel()
 
 
 @contextmanager
-def told_by_signals(told: Callable[[], None]) -> Iterator[None]:
+def told_by_signals(told: Callable[[], None]) -> Iterator[Sequence[int]]:
     """Call ``told`` in trio's loop when SIGINT or SIGTERM comes, until the block has ended.
+    Gives a sequence that holds the number of the signal once it has come.
 
     Not `trio.open_signal_receiver`: its reader is cancelled by the first signal, and a second
     one, while the block winds down, then comes back as a `KeyboardInterrupt`.
@@ -211,21 +237,21 @@ def told_by_signals(told: Callable[[], None]) -> Iterator[None]:
         number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
-        yield
+        yield seen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-async def _watch_parent(scope: trio.CancelScope) -> None:
+async def _watch_parent(scope: trio.CancelScope, ending: Ending) -> None:
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as stream:
         while await stream.receive_some(4096):
             pass
-    _end(scope)
+    _end(scope, ending)
 
 
-def _end(scope: trio.CancelScope) -> None:
+def _end(scope: trio.CancelScope, ending: Ending) -> None:
     scope.cancel()
-    leave = threading.Timer(GRACE, os._exit, args=(0,))
+    leave = threading.Timer(GRACE, lambda: os._exit(ending.code))
     leave.daemon = True
     leave.start()

@@ -25,7 +25,7 @@ def load_toml(path: Path) -> Table:
             raise ConfigError(
                 f"{path} is too long for a configuration (at most {MAX_TOML} bytes)"
             )
-        return tomllib.loads(data.decode())
+        return tomllib.loads(data.decode("utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

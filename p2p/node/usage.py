@@ -2,8 +2,8 @@
 
 A command that computes for an hour and cannot write its result then has wasted the hour, so
 every path it will write to is checked first. A word that is not known is answered with the
-nearest one that is. Ctrl-C ends a command with exit code 130 and without a traceback, also when
-it is pressed again meanwhile.
+nearest one that is. `interruptible` is the border of every command: what ends it there is a
+sentence and an exit code, and only a bug is a traceback.
 """
 
 from __future__ import annotations
@@ -11,19 +11,24 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import errno
+import io
 import math
 import os
+import select
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TextIO
 
 from p2p.concurrency import leaves
-from p2p.errors import ConfigError
+from p2p.errors import ConfigError, ShoalError
+from p2p.naming import unencodable
 
 FAILED: Final = 1
 """Exit code: something went wrong, and the command line was right."""
@@ -32,6 +37,12 @@ WRONG_USAGE: Final = 2
 argparse uses it too."""
 INTERRUPTED: Final = 130
 """Exit code of Ctrl-C: 128 and the number of SIGINT, as shells have it."""
+UNHEARD: Final = 141
+"""Exit code where the reader of standard output has gone: 128 and the number of SIGPIPE."""
+SOON: Final = 2.0
+"""Seconds after which a command that is silent says what it waits for: a person wonders."""
+DATA: Final = Path("~/.shoal")
+"""Where a node keeps its data unless it is told (`expanded`)."""
 CLOSENESS: Final = 0.5
 """Words this similar, by difflib's ratio, are suggested: ``traner`` and ``trainer`` have 0.92,
 ``nod`` and ``node`` 0.86, ``fly`` and ``sim`` 0."""
@@ -184,29 +195,133 @@ def seconds(text: str) -> float:
     return number
 
 
+_JUDGED: Final = (
+    KeyboardInterrupt, SystemExit, ShoalError, OSError, UnicodeEncodeError, BaseExceptionGroup
+)  # fmt: skip
+"""What may end a command without being a bug, or hold one too deep to be printed."""
+
+
 def interruptible(command: Callable[[], int]) -> int:
-    """Run a command of a person at a keyboard; its exit code, or 130 after Ctrl-C, however
-    often pressed.
+    """Run a command of a person at a keyboard and return its exit code (docs/exit-codes.md).
 
-    Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the
-    lines that handle the first one: from the first on, further ones are ignored. What is
-    cleaned up then is bounded by those who clean up.
+    This is the border of every command line. It answers what the command itself did not catch:
 
-    Of a bug it shows what was raised: Python prints no group within ten others, and a node's
-    tasks are within more.
+    - Ctrl-C, however often pressed. Python turns a SIGINT into `KeyboardInterrupt` wherever the
+      main thread is, also in the lines that handle the first one: from the first on, further
+      ones are ignored. What is cleaned up then is bounded by those who clean up.
+    - An error of ours or of the operating system: one sentence, without a traceback.
+    - An output that is closed, full, or cannot encode a sign.
+    - A bug: it shows what was raised. Python prints no group within ten others, and a node's
+      tasks are within more.
     """
+    _prepare_output()
     try:
         try:
-            return command()
-        except (KeyboardInterrupt, BaseExceptionGroup) as error:
-            if not is_interrupt(error):
-                for leaf in islice(leaves(error), MOST_CAUSES):
-                    error.add_note("".join(traceback.format_exception(leaf)))
-                raise
-            ignore_interrupts()
+            return _with_flushed_output(command)
+        except _JUDGED as error:
+            return _judge(error)
     except KeyboardInterrupt:  # the second, before it could be ignored
         ignore_interrupts()
-    return INTERRUPTED
+        return INTERRUPTED
+
+
+def _with_flushed_output(command: Callable[[], int]) -> int:
+    try:
+        code = command()
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # rich, which has no better word
+            _leave_unread()
+            return UNHEARD
+        _flush(sys.stdout)
+        raise
+    _flush(sys.stdout)
+    return code
+
+
+def _judge(error: BaseException) -> int:
+    """Answer what ended a command; the exit code. Raise what is a bug, and `SystemExit`."""
+    causes = list(leaves(error))
+    if is_interrupt(error):
+        ignore_interrupts()
+        return INTERRUPTED
+    if all(isinstance(cause, ShoalError) for cause in causes):
+        for message in dict.fromkeys(map(str, causes)):
+            complain(message)
+        is_usage = all(isinstance(cause, ConfigError) for cause in causes)
+        return WRONG_USAGE if is_usage else FAILED
+    if any(isinstance(cause, BrokenPipeError) for cause in causes) and _leave_unread():
+        return UNHEARD
+    if all(map(_is_surroundings, causes)):
+        complain("; ".join(dict.fromkeys(map(_words, causes))))
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                _flush(stream)
+            except OSError:
+                _leave(stream)  # what it did not take would be tried again at the end
+        return FAILED
+    if not isinstance(error, SystemExit):
+        for leaf in islice(causes, MOST_CAUSES):
+            error.add_note("".join(traceback.format_exception(leaf)))
+    raise error
+
+
+def _is_surroundings(error: BaseException) -> bool:
+    """Return True if the operating system refused, or its locale lacks the signs of a name."""
+    if isinstance(error, UnicodeEncodeError):
+        return error.encoding not in {"utf-8", "utf8"}
+    return isinstance(error, OSError)
+
+
+def _words(error: BaseException) -> str:
+    """What the operating system says. What it says of no file is about an output."""
+    if isinstance(error, UnicodeEncodeError):
+        return unencodable(error)
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is None and error.errno in {errno.ENOSPC, errno.EIO, errno.EBADF}:
+        return f"the output cannot be written: {error.strerror}"
+    return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
+
+
+def _leave_unread() -> bool:
+    """Leave standard output or standard error where its reader has gone; True if one had."""
+    gone = []
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            poll = select.poll()
+            poll.register(stream.fileno(), 0)
+            if any(event & select.POLLERR for _, event in poll.poll(0)):
+                gone.append(stream)
+    for stream in gone:
+        _leave(stream)
+    return bool(gone)
+
+
+def _prepare_output() -> None:
+    """Let every sign be written: what the encoding lacks comes as an escape. A stream that was
+    closed at the start (``>&-``) leads nowhere: its number would become a file's."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _flush(stream: TextIO | None) -> None:
+    """Raises `OSError`, and does nothing with a stream that a test or a program has closed."""
+    with contextlib.suppress(ValueError):
+        if stream is not None:
+            stream.flush()
+
+
+def _leave(stream: TextIO | None) -> None:
+    """Let what is still to be written to ``stream`` go nowhere: nobody reads it, and Python
+    would complain of that at its end."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())  # type: ignore[union-attr]
+        os.close(nowhere)
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -221,11 +336,47 @@ def ignore_interrupts() -> None:
 
 
 def complain(error: object) -> None:
-    """Print one sentence on standard error."""
-    print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people
+    """Print one sentence on standard error, if somebody hears it."""
+    try:
+        print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201 - for people
+    except OSError:
+        _leave(sys.stderr)
 
 
 def say(text: str) -> None:
-    """Text on standard output. Who listened may have gone; the command goes on."""
-    with contextlib.suppress(BrokenPipeError):
-        print(text, flush=True)  # noqa: T201 - standard output is for results
+    """Print the result of a command. If who listened has gone, `interruptible` ends it."""
+    print(text, flush=True)  # noqa: T201 - standard output is for results
+
+
+def tell(text: str, end: str = "\n") -> None:
+    """Print what a command says while it works. If who listened has gone, the work goes on."""
+    try:
+        print(text, end=end, flush=True)  # noqa: T201 - standard output is for people here
+    except BrokenPipeError:
+        _leave(sys.stdout)
+    except OSError:
+        pass  # a full disk: there may be room for the next line
+
+
+@contextlib.contextmanager
+def patience(text: str) -> Iterator[Callable[[], None]]:
+    """Say on standard error what a command waits for, unless the block is over soon, or the
+    function that this gives is called: it has heard something."""
+    timer = threading.Timer(SOON, lambda: print(text, file=sys.stderr, flush=True))  # noqa: T201
+    timer.daemon = True
+    timer.start()
+    try:
+        yield timer.cancel
+    finally:
+        timer.cancel()
+
+
+def expanded(path: Path) -> Path:
+    """``path`` with ``~`` replaced by the home folder. Raises `ConfigError`."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"{path} cannot be found: this user has no home folder (neither HOME nor an entry"
+            " in passwd); set HOME, or name a folder"
+        ) from None

@@ -12,9 +12,9 @@ from p2p.world import World
 
 FIRST_RETRY: Final = 5.0
 """Seconds until the disk is tried again."""
-LONGEST_RETRY: Final = 300.0
-"""Seconds: what a disk that was mended is left idle for at most. 12 trials, 12 MiB, an hour
-meanwhile."""
+LONGEST_RETRY: Final = 30.0
+"""Seconds: what a disk that was mended is left idle for at most, while a person waits who has
+made room. 120 trials, 120 MiB, an hour meanwhile."""
 TRIAL_BYTES: Final = MIB
 """Bytes written to find out whether there is room: a full file system still takes a few."""
 
@@ -62,13 +62,24 @@ class DiskHealth:
         logger.warning("disk.takes_data: policies are fetched again")
 
     async def _takes_data_later(self) -> bool:
-        await self._world.sleep(self._pause)
-        self._pause = min(2 * self._pause, LONGEST_RETRY)
+        await self._pause_longer()
         return await self.takes_data()
 
-    async def takes_data(self) -> bool:
-        """Whether `TRIAL_BYTES` can be written."""
+    async def _pause_longer(self) -> None:
+        await self._world.sleep(self._pause)
+        self._pause = min(2 * self._pause, LONGEST_RETRY)
+
+    async def wait_room(self, needed: int) -> None:
+        """Return after a pause, once `needed` bytes are free."""
+        await self._pause_longer()
+        while not await self.takes_data(needed):
+            await self._pause_longer()
+
+    async def takes_data(self, needed: int = 0) -> bool:
+        """Return True if `TRIAL_BYTES` can be written, and ``needed`` bytes are free."""
         try:
+            if needed and await self._world.disk.free() < needed:
+                return False
             await self._world.disk.replace(self._trial, bytes(TRIAL_BYTES))
             await self._world.disk.remove(self._trial)
         except StorageError as error:

@@ -22,6 +22,7 @@ from typing import Final
 from blake3 import blake3
 
 from p2p.errors import BadMessage
+from p2p.naming import MAX_NAME
 from p2p.wire import KI, MIB
 
 DIGEST_BYTES: Final = 32
@@ -36,8 +37,8 @@ MAX_FILES: Final = 4 * KI
 descriptor, an fsync and a place in the span table."""
 MAX_PATH: Final = 512
 """Bytes of one file's path in UTF-8."""
-MAX_SEGMENT: Final = 255
-"""Bytes of one name in a path: what the usual file systems take."""
+MAX_SEGMENT: Final = MAX_NAME
+"""Bytes of one name in a path."""
 MAX_FILE_TABLE: Final = 256 * KI
 """Bytes of a file table: 4,096 paths of 54 bytes. `MAX_PATH` alone would allow 2 MiB."""
 MAX_SIZE: Final = MAX_CHUNKS * MAX_SPAN

@@ -114,7 +114,9 @@ class _SpanWork:
         except FileNotFoundError:
             raw = b""
         if len(raw) != size:
-            raise LocalProtocolError(f"{path} was changed while it was published")
+            raise LocalProtocolError(
+                f"{self._disk.locate(path)} was changed while it was published"
+            )
         packed = sum(cut.size for cut in batch.cuts[: batch.packed])
         cost = size / HASH_RATE + packed / ENCODE_RATE
         made = await self._cores.run(encode_spans, raw, batch.cuts, batch.packed, cost=cost)
@@ -188,12 +190,12 @@ class Digester:
         )
         if cuts is None:
             raise LimitExceeded(
-                f"{path}: {size} bytes in {len(files)} files are over the limit of {MAX_CHUNKS}"
-                f" spans of {MAX_SPAN} bytes"
+                f"{self._locate(path)}: {size} bytes in {len(files)} files are over the limit"
+                f" of {MAX_CHUNKS} spans of {MAX_SPAN} bytes"
             )
         digested = await self._hash(path, files, cuts)
         if await self._list(path) != found:
-            raise LocalProtocolError(f"{path} was changed while it was published")
+            raise LocalProtocolError(f"{self._locate(path)} was changed while it was published")
         return digested
 
     async def digest_patch(self, path: str, size: int) -> Digested | None:
@@ -212,21 +214,31 @@ class Digester:
         """The files to publish. Raises `LocalProtocolError` if they can be no policy."""
         found = await self._world.disk.walk(path, MAX_FILES + 1)
         if not sum(entry.size for entry in found):
-            raise LocalProtocolError(f"there are no weights in {path}")
+            raise LocalProtocolError(
+                f"there are no weights in {self._locate(path)}: its files are empty or hidden"
+            )
         if len(found) > MAX_FILES:
-            raise LimitExceeded(f"{path} has more files than the limit of {MAX_FILES}")
+            raise LimitExceeded(
+                f"{self._locate(path)} has more files than the limit of {MAX_FILES}"
+            )
         for entry in found:
             if not entry.is_plain:
                 raise LocalProtocolError(
-                    f"{_join(path, entry.path)} is a symbolic link, or no file: publish a"
-                    " folder of plain files (cp -rL makes one)"
+                    f"{self._locate(_join(path, entry.path))} is a symbolic link, or no file:"
+                    " publish a folder of plain files (cp -rL makes one)"
                 )
         paths = sorted(entry.path for entry in found)
         try:
             check_paths_untrusted(paths)
         except BadMessage as error:
-            raise LocalProtocolError(f"{path} cannot be published: {error}") from None
+            raise LocalProtocolError(
+                f"{self._locate(path)} cannot be published: {error}"
+            ) from None
         return sorted(found, key=lambda entry: entry.path)
+
+    def _locate(self, path: str) -> str:
+        """The path that a person knows."""
+        return self._world.disk.locate(path)
 
     async def _tensors(self, path: str, size: int) -> list[Tensor]:
         """The tensors of a safetensors file; none of any other."""
@@ -237,7 +249,9 @@ class Digester:
                 return []
             return tensors_untrusted(await read(path, LENGTH_BYTES, length), size)
         except BadMessage as error:
-            raise LocalProtocolError(f"{path} cannot be published: {error}") from None
+            raise LocalProtocolError(
+                f"{self._locate(path)} cannot be published: {error}"
+            ) from None
 
 
 class PolicyPublisher:

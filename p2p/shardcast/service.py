@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 
 import trio
 
 from p2p.concurrency import Notifier
 from p2p.driver import Driver
-from p2p.errors import BadMessage, NoRoom, StorageError
+from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.offence import Offence
@@ -89,6 +89,10 @@ class Shardcast:
         self._writers: dict[bytes, Notifier] = {}
         """Policies whose spans a task writes down; it notifies when it has written some."""
         self._disk = DiskHealth(world, store.folder)
+        self._room = trio.CancelScope()
+        """Of the task that waits for room for the newest version that has none."""
+        self.trouble: StorageError | None = None
+        """Why the disk does not take what is fetched, while it does not."""
         self._unfinished: list[_Job] = []
         """Whole policies that the disk would not take: to be finished, or made of patches, when
         it does."""
@@ -133,6 +137,12 @@ class Shardcast:
         if coming.index is None:
             return coming.manifest.size
         return sum(coming.index.spans[span].size for span in coming.wanted)
+
+    @property
+    def damaged(self) -> Mapping[str, str]:
+        """What is wrong with files that peers asked for, by absolute path: ``changed`` since
+        they were published, or why they cannot be read."""
+        return self._store.damaged
 
     @property
     def _coming(self) -> Download | None:
@@ -356,25 +366,44 @@ class Shardcast:
                 await self._store.flush(policy)
                 self._writers[policy].notify_all()
                 self._written.notify_all()
-        except NoRoom as error:
-            await self._disk_too_small(policy, error)
+        except (NoRoom, Unnameable) as error:
+            await self._cannot_hold(policy, error)
         except StorageError as error:
             self._disk_refused(error)
         finally:
             self._writers.pop(policy).notify_all()
 
-    async def _disk_too_small(self, policy: bytes, error: NoRoom) -> None:
-        """Give a version up for which there is no room on a disk that otherwise works."""
+    async def _cannot_hold(self, policy: bytes, error: NoRoom | Unnameable) -> None:
+        """Give a version up that a disk that otherwise works cannot hold, until it can."""
+        entry = self._store.entry(policy)
         if not await self._disk.takes_data():
             self._disk_refused(error)
-        elif self._store.entry(policy) is not None:
-            logger.error("policy_given_up reason=%s: the next one is tried again", error)
-            self.stats.versions_too_large += 1
+        elif entry is not None:
+            logger.error("policy_given_up reason=%s", error)
+            self.stats.versions_too_large += isinstance(error, NoRoom)
+            self._note_trouble(error)
             self._driver.feed(ev.Unusable(policy))
             await self._store.forget(policy)
+            if isinstance(error, NoRoom):
+                self._nursery.start_soon(self._wait_room, policy, entry.manifest, error)
+
+    async def _wait_room(self, policy: bytes, manifest: Manifest, error: NoRoom) -> None:
+        """Fetch a version again when there is room for it: files are removed, versions that
+        were pinned are pruned."""
+        self._room.cancel()  # an older version need not be fetched any more
+        with trio.CancelScope() as self._room:
+            await self._disk.wait_room(error.needed)
+            if self.trouble is error:
+                self._note_trouble(None)
+            self._driver.feed(ev.RoomMade(policy, manifest))
+
+    def _note_trouble(self, error: StorageError | None) -> None:
+        self.trouble = error
+        self._written.notify_all()
 
     def _disk_refused(self, error: StorageError) -> None:
         """Serve what is held, and fetch nothing until `_mend_disk` has found room."""
+        self._note_trouble(error)
         self.stats.disk_refuses = True
         self.stats.disk_failures += 1
         self._disk.note_failure(error)
@@ -384,6 +413,7 @@ class Shardcast:
         while True:
             await self._disk.wait_mended()
             self.stats.disk_refuses = False
+            self._note_trouble(None)
             waiting, self._unfinished = self._unfinished, []
             for job in waiting:
                 self._jobs.send_nowait(job)
@@ -438,6 +468,7 @@ class Shardcast:
             return  # it was given up meanwhile
         elif await self._store.finish(job.policy):
             self._disk.note_success()
+            self._note_trouble(None)
             self._written.notify_all()
             self._driver.feed(ev.Stored(job.policy))
             self._whole_one.notify_all()
@@ -449,10 +480,10 @@ class Shardcast:
     async def _do_patch(self, job: ev.Patch) -> None:
         try:
             made = await self._store.patch(job.patch)
-        except NoRoom as error:
+        except (NoRoom, Unnameable) as error:
             entry, made = self._store.entry(job.patch), None
             if entry is not None:
-                await self._disk_too_small(entry.manifest.digest, error)
+                await self._cannot_hold(entry.manifest.digest, error)
         if made is None:
             self._driver.feed(ev.PatchFailed(job.patch))
             return

@@ -35,7 +35,7 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.bounded import BoundedDict
-from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError
+from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
@@ -86,6 +86,8 @@ DRAFT: Final = "publishing"
 _DRAFTS: Final = ("publishing.tmp", DRAFT)
 """Drafts that a killed node left behind, oldest first."""
 _LOCK: Final = "lock"
+_MAX_DAMAGED: Final = 64
+"""Damaged files that are remembered: more are not worth naming to a person."""
 _MAX_SELECTED: Final = 4
 """Versions whose selected spans are remembered: two are fetched at once."""
 _T = TypeVar("_T")
@@ -154,6 +156,9 @@ class PolicyStore:
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
+        self.damaged: BoundedDict[str, str] = BoundedDict(_MAX_DAMAGED)
+        """What is wrong with files of which a span was asked for that is not what was
+        published, or fetched, by absolute path."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
         """Chunks that a task packs: others that want them wait for it."""
         self._preparing = trio.Lock()
@@ -238,10 +243,14 @@ class PolicyStore:
             try:
                 for number in self._fetched_files(entry.index):
                     await self._disk.reserve(entry.file(number), entry.index.files[number].size)
+            except Unnameable:
+                raise
             except StorageError as error:
+                numbers = self._fetched_files(entry.index)
                 raise NoRoom(
                     f"no room for version {entry.version}, of {entry.manifest.size} bytes:"
-                    f" {error}"
+                    f" {error}",
+                    sum(entry.index.files[number].size for number in numbers),
                 ) from error
             entry.note_room()
 
@@ -388,20 +397,26 @@ class PolicyStore:
         """The wire bytes of a span that is here. A peer that got another would take us for a
         liar, so what was read is compared with its digest."""
         span, raw = entry.index.spans[chunk], entry.unwritten(chunk)
+        path = self._disk.locate(entry.file(entry.index.place(chunk).file))
         try:
             raw = raw if raw is not None else await self._read(entry, chunk)
         except FileNotFoundError:
             raw = b""
+        except StorageError as error:
+            self.damaged[path] = f"cannot be read ({error})"
+            raise
         wire = await self._compute(
             _encode_if_right, span, raw, size=span.size, rate=ENCODE_RATE
         )
         if wire is None and self._entries.get(entry.name) is entry:
             entry.note_damaged(ChunkSet.of([chunk]))
-            logger.warning(
-                "chunk_damaged path=%s index=%d: it is no longer served",
-                self._disk.locate(entry.weights),
-                chunk,
-            )
+            if path not in self.damaged:  # of a large file thousands of spans may be wrong
+                self.damaged[path] = "changed"
+                logger.warning(
+                    "chunk_damaged path=%s index=%d: what is wrong there is no longer served",
+                    path,
+                    chunk,
+                )
         return wire
 
     async def _read(self, entry: StoredPolicy, span: int) -> bytes:
@@ -447,7 +462,7 @@ class PolicyStore:
                 raw = await self._disk.read(entry.file(place.file), place.offset, size)
             except FileNotFoundError:
                 return
-            right = await self._compute(_good_mask, spans, raw, size=size, rate=HASH_RATE)
+            right = await self._compute(good_mask, spans, raw, size=size, rate=HASH_RATE)
             good |= ChunkSet(right << first)
 
         await self.cores.for_each(batches(entry.index), judge)
@@ -684,7 +699,7 @@ def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
     return encode_chunk(ANCHOR, [span], raw) if digest_of(raw) == span.digest else None
 
 
-def _good_mask(spans: tuple[Span, ...], raw: bytes) -> int:
+def good_mask(spans: tuple[Span, ...], raw: bytes) -> int:
     """The mask of spans whose bytes, end to end in ``raw``, have the right digest."""
     view, offset, mask = memoryview(raw), 0, 0
     for number, span in enumerate(spans):

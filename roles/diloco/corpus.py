@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import ConfigError, MissingDependency
+from p2p.node.usage import expanded
 
 Encode = Callable[[str], Sequence[int]]
 """A document as tokens."""
@@ -115,7 +116,7 @@ def _mixed(
 
 def _place(name: str, places: Mapping[str, str]) -> Path:
     if name in places:
-        return Path(places[name]).expanduser()
+        return expanded(Path(places[name]))
     if name == PYTHON:
         return Path(sysconfig.get_path("stdlib"))
     raise ConfigError(
@@ -173,7 +174,7 @@ def _text(name: str, path: Path) -> str:
     if path.stat().st_size > MAX_BYTES:
         raise ConfigError(f"the corpus {name!r}: {path} has more than {MAX_BYTES >> 30} GiB")
     try:
-        return path.read_bytes().decode("utf-8")
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         if name == PYTHON:
             return ""

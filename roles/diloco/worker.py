@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import MissingDependency, ShoalError
+from p2p.naming import derived
 from p2p.node.tables import read_table
 from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.corpus import open_corpora
@@ -143,7 +144,7 @@ def _write(path: str, vector: NDArray[np.float32]) -> None:
     """Whole or not at all; it need not outlive a crash of the machine."""
     target = Path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(target.name + ".partial")
+    unfinished = target.with_name(derived(target.name, after=".partial"))
     vector.astype("<f4").tofile(unfinished)
     unfinished.replace(target)
 

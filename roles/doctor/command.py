@@ -12,7 +12,17 @@ from pathlib import Path
 from p2p.errors import BadMessage, ConfigError
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import PATH
-from p2p.node.usage import FAILED, WRONG_USAGE, CommandParser, complain, interruptible, say
+from p2p.node.usage import (
+    DATA,
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    complain,
+    expanded,
+    interruptible,
+    patience,
+    say,
+)
 from roles.doctor.checks import Finding, Level, examine
 from roles.doctor.sighting import look
 from roles.run import Run, decode_run_untrusted
@@ -31,7 +41,13 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal doctor", description=main.__doc__)
     add = parser.add_argument
     add("--run", type=Path, metavar="FILE", help="a signed run file: what it asks of a machine")
-    add("--data", type=Path, metavar="DIR", help="where the node's data goes; ~/.shoal")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        default=DATA,
+        help="where the node's data goes; ~/.shoal",
+    )
     add("--port", type=int, default=0, metavar="N", help="a TCP port to listen at")
     add(
         "--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR",
@@ -40,16 +56,16 @@ def _main(argv: Sequence[str] | None) -> int:
     add("--json", action="store_true", help="a JSON list, for machines")
     options = parser.parse_args(argv)
     try:
-        folder = (options.data or Path.home() / ".shoal").expanduser()
+        folder = expanded(options.data)
         pinned = folder / PATH
         document = options.run or (pinned if pinned.exists() else None)
         run = None if document is None else _read(document)
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE
-    seen = look(
-        folder, port=options.port, run=run, document=document, bootstrap=options.bootstrap or ()
-    )
+    peers = options.bootstrap or ()
+    with patience(f"looks at this machine, and asks {len(peers)} peers"):
+        seen = look(folder, port=options.port, run=run, document=document, bootstrap=peers)
     findings = examine(seen)
     say(_as_json(findings) if options.json else "\n".join(map(_line, findings)))
     return FAILED if any(one.level is Level.FAIL for one in findings) else 0

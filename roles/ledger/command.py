@@ -24,11 +24,13 @@ from p2p.identity import verify
 from p2p.ledger import Entry
 from p2p.machine import KEY, load_or_create_key
 from p2p.node.usage import (
+    DATA,
     FAILED,
     WRONG_USAGE,
     CommandParser,
     check_target,
     complain,
+    expanded,
     interruptible,
     say,
     whole_number,
@@ -84,8 +86,7 @@ def parser() -> argparse.ArgumentParser:
         return one
 
     def folder(one: argparse.ArgumentParser, **more: Any) -> None:
-        home = Path.home() / ".shoal"
-        one.add_argument("folder", type=Path, metavar="DIR", **{"nargs": "?", "default": home,
+        one.add_argument("folder", type=Path, metavar="DIR", **{"nargs": "?", "default": DATA,
                          "help": "a node's folder (default ~/.shoal)", **more})  # fmt: skip
 
     show = add("show", "list the newest entries of a node's ledger", _show)
@@ -157,7 +158,7 @@ def _worded(entry: Entry) -> Wording:
 
 
 def _show(options: argparse.Namespace) -> int:
-    folder = options.folder.expanduser()
+    folder = expanded(options.folder)
     read = None if options.others else read_ledger(folder)
     entries = read_copies(folder) if read is None else read.found.entries
     chosen = [one for one in entries if options.kind in (None, one.kind)]
@@ -187,7 +188,7 @@ def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
 
 
 def _audit(options: argparse.Namespace) -> int:
-    folder = options.folder.expanduser()
+    folder = expanded(options.folder)
     read = read_ledger(folder)
     found = read.found
     wrong = [str(flaw) for flaw in found.flaws]
@@ -221,7 +222,7 @@ def _repeat_proofs(options: argparse.Namespace, folder: Path) -> list[Repeated]:
     run = read_run(options.run, folder)
     own = folder / MODEL
     model = options.model or (own if own.is_dir() else None)
-    folders = [folder, *(one.expanduser() for one in options.sources)]
+    folders = [folder, *(expanded(one) for one in options.sources)]
     paths = proofs_in(folder)
     if not paths:
         return []
@@ -259,7 +260,7 @@ def _void(read: Read) -> Iterator[tuple[int, str]]:
 
 def _export(options: argparse.Namespace) -> int:
     check_target("--out", options.out)
-    folders = [folder.expanduser() for folder in options.folder]
+    folders = [expanded(folder) for folder in options.folder]
     run = read_run(options.run, folders[0])
     entries: list[Entry] = []
     for folder in folders:
@@ -282,7 +283,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _receipt(options: argparse.Namespace) -> int:
     check_target("--out", options.out, text=False)
-    folder = options.folder.expanduser()
+    folder = expanded(options.folder)
     run, read = read_run(options.run, folder), read_ledger(folder)
     read.check()
     if not (folder / KEY).exists():

@@ -15,6 +15,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
+    return interruptible(partial(_main, argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal models", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     for module, purpose in (
@@ -27,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(one)
         one.set_defaults(run=module.run)
     options = parser.parse_args(argv)
-    return interruptible(partial(options.run, options))
+    code: int = options.run(options)
+    return code
 
 
 if __name__ == "__main__":

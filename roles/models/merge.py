@@ -18,6 +18,7 @@ from typing import BinaryIO, Final
 import numpy as np
 
 from p2p.errors import ShoalError
+from p2p.naming import derived
 from p2p.node.usage import FAILED, WRONG_USAGE, complain
 from roles.engines.safetensors import TensorSpan
 from roles.models.blend import (
@@ -110,7 +111,7 @@ def merge(
     models = [places(folder) for folder in folders]
     for folder, model in zip(folders[1:], models[1:], strict=True):
         check_alike(folders[0], models[0], folder, model)
-    unfinished = into.with_name(into.name + ".partial")
+    unfinished = into.with_name(derived(into.name, after=".partial"))
     try:
         unfinished.mkdir(parents=True)
     except OSError as error:  # what is there may be somebody's model

@@ -13,7 +13,7 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
-from p2p.node.usage import did_you_mean
+from p2p.node.usage import did_you_mean, expanded
 from roles.demo.shows import answer_ends
 from roles.models.bundle import end_tokens, read_config
 from roles.models.fetch import MODELS, base_folder
@@ -59,7 +59,7 @@ class Plan:
 def read_source(text: str) -> Source:
     """``NAME`` or ``NAME=FILE``."""
     name, _, file = text.partition("=")
-    return Source(name, Path(file).expanduser() if file else None)
+    return Source(name, expanded(Path(file)) if file else None)
 
 
 def write_draft(plan: Plan) -> str:
@@ -115,7 +115,7 @@ def complete(text: str, table: Mapping[str, object], where: Path) -> str:
                 " sign it as it is with shoal run create"
             )
     for file in files_of(table):
-        written, whole = json.dumps(file), (where.parent / Path(file).expanduser()).absolute()
+        written, whole = json.dumps(file), (where.parent / expanded(Path(file))).absolute()
         if written not in text:
             raise ConfigError(f'{where}: write data = {written}, in one piece and "quoted"')
         text = text.replace(written, json.dumps(str(whole)))

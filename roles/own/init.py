@@ -16,7 +16,7 @@ from p2p.identity import PeerId
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
 from p2p.node.toml import load_toml
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, say
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, say
 from roles.demo.processes import lay_base
 from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
@@ -41,7 +41,7 @@ def main(options: argparse.Namespace) -> int:
     try:
         check_platform()
         _check(options)
-        folder = RunFolder(options.folder.expanduser().absolute())
+        folder = RunFolder(expanded(options.folder).absolute())
         run = make(folder, _draft(options, folder), options.nodes)
     except (ConfigError, BadModel) as error:
         complain(error)
@@ -63,7 +63,7 @@ def _draft(options: argparse.Namespace, folder: RunFolder) -> str:
     """The text of the draft, without ids. Raises `ConfigError`."""
     if options.draft is not None:
         table = load_toml(options.draft)
-        return complete(options.draft.read_text(encoding="utf-8"), table, options.draft)
+        return complete(options.draft.read_text(encoding="utf-8-sig"), table, options.draft)
     name = "".join(sign for sign in folder.path.name if sign.isprintable())[:MAX_NAME]
     sources = tuple(read_source(text) for text in options.env or ())
     return write_draft(Plan(name or "run", options.model or "", sources))

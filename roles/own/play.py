@@ -20,7 +20,14 @@ from rich.console import Console
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.node.process import check_platform, told_by_signals
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, ignore_interrupts, is_interrupt
+from p2p.node.usage import (
+    FAILED,
+    WRONG_USAGE,
+    complain,
+    expanded,
+    ignore_interrupts,
+    is_interrupt,
+)
 from roles.demo.command import live_view
 from roles.demo.page import DemoPage, open_page
 from roles.demo.processes import LocalNodes
@@ -47,7 +54,7 @@ class OwnRun:
 
 def main(options: argparse.Namespace) -> int:
     """Play the folder until the run is over or Ctrl-C; the exit code."""
-    folder = RunFolder(options.folder.expanduser().absolute())
+    folder = RunFolder(expanded(options.folder).absolute())
     try:
         check_platform()
         run = _open(folder)

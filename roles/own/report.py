@@ -22,7 +22,15 @@ from p2p.node.dashboard.core.picture import Known, Roll, Scene, draw, layout, no
 from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import SOCKET
 from p2p.node.panels import load_panels
-from p2p.node.usage import MAX_NAMED, WRONG_USAGE, check_target, complain, say, write_text
+from p2p.node.usage import (
+    MAX_NAMED,
+    WRONG_USAGE,
+    check_target,
+    complain,
+    expanded,
+    say,
+    write_text,
+)
 from roles.trainer.curve import PROGRESS
 from roles.trainer.metrics import METRICS, OLDER
 
@@ -31,7 +39,7 @@ ROLE: Final = "trainer"
 
 def main(options: argparse.Namespace) -> int:
     """Write the report; the exit code."""
-    folder: Path = options.folder.expanduser().absolute()
+    folder: Path = expanded(options.folder).absolute()
     try:
         check_target("-o", options.out)
         found = list(_found(folder))

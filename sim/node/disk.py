@@ -307,6 +307,11 @@ class DiskHandle:
         await self._take(len(data))
         self._disk.append_now(path, data)
 
+    async def free(self) -> int:
+        """Bytes that are left."""
+        await self._take(0)
+        return max(0, self._disk.model.capacity - self._disk.used)
+
     async def reserve(self, path: str, size: int) -> None:
         """Make a file that long, with room for all of it."""
         self._check(path)

@@ -330,7 +330,7 @@ def load_scenario(name_or_path: str) -> Scenario:
     if path.suffix != FILE:
         path = FOLDER / f"{name_or_path}{FILE}"
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         near = did_you_mean(name_or_path, scenario_names())
         raise ConfigError(f"there is no scenario {name_or_path!r}; {near}") from None

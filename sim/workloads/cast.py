@@ -63,6 +63,7 @@ class Cast:
         ):
             self._nodes[machine.name] = node
             await node.shardcast.publish(VERSION, FILE)
+            node.announce(VERSION)
             await trio.sleep_forever()
 
     async def _pull(self, machine: SimNode) -> None:
@@ -82,6 +83,7 @@ class Cast:
         ):
             self._nodes[machine.name] = node
             await node.shardcast.wait_policy(VERSION)
+            node.announce(VERSION)
             self._seconds[machine.name] = machine.world.now() - began
             await trio.sleep_forever()
 

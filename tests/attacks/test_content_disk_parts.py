@@ -207,6 +207,23 @@ def test_parents_hear_that_a_full_disk_takes_nothing() -> None:
     assert all(e.message.ranges == ((0, 4),) for e in declined if isinstance(e.message, Taken))
 
 
+def test_a_version_without_room_is_fetched_when_there_is_some() -> None:
+    """It was over for ever, also for who had pulled nothing else."""
+    statements = Statements(b"run", TRAINER.peer_id.__eq__, verify)
+    core = ShardcastCore(AUTHOR.peer_id, ShardcastConfig(), statements, Random(1))
+    news = PolicyNews(manifest(1).encode(), INDEX.data)
+    core.handle(ev.PeerUp(PARENT), 0.0)
+    core.handle(ev.Heard(PARENT, news), 0.1)
+    core.handle(ev.Unusable(manifest(1).digest), 0.2)
+    assert core.downloads == ()
+    core.handle(ev.Heard(PARENT, news), 0.3)
+    assert core.downloads == (), "nobody brings it meanwhile"
+    effects = core.handle(ev.RoomMade(manifest(1).digest, manifest(1)), 60.0)
+    assert [d.manifest for d in core.downloads] == [manifest(1)]
+    asked = [e.message for e in effects if isinstance(e, ev.Send)]
+    assert any(isinstance(message, Ask) for message in asked)
+
+
 async def test_weights_without_a_policy_file_do_not_stay_for_ever(tmp_path: Path) -> None:
     world = RealWorld(AUTHOR, tmp_path)
     store = PolicyStore(world, ShardcastConfig(), b"run")

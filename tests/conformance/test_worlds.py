@@ -236,6 +236,11 @@ async def test_room_is_reserved_and_what_was_there_stays(world: World) -> None:
 
 
 @world_test
+async def test_a_disk_says_how_much_is_free(world: World) -> None:
+    assert await world.disk.free() > 1000
+
+
+@world_test
 async def test_a_folder_can_be_moved_to_where_nothing_is(world: World) -> None:
     disk = world.disk
     for path in ("old/a", "old/b/c", "taken/x"):

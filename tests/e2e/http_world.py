@@ -13,7 +13,12 @@ from p2p.machine import RealWorld
 from p2p.shardcast.http.app import HttpEdge
 from p2p.shardcast.http.library import Release, Shelf
 from p2p.shardcast.http.server import EdgeConfig, serve_http
+from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.manifest import PolicyVersion
+from p2p.wire import MIB
+
+SPAN = 3 * MIB
+"""Two spans are more than the edge reads at once."""
 
 
 def world_at(folder: Path) -> RealWorld:
@@ -33,11 +38,23 @@ def shelf_of(folder: Path, *versions: dict[str, bytes]) -> Shelf:
                 PolicyVersion(version),
                 tuple((name, len(data)) for name, data in files.items()),
                 bytes([version]) * 32,
+                index_of(files),
                 b"the manifest",
                 tuple(f"{version}/{name}" for name in files),
             )
         )
     return shelf
+
+
+def index_of(files: dict[str, bytes]) -> Index:
+    return Index.of(
+        [PolicyFile(name, len(data)) for name, data in files.items()],
+        [
+            Span(digest_of(data[at : at + SPAN]), len(data[at : at + SPAN]))
+            for data in files.values()
+            for at in range(0, len(data), SPAN)
+        ],
+    )
 
 
 @asynccontextmanager

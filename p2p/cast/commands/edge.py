@@ -6,7 +6,7 @@ for.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from p2p.cast.view import Teller
@@ -18,10 +18,15 @@ from p2p.world import World
 
 @asynccontextmanager
 async def serving(
-    world: World, library: Library, address: tuple[str, int], teller: Teller
+    world: World,
+    library: Library,
+    address: tuple[str, int],
+    teller: Teller,
+    on_changed: Callable[[str], None] = lambda _: None,
 ) -> AsyncIterator[None]:
-    """Offer a library over HTTP for the length of the block, and say where."""
-    async with serve_http(HttpEdge(world, library), *address) as places:
+    """Offer a library over HTTP for the length of the block, and say where. ``on_changed`` is
+    told the name of a file that is not what was published."""
+    async with serve_http(HttpEdge(world, library, on_changed), *address) as places:
         urls = [f"http://[{h}]:{p}/" if ":" in h else f"http://{h}:{p}/" for h, p in places]
         teller.event("http", "\n".join(f"http     {url}" for url in urls), urls=urls)
         yield

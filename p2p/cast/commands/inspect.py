@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from p2p.cast.commands.line import run_command, ticket_of
 from p2p.cast.commands.source import existing, mounted
 from p2p.cast.ticket import PREFIX
-from p2p.node.usage import CommandParser
+from p2p.node.usage import CommandParser, say
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import Digester
 
 
 def inspect(argv: Sequence[str]) -> int:
     """See `p2p.cast.inspect`."""
+    return run_command(lambda: _inspect(_options(argv)))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(
         prog="shoal inspect", description="Say what a ticket, a file or a folder holds."
     )
     parser.add_argument("thing", help="a ticket, or a path")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    return run_command(partial(_inspect, parser.parse_args(argv)))
+    return parser.parse_args(argv)
 
 
-async def _inspect(options: argparse.Namespace) -> None:
+async def _inspect(options: argparse.Namespace) -> int:
     if options.thing.startswith(PREFIX):
         said = _named(options.thing)
     else:
         said = await _contents(existing(Path(options.thing)))
     if options.json:
-        sys.stdout.write(json.dumps(said) + "\n")
-        return
+        say(json.dumps(said))
+        return 0
     for name, value in said.items():
         lines = value if isinstance(value, list) else [value]
         for line in lines:
-            sys.stdout.write(f"{name:10} {line}\n")
+            say(f"{name:10} {line}")
+    return 0
 
 
 def _named(text: str) -> dict[str, Any]:

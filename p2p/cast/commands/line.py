@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import trio
 
+from p2p.cast.commands.source import Changes
+from p2p.cast.swarm import CastNode
 from p2p.cast.ticket import Ticket, decode_ticket_untrusted
 from p2p.cast.view import Teller
-from p2p.concurrency import leaves
-from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.errors import BadMessage, ConfigError
 from p2p.machine import raise_descriptor_limit
 from p2p.multiaddr import Multiaddr
 from p2p.node.process import check_platform
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, host_port, interruptible
+from p2p.node.usage import host_port, interruptible
 from p2p.policy import PolicyVersion
 from p2p.world import World
 
@@ -63,24 +66,25 @@ def ticket_of(text: str) -> Ticket:
         raise ConfigError(str(error)) from None
 
 
-def run_command(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    """Run a command to its end; the exit code. Errors are one sentence on standard error."""
-    return interruptible(partial(_run, main))
+def run_command(begin: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    """Read a command line, which ``begin`` does, and run the command; the exit code."""
+    return interruptible(partial(_run, begin))
 
 
-def _run(main: Callable[[], Coroutine[Any, Any, None]]) -> int:
-    failures: list[BaseException] = []
+def _run(begin: Callable[[], Coroutine[Any, Any, int]]) -> int:
+    command = begin()
     try:
         check_platform()
         raise_descriptor_limit()
-        trio.run(main)
-    except* ShoalError as group:
-        failures.extend(leaves(group))
-    for message in dict.fromkeys(str(failure) for failure in failures):
-        complain(message)
-    if not failures:
-        return 0
-    return WRONG_USAGE if all(isinstance(f, ConfigError) for f in failures) else FAILED
+        # What a person must know is told as an event, once, and not as lines of a log.
+        logging.getLogger("p2p").addHandler(logging.NullHandler())
+
+        async def main() -> int:
+            return await command
+
+        return trio.run(main)
+    finally:
+        command.close()
 
 
 async def execute(command: str, version: PolicyVersion, path: Path, teller: Teller) -> None:
@@ -88,6 +92,30 @@ async def execute(command: str, version: PolicyVersion, path: Path, teller: Tell
     env = {**os.environ, "SHOAL_VERSION": str(version), "SHOAL_PATH": str(path)}
     done = await trio.run_process(command, shell=True, env=env, check=False)
     teller.event("executed", f"executed exit status {done.returncode}", status=done.returncode)
+
+
+@asynccontextmanager
+async def offering(
+    node: CastNode, address: tuple[str, int] | None, teller: Teller, changes: Changes
+) -> AsyncIterator[None]:
+    """Offer what a node holds over HTTP for the length of the block, if there is an address."""
+    if address is None:
+        yield
+        return
+    from p2p.cast.commands.edge import serving
+    from p2p.shardcast.http.library import PolicyLibrary
+
+    library = PolicyLibrary(node.shardcast)
+    async with serving(node.world, library, address, teller, changes.tell):
+        yield
+
+
+async def pass_on(world: World, seconds: float, teller: Teller) -> None:
+    """Serve others for a while after all is here, and say so."""
+    if seconds:
+        words = f"passing on for {seconds:g} s more (Ctrl-C ends it)"
+        teller.event("passing_on", words, seconds=seconds)
+    await world.sleep(seconds)
 
 
 class Meter:

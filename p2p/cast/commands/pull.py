@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import shutil
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -17,26 +18,34 @@ from p2p.cast.commands.line import (
     add_common,
     duration,
     execute,
+    offering,
+    pass_on,
     run_command,
     ticket_of,
 )
+from p2p.cast.commands.source import Changes
 from p2p.cast.commands.unreachable import tell_unreachable
 from p2p.cast.delivery import deliver
 from p2p.cast.swarm import CastNode, open_cast
 from p2p.cast.ticket import Ticket
-from p2p.cast.view import CastState, Teller
-from p2p.errors import BadMessage, ConfigError
+from p2p.cast.view import PIPED, CastState, Teller
+from p2p.errors import BadMessage, ConfigError, NoRoom, Unnameable
 from p2p.machine import open_world
-from p2p.node.process import locked_folder, until_told_to_end
-from p2p.node.usage import CommandParser
-from p2p.policy import PolicyVersion
+from p2p.multiaddr import Multiaddr
+from p2p.naming import derived
+from p2p.node.process import Ending, locked_folder, until_told_to_end
+from p2p.node.usage import SOON, CommandParser, expanded
+from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
+from p2p.shardcast.index import Index
 from p2p.shardcast.selection import Selection
 from p2p.swarm.swarm import open_host
-from p2p.world import World
+
+_T = TypeVar("_T")
 
 STATE: Final = ".shoal"
 """Where a puller keeps what it needs to go on: its key, and one link to each file."""
+OUT: Final = "give this one its own --out"
 SEED: Final = 5.0
 """Seconds for which a puller goes on serving by default: others may wait for its chunks, and
 its next heartbeat, which tells the pusher that one more machine is done, takes two."""
@@ -44,6 +53,10 @@ its next heartbeat, which tells the pusher that one more machine is done, takes 
 
 def pull(argv: Sequence[str]) -> int:
     """See `p2p.cast.pull`."""
+    return run_command(lambda: _begin(_options(argv)))
+
+
+def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser(
         prog="shoal pull",
         description="Get what a ticket of shoal push names. The same line goes on after an"
@@ -62,87 +75,195 @@ def pull(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     if options.only is not None and options.follow:
         parser.error("--only goes without --follow")
-    if not options.ticket.startswith(("http://", "https://")):
-        return run_command(partial(_pull, options))
-    if options.only is not None:
+    options.is_http = options.ticket.startswith(("http://", "https://"))
+    if options.only is not None and options.is_http:
         parser.error("--only goes with a ticket: HTTP servers list whole versions")
+    options.out = None if options.out is None else expanded(options.out)
+    return options
+
+
+def _begin(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
+    if not options.is_http:
+        return _pull(options)
     from p2p.cast.commands.follow import follow
 
     out = (options.out or Path()).absolute()
-    return run_command(partial(follow, options, out, out / STATE))
+    return follow(options, out, out / STATE)
 
 
-async def _pull(options: argparse.Namespace) -> None:
+async def _pull(options: argparse.Namespace) -> int:
     ticket = ticket_of(options.ticket)
     if options.only is not None and not ticket.is_folder:
         raise ConfigError(f"--only chooses files of a folder, and {ticket.name} is a file")
     selection = Selection(options.only) if options.only is not None else None
     out = (options.out or Path(ticket.name if ticket.is_folder else ".")).absolute()
-    state = out / (STATE if ticket.is_folder else f"{STATE}-{ticket.name}")
+    state = out / (STATE if ticket.is_folder else derived(ticket.name, before=f"{STATE}-"))
     teller = Teller(ticket.name, as_json=options.json)
     config = ShardcastConfig(keep_versions=2 if options.follow else 1)
     bootstrap = [addr.with_peer(ticket.pusher) for addr in ticket.addrs]
-    with locked_folder(state):
+    here = CastState()
+    with locked_folder(state, "shoal pull", OUT):
         async with AsyncExitStack() as stack:
             enter = stack.enter_async_context
-            await enter(until_told_to_end(with_parent=False))
+            ending = await enter(until_told_to_end(is_done=False))
             world = await enter(open_world(state))
             host = await enter(open_host(world=world, listen=options.listen or [LISTEN]))
-            node = await enter(
-                open_cast(
-                    world, host, config,
-                    pusher=ticket.pusher, secret=ticket.secret, bootstrap=bootstrap,
-                    selection=selection,
-                )
-            )  # fmt: skip
-            if options.http is not None:
-                from p2p.cast.commands.edge import serving
-                from p2p.shardcast.http.library import PolicyLibrary
-
-                await enter(serving(world, PolicyLibrary(node.shardcast), options.http, teller))
+            with teller.patience(world, "checking", f"checking {out}"):
+                node = await enter(
+                    open_cast(
+                        world, host, config,
+                        pusher=ticket.pusher, secret=ticket.secret, bootstrap=bootstrap,
+                        selection=selection,
+                    )
+                )  # fmt: skip
+            changes = Changes("run pull again", teller, "" if ticket.is_folder else ticket.name)
+            await enter(offering(node, options.http, teller, changes))
             nursery = await enter(trio.open_nursery())
             stack.callback(nursery.cancel_scope.cancel)
-            nursery.start_soon(tell_unreachable, node, bootstrap, teller)
-            wanted = ticket.version
+            unreachable: dict[Multiaddr, str] = {}
+            nursery.start_soon(tell_unreachable, node, bootstrap, teller, unreachable)
+            view = PullView(node, ticket, out, teller, unreachable)
+            here = view.last
             if selection is not None:
-                await _pull_some(node, ticket, selection, out, teller)
-            while selection is None:
-                version = await _wait_whole(node, wanted, teller)
-                await _hand_over(node, version, ticket, out, teller)
-                if options.command:
-                    await execute(options.command, version, out, teller)
-                if not options.follow:
-                    break
-                wanted = PolicyVersion(version + 1)
-            await _pass_on(world, options.seed, teller)
+                await _pull_some(node, ticket, selection, out, view)
+            else:
+                await _pull_all(node, ticket, options, out, view, ending)
+            ending.is_done = True
+            await pass_on(world, options.seed, teller)
+    if ending.signal:
+        _tell_ended(here, "all of it" if ending.is_done else _share(here), teller)
+    return ending.code
 
 
-async def _pass_on(world: World, seconds: float, teller: Teller) -> None:
-    """Serve others for a while after all is here, and say so."""
-    if seconds:
-        words = f"passing on for {seconds:g} s more (Ctrl-C ends it)"
-        teller.event("passing_on", words, seconds=seconds)
-    await world.sleep(seconds)
+async def _pull_all(
+    node: CastNode, ticket: Ticket, options: argparse.Namespace, out: Path, view: PullView,
+    ending: Ending,
+) -> None:  # fmt: skip
+    """Fetch the ticket's version, and with ``--follow`` each newer one."""
+    wanted = ticket.version
+    while True:
+        version = await view.show(partial(node.shardcast.wait_policy, wanted))
+        await _hand_over(node, version, ticket, out, view)
+        ending.is_done = True
+        if options.command:
+            await execute(options.command, version, out, view.teller)
+        if not options.follow:
+            return
+        wanted = PolicyVersion(version + 1)
+
+
+class PullView:
+    """Shows how a pull gets on, and what it waits for."""
+
+    def __init__(
+        self, node: CastNode, ticket: Ticket, out: Path, teller: Teller,
+        unreachable: Mapping[Multiaddr, str],
+    ) -> None:  # fmt: skip
+        """``unreachable`` says of each address why nothing comes from there."""
+        self.teller = teller
+        self.last = CastState()
+        """What was shown last; it is updated in place."""
+        self._node = node
+        self._ticket = ticket
+        self._out = out
+        self._unreachable = unreachable
+
+    async def show(self, wait: Callable[[], Awaitable[_T]]) -> _T:
+        """Show how it gets on until ``wait`` returns, and return what that does. Raises
+        `Unnameable`, `BadMessage` where no patience helps."""
+        with self.teller.bars():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._tell)
+                found = await wait()
+                nursery.cancel_scope.cancel()
+        return found
+
+    async def _tell(self) -> None:
+        node, meter, due = self._node, Meter(self._node.world), self._node.world.now()
+        moved, moved_at = -1, due
+        while True:
+            stats = node.shardcast.stats
+            came = stats.from_origin + stats.from_peers
+            if came != moved:
+                moved, moved_at = came, node.world.now()
+            version, total, here = _coming(node.shardcast)
+            self.last.update(
+                total=total, here=here, rate=meter.rate(came), given=stats.uploaded_as_relay,
+                members=node.others(), whole=len(node.whole(version)),
+                waits_for=self._cause(is_still=node.world.now() - moved_at >= SOON),
+            )  # fmt: skip
+            self.teller.state(self.last)
+            due += self.teller.interval
+            await node.world.sleep_until(due)
+
+    def _cause(self, *, is_still: bool) -> str:
+        """What must happen before more comes."""
+        if self._ticket.pusher in self._node.shardcast.halted:
+            raise BadMessage(
+                "the pusher has signed two contents as one version: ask it for a new ticket"
+            )
+        trouble = self._node.shardcast.trouble
+        if isinstance(trouble, Unnameable):
+            raise trouble
+        if isinstance(trouble, NoRoom):
+            free = shutil.disk_usage(self._out).free
+            return (
+                f"waits for room in {self._out}: it needs {trouble.needed / 1e6:,.1f} MB, and"
+                f" {free / 1e6:,.1f} MB are free ({_reason(trouble)})"
+            )
+        if trouble is not None:
+            return f"waits for the disk of {self._out}, which takes nothing: {trouble}"
+        if not self._node.membership.neighbours:
+            return "waits for the pusher" + "".join(
+                f"; {addr.transport}: {cause}" for addr, cause in self._unreachable.items()
+            )
+        if not is_still:
+            return ""
+        if self._node.shardcast.fetching is None:
+            is_first = self._node.shardcast.newest == NO_POLICY
+            return f"waits for {'the list of files' if is_first else 'a newer version'}"
+        missing = (self.last.total - self.last.here) / 1e6
+        is_away = self._ticket.pusher not in self._node.host.connected
+        why = (
+            "the pusher is away" if is_away else "has a file changed there? then push it again"
+        )
+        return f"waits for {missing:,.1f} MB that no machine sends: {why}"
+
+
+def _reason(error: NoRoom) -> str:
+    cause = error.__cause__
+    return str(cause) if cause is not None else str(error)
+
+
+def _tell_ended(state: CastState, what: str, teller: Teller) -> None:
+    given = f"{state.given / 1e6:,.1f} MB"
+    teller.event(
+        "ended", f"ended    {what} is here, gave {given}; the same command line goes on",
+        here=state.here, total=state.total, given=state.given,
+    )  # fmt: skip
+
+
+def _share(state: CastState) -> str:
+    """How much of it is here, for people."""
+    if not state.total:
+        return "nothing"
+    return f"{state.here / 1e6:,.1f} of {state.total / 1e6:,.1f} MB"
 
 
 async def _pull_some(
-    node: CastNode, ticket: Ticket, selection: Selection, out: Path, teller: Teller
+    node: CastNode, ticket: Ticket, selection: Selection, out: Path, view: PullView
 ) -> None:
     """Fetch the selected files of the ticket's version."""
-    with teller.bars():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_coming, node, teller)
-            manifest, index, weights = await node.shardcast.wait_selected(ticket.version)
-            nursery.cancel_scope.cancel()
+    manifest, index, weights = await view.show(
+        partial(node.shardcast.wait_selected, ticket.version)
+    )
     _check_content(manifest, ticket)
     if not selection.files(index):
         raise ConfigError(f"no file of {ticket.name} matches {selection.pattern!r}")
-    made = await trio.to_thread.run_sync(
-        deliver, Path(node.world.disk.locate(weights)), index, out, ticket.name, selection
-    )
+    made = await _deliver(node, weights, index, out, ticket.name, view.teller, selection)
     size = sum(index.files[number].size for number in selection.files(index))
     stats = node.shardcast.stats
-    teller.event(
+    view.teller.event(
         "whole", f"{len(made)} of {len(index.files)} files    {out}, version {ticket.version},"
         f" {size / 1e6:,.1f} MB",
         version=ticket.version, path=str(out), files=len(made), bytes=size,
@@ -150,30 +271,24 @@ async def _pull_some(
     )  # fmt: skip
 
 
-async def _wait_whole(node: CastNode, wanted: PolicyVersion, teller: Teller) -> PolicyVersion:
-    """Return the version that is whole here once it is ``wanted`` or newer."""
-    with teller.bars():
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_tell_coming, node, teller)
-            version = await node.shardcast.wait_policy(wanted)
-            nursery.cancel_scope.cancel()
-    return version
-
-
-async def _tell_coming(node: CastNode, teller: Teller) -> None:
-    meter, due = Meter(node.world), node.world.now()
+async def _deliver(
+    node: CastNode,
+    weights: str,
+    index: Index,
+    out: Path,
+    name: str,
+    teller: Teller,
+    selection: Selection | None = None,
+) -> list[Path]:
+    """`deliver`, tried again for as long as there is no room."""
+    place = Path(node.world.disk.locate(weights))
     while True:
-        stats = node.shardcast.stats
-        came = stats.from_origin + stats.from_peers
-        version, total, here = _coming(node.shardcast)
-        teller.state(
-            CastState(
-                total=total, here=here, rate=meter.rate(came), given=stats.uploaded_as_relay,
-                members=node.others(), whole=len(node.whole(version)),
-            )
-        )  # fmt: skip
-        due += teller.interval
-        await node.world.sleep_until(due)
+        try:
+            return await trio.to_thread.run_sync(deliver, place, index, out, name, selection)
+        except NoRoom as error:
+            words = f"waits for room: {error}"
+            teller.event("waiting", words, waits_for=words)
+            await node.world.sleep_until(node.world.now() + PIPED)
 
 
 def _coming(shardcast: Shardcast) -> tuple[PolicyVersion, int, int]:
@@ -196,18 +311,17 @@ def _check_content(manifest: Manifest, ticket: Ticket) -> None:
 
 
 async def _hand_over(
-    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, teller: Teller
+    node: CastNode, version: PolicyVersion, ticket: Ticket, out: Path, view: PullView
 ) -> None:
     manifest = node.shardcast.manifest(version)
     _check_content(manifest, ticket)
+    index = node.shardcast.index(version)
     with node.shardcast.pin(version) as weights:
-        made = await trio.to_thread.run_sync(
-            deliver, Path(node.world.disk.locate(weights)), node.shardcast.index(version), out,
-            ticket.name,
-        )  # fmt: skip
+        made = await _deliver(node, weights, index, out, ticket.name, view.teller)
+    node.announce(version)
     where = out if ticket.is_folder else out / ticket.name
     stats = node.shardcast.stats
-    teller.event(
+    view.teller.event(
         "whole", f"whole    {where}, version {version}, {manifest.size / 1e6:,.1f} MB",
         version=version, path=str(where), files=len(made), bytes=manifest.size,
         from_origin=stats.from_origin, from_peers=stats.from_peers,

@@ -11,8 +11,10 @@ from typing import Final
 from blake3 import blake3
 
 from p2p.cast.ticket import SECRET_BYTES, is_name
+from p2p.cast.view import Teller
 from p2p.errors import ConfigError
 from p2p.machine import RealWorld, open_world
+from p2p.node.usage import expanded
 from p2p.world import World
 
 SOURCE: Final = "source"
@@ -23,7 +25,7 @@ disk."""
 def existing(path: Path) -> Path:
     """``path``, absolute. Raises `ConfigError` if nothing is there, or its name cannot be one
     elsewhere."""
-    path = path.expanduser().absolute()
+    path = expanded(path).absolute()
     if not path.exists():
         raise ConfigError(f"there is nothing at {path}")
     if not is_name(path.name):
@@ -34,8 +36,8 @@ def existing(path: Path) -> Path:
 def state_of(path: Path) -> Path:
     """The folder where a pusher keeps its key: one for each path, so that the same command
     makes the same ticket."""
-    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local/state")
-    return Path(base) / "shoal" / "push" / blake3(os.fsencode(path)).hexdigest()[:16]
+    base = expanded(Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state"))
+    return base / "shoal" / "push" / blake3(os.fsencode(path)).hexdigest()[:16]
 
 
 @asynccontextmanager
@@ -45,6 +47,24 @@ async def mounted(state: Path, path: Path) -> AsyncIterator[tuple[RealWorld, str
     folder, source = (path, SOURCE) if is_folder else (path.parent, f"{SOURCE}/{path.name}")
     async with open_world(state, mounts={SOURCE: folder}) as world:
         yield world, source
+
+
+class Changes:
+    """Tells a person, once for each file, that it is not what is offered any more."""
+
+    def __init__(self, again: str, teller: Teller, lone: str = "") -> None:
+        """``lone`` is the name of what is offered if that is one file."""
+        self._again = again
+        self._teller = teller
+        self._lone = lone
+        self._told: set[str] = set()
+
+    def tell(self, name: str, what: str = "changed") -> None:
+        """Say what is wrong with a file, given its path in the folder."""
+        name = self._lone or name
+        if name not in self._told:
+            self._told.add(name)
+            self._teller.event("changed", f"{name} {what}: {self._again}", path=name, what=what)
 
 
 async def join_secret(world: World) -> bytes:

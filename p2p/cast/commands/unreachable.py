@@ -21,16 +21,22 @@ TIMEOUT: Final = 10.0
 """Seconds for one address: a firewall that swallows packets gives no answer at all."""
 
 
-async def tell_unreachable(node: CastNode, addrs: Sequence[Multiaddr], teller: Teller) -> None:
-    """Until this node has a neighbour, say of each address why nothing comes from there.
+async def tell_unreachable(
+    node: CastNode,
+    addrs: Sequence[Multiaddr],
+    teller: Teller,
+    causes: dict[Multiaddr, str] | None = None,
+) -> None:
+    """Until this node has a neighbour, say of each address why nothing comes from there, and
+    keep that in ``causes``.
 
     Of each a person reads one line, and another only when what is wrong has changed.
     """
-    said = dict.fromkeys(addrs, "")
+    said = {} if causes is None else causes
 
     async def look(addr: Multiaddr) -> None:
         cause = await _cause(node.host, addr)
-        if cause and cause != said[addr]:
+        if cause and cause != said.get(addr):
             said[addr] = cause
             teller.event(
                 "unreachable", f"no way to {addr.transport}: {cause}",
@@ -44,6 +50,7 @@ async def tell_unreachable(node: CastNode, addrs: Sequence[Multiaddr], teller: T
                 nursery.start_soon(look, addr)
         with trio.move_on_after(ROUND):
             await node.membership.wait_neighbour()
+    said.clear()
 
 
 async def _cause(host: Host, addr: Multiaddr) -> str:

@@ -27,7 +27,17 @@ from p2p.errors import ConfigError
 from p2p.node.dashboard.core.patch import apply
 from p2p.node.dashboard.sight import PAUSE, RESUME
 from p2p.node.dashboard.sockets import SOCKET
-from p2p.node.usage import FAILED, CommandParser, complain, interruptible, say
+from p2p.node.process import until_told_to_end
+from p2p.node.usage import (
+    DATA,
+    FAILED,
+    CommandParser,
+    complain,
+    expanded,
+    interruptible,
+    patience,
+    say,
+)
 from p2p.wire import MIB
 
 _PIECE: Final = 64 * 1024
@@ -37,8 +47,6 @@ ASK_SECONDS: Final = 10.0
 busy. One that was stopped (SIGSTOP) would be waited for until somebody lets it go on."""
 MAX_EVENT: Final = 8 * MIB
 """Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
-DATA: Final = Path("~/.shoal")
-"""Where a node keeps its data unless it is told."""
 CONFLICT: Final = 409
 """Status of an answer whose body is a sentence for the owner."""
 _CLEAR: Final = "\x1b[2J\x1b[H"
@@ -75,7 +83,6 @@ def _order(name: str, text: str | None, argv: Sequence[str], path: str) -> int:
     parser.add_argument("data", type=Path, metavar="DIR", nargs="?", default=DATA,
                         help="the node's folder (default ~/.shoal)")  # fmt: skip
     options = parser.parse_args(argv)
-    options.data = options.data.expanduser()
 
     async def tell(options: argparse.Namespace) -> None:
         say((await read(options.data, path, "POST")).decode().strip())
@@ -94,13 +101,13 @@ def _run(
                         help="the node's folder (default ~/.shoal)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="for machines")
     options = parser.parse_args(argv)
-    options.data = options.data.expanduser()
     return interruptible(partial(_ask, options, main))
 
 
 def _ask(
     options: argparse.Namespace, main: Callable[[argparse.Namespace], Coroutine[Any, Any, None]]
 ) -> int:
+    options.data = expanded(options.data)
     failures: list[BaseException] = []
     try:
         trio.run(main, options)
@@ -124,7 +131,7 @@ async def _peers(options: argparse.Namespace) -> None:
 
 async def _top(options: argparse.Namespace) -> None:
     whole: dict[str, Any] = {}
-    async with following(options.data) as hear:
+    async with until_told_to_end(), following(options.data) as hear:
         while (event := await hear()) is not None:
             name, value = event
             if name == "whole":
@@ -216,7 +223,7 @@ async def asking(
     http = h11.Connection(h11.CLIENT)
 
     async def receive() -> bytes:
-        with _told(where):
+        with _told(where), patience(f"waits for the node at {where}"):
             return await next_part()
 
     async def next_part() -> bytes:

@@ -24,7 +24,7 @@ version's name, and is told when it is forgotten.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import assert_never
 
@@ -186,6 +186,7 @@ class ShardcastCore:
             | ev.Patched
             | ev.PatchFailed
             | ev.Unusable
+            | ev.RoomMade
             | ev.Forgotten
             | ev.Unwritable
             | ev.Writable
@@ -205,12 +206,16 @@ class ShardcastCore:
                 self._go_round(patch)
             case ev.Unusable(policy):
                 self._decline(policy)
+            case ev.RoomMade(policy, manifest):
+                self._versions.reopen(policy)
+                self._versions.reopen(manifest.digest)
+                self._fetch_late([manifest])
             case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
                 self._postpone_all()
             case ev.Writable():
-                self._fetch_postponed()
+                self._fetch_late(self._versions.take_postponed())
             case _:
                 assert_never(event)
 
@@ -362,7 +367,7 @@ class ShardcastCore:
     # A disk that refuses
 
     def _decline(self, name: bytes) -> None:
-        """This version will never be here: its bringers need not try."""
+        """This version cannot be here: its bringers need not try."""
         download = self._downloads.get(name)
         if download is not None and not download.is_whole:
             self._out += self._repair.decline(download)
@@ -378,9 +383,9 @@ class ShardcastCore:
             self._versions.postpone(download.manifest)
             self._drop(download.name)
 
-    def _fetch_postponed(self) -> None:
-        """Fetch what came while the disk refused: it is not pushed any more."""
-        for manifest in self._versions.take_postponed():
+    def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
+        """Fetch what was announced while the disk refused: it is not pushed any more."""
+        for manifest in manifests:
             for download in self._adopt(manifest):
                 download.pull_only = True
                 self._out += self._repair.inquire(download, self._now)

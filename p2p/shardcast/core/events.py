@@ -122,10 +122,18 @@ class PatchFailed:
 
 @dataclass(frozen=True, slots=True)
 class Unusable:
-    """This policy can never be whole here: it is not what its manifest says, or larger than the
-    disk."""
+    """This policy cannot be whole here: it is not what its manifest says, or there is no room
+    for it (until `RoomMade`)."""
 
     policy: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RoomMade:
+    """There is room for a policy, of this version, that was `Unusable` for lack of it."""
+
+    policy: bytes
+    manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +172,7 @@ Event = (
     | Patched
     | PatchFailed
     | Unusable
+    | RoomMade
     | Forgotten
     | Unwritable
     | Writable

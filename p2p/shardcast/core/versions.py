@@ -187,6 +187,10 @@ class Versions:
         """It is over: it is not fetched again."""
         self._over[name] = None
 
+    def reopen(self, name: bytes) -> None:
+        """It may be fetched again."""
+        self._over.pop(name, None)
+
     def give_up(self, name: bytes) -> None:
         """No peer has it any more, or it is of no use: no path leads over it."""
         self._useless[name] = None

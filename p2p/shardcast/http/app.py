@@ -15,7 +15,9 @@
 
 Whatever belongs to a version never changes, says so (``immutable``), has a strong ETag and can
 be asked for in ranges: caches may keep it, and ``curl -C -`` resumes. A body is read in pieces
-as the connection takes them, so a download costs a piece of memory whatever its size.
+as the connection takes them, so a download costs a piece of memory whatever its size. What is
+read is compared with its digests first: where a file has changed since its version was
+published, the answer is 410, and a body that has begun ends before its length.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ from p2p.shardcast.http.core.ranges import (
     parse_range_untrusted,
 )
 from p2p.shardcast.http.core.tar import tar_of
-from p2p.shardcast.http.library import PIECE, Library, Release, digest_of_body
+from p2p.shardcast.http.library import PIECE, FileChanged, Library, Reader, Release
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import World
 
@@ -103,9 +105,16 @@ class _Archive:
 class HttpEdge:
     """Serves a library to HTTP clients; `keep_listing` must run beside it."""
 
-    def __init__(self, world: World, library: Library) -> None:
+    def __init__(
+        self, world: World, library: Library, on_changed: Callable[[str], None] = lambda _: None
+    ) -> None:
+        """``on_changed`` is told the name of a file that is not what was published, each time
+        that it was asked for."""
         self._world = world
         self._library = library
+        self._on_changed = on_changed
+        self._readers: BoundedDict[bytes, Reader] = BoundedDict(_MAX_ARCHIVES)
+        """By digest of the release."""
         self._archives: BoundedDict[bytes, _Archive] = BoundedDict(_MAX_ARCHIVES)
         """By digest of the release."""
 
@@ -129,12 +138,20 @@ class HttpEdge:
                 if release.digest in self._archives:
                     return
                 body = release.one_file()
-                digest = await digest_of_body(self._world, release, body)
+                digest = await self._reader(release).digest(body)
                 self._archives[release.digest] = _Archive(body, digest)
-        except (KeyError, FileNotFoundError):
+        except KeyError:
             pass  # pruned meanwhile: not listed either
+        except FileChanged as changed:
+            self._on_changed(str(changed))
         except StorageError as error:
             logger.warning("version_not_listed version=%d reason=%s", version, error)
+
+    def _reader(self, release: Release) -> Reader:
+        reader = self._readers.get(release.digest)
+        if reader is None or reader.release != release:
+            reader = self._readers[release.digest] = Reader(self._world, release)
+        return reader
 
     # ASGI
 
@@ -188,14 +205,15 @@ class HttpEdge:
                     answer = self._tar(release, path)
                 else:
                     answer = _part_of(release, path)
-                await reply.body(answer, release, self._world)
+                await reply.body(answer, self._reader(release))
         except KeyError:
             await reply.refuse(404, f"there is no {path[:200]!r} here")
-        except FileNotFoundError:
-            await reply.fail("the version was removed meanwhile")
+        except FileChanged as changed:
+            self._on_changed(str(changed))
+            await reply.fail(410, f"{changed} changed since it was published")
         except StorageError as error:
             logger.warning("edge_unreadable path=%s reason=%s", path[:200], error)
-            await reply.fail("this disk does not give it back")
+            await reply.fail(503, "this disk does not give it back")
 
     def _shard(self, release: Release, shard: int) -> _Answer:
         # Not listed yet: a KeyError, and shardcast's clients would not ask for it.
@@ -242,6 +260,7 @@ class HttpEdge:
             Listed(release.version, archive.digest, shard_count(archive.body.size))
             for release in self._releases()
             if (archive := self._archives.get(release.digest)) is not None
+            and not self._reader(release).is_changed
         )
 
 
@@ -396,14 +415,15 @@ class _Reply:
         )
         await self._part(data if self._has_body else b"", more=False)
 
-    async def fail(self, reason: str) -> None:
+    async def fail(self, status: int, reason: str) -> None:
         """It cannot be read. If the head is out, the body ends before its length: the client
         sees a broken download, as it should."""
         if not self._begun:
-            await self.refuse(503, reason)
+            await self.refuse(status, reason)
 
-    async def body(self, answer: _Answer, release: Release, world: World) -> None:
-        """The body that was asked for, the part of it, or that the client has it."""
+    async def body(self, answer: _Answer, reader: Reader) -> None:
+        """The body that was asked for, the part of it, or that the client has it. Raises
+        `FileChanged`, `StorageError`."""
         size = answer.body.size
         said = (("etag", answer.tag), ("cache-control", FOREVER), ("accept-ranges", "bytes"))
         if has_tag_untrusted(self.asked("if-none-match"), answer.tag):
@@ -417,15 +437,19 @@ class _Reply:
             await self.refuse(416, f"there are {size} bytes", where)
             return
         media = ("content-type", answer.media)
+        asked = part or ByteRange(0, size)
+        pieces = list(reader.cut(answer.body, asked.start, asked.end))
+        await reader.check(pieces)
+        data = await reader.read(pieces[0]) if pieces and self._has_body else b""
         if part is None:
-            part = ByteRange(0, size)
             await self._begin(200, size, media, *said)
         else:
             where = ("content-range", part.content_range(size))
             await self._begin(206, len(part), media, where, *said)
-        if self._has_body:
-            for piece in answer.body.pieces(part.start, part.end, PIECE):
-                await self._part(await release.read(world.disk, piece), more=True)
+        for number in range(len(pieces) if self._has_body else 0):
+            data = data if number == 0 else await reader.read(pieces[number])
+            for at in range(0, len(data), PIECE):
+                await self._part(data[at : at + PIECE], more=True)
         await self._part(b"", more=False)
 
     def _range(self, answer: _Answer, size: int) -> ByteRange | None:

@@ -13,12 +13,12 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage, ShoalError
+from p2p.errors import BadMessage, ShoalError, StorageError, Unnameable
+from p2p.shardcast.disk import LONGEST_RETRY
 from p2p.shardcast.http.core.listing import (
     LISTING,
     MAX_LISTING,
@@ -26,7 +26,7 @@ from p2p.shardcast.http.core.listing import (
     decode_listing_untrusted,
     shard_path,
 )
-from p2p.shardcast.http.library import Release, digest_of_body
+from p2p.shardcast.http.library import Release, index_of_file
 from p2p.shardcast.http.mirrors import Mirror, Mirrors, MirrorsFailed
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.wire import MIB
@@ -40,6 +40,7 @@ a twentieth of a shard's time, and a server that takes one connection at a time,
 own origin does, keeps the others waiting anyway."""
 MAX_FILE: Final = 256 * 1024 * MIB
 """Bytes of a followed version: what a policy may have."""
+NOTHING: Final = "waits for a version: the servers list none yet"
 POLL: Final = 2.0
 """Seconds between two looks at the listing. shardcast's middle nodes look every 30, which alone
 costs them 15 s a version in the mean."""
@@ -52,6 +53,9 @@ class Follower:
         self._world = world
         self._mirrors = mirrors
         self._folder = folder
+        self.says = "waits for an answer"
+        """How it gets on, for people."""
+        self._came = 0
 
     async def listed(self) -> list[Listed]:
         """What the servers list, newest first. Where they contradict each other about a
@@ -104,8 +108,8 @@ class Follower:
         await disk.remove(part)
         try:
             size = await self._fetch_shards(entry, among, part)
-            release = Release(entry.version, ((name, size),), entry.digest, b"", (part,))
-            if await digest_of_body(self._world, release, release.raw()) != entry.digest:
+            index, digest = await index_of_file(self._world, part)
+            if digest != entry.digest:
                 return None
             await disk.fsync(part)
             path = f"{self._folder}/{name}"
@@ -113,10 +117,11 @@ class Follower:
         finally:
             with trio.CancelScope(shield=True):
                 await disk.remove(part)
-        return replace(release, paths=(path,))
+        return Release(entry.version, ((name, size),), entry.digest, index, b"", (path,))
 
     async def _fetch_shards(self, entry: Listed, among: Sequence[Mirror], part: str) -> int:
         """Write all shards where they belong; returns the bytes of the whole."""
+        self._came = 0
         # All shards have the size of the first, but for the last.
         first = await self._fetch_shard(entry, 0, among, part, 0, MAX_FILE)
         if first * entry.shards > MAX_FILE:
@@ -155,18 +160,26 @@ class Follower:
     ) -> int:
         async def keep(offset: int, data: bytes) -> None:
             await self._world.disk.write(part, data, where + offset)
+            self._came += len(data)
+            self.says = f"version {entry.version}: {self._came / 1e6:,.1f} MB"
 
         path = shard_path(entry.version, shard)
         return await self._mirrors.fetch_to(path, most, keep, among=among)
 
     async def wait_newer(self, known: PolicyVersion = NO_POLICY) -> Release:
         """Fetch the newest version once it is newer than ``known``; those in between are passed
-        over. What goes wrong meanwhile is logged, and tried again. Raises `StorageError`."""
+        over. What goes wrong meanwhile is said, and tried again. Raises `Unnameable`."""
         while True:
             try:
                 newest = next(iter(await self.listed()), None)
+                self.says = "waits for a newer version" if known != NO_POLICY else NOTHING
                 if newest is not None and newest.version > known:
                     return await self.fetch(newest)
-            except MirrorsFailed as error:
+            except Unnameable:
+                raise
+            except (MirrorsFailed, StorageError) as error:
+                self.says = f"waits: {error}"
                 logger.info("follow_waits reason=%s", error)
+                if isinstance(error, StorageError):  # what was fetched is fetched again
+                    await self._world.sleep(LONGEST_RETRY)
             await self._world.sleep(POLL)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -12,18 +13,21 @@ from blake3 import blake3
 from p2p.concurrency import Notifier
 from p2p.shardcast.http.core.body import Body, Slice
 from p2p.shardcast.http.core.tar import tar_of
-from p2p.shardcast.index import Index
+from p2p.shardcast.index import MAX_SPAN, Index, PolicyFile, Span, digest_of
 from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast
+from p2p.shardcast.store import HASH_RATE, batches, good_mask
 from p2p.wire import MIB
-from p2p.world import Disk, World
+from p2p.world import OFF_LOOP, DiskEntry, World
 
 PIECE: Final = MIB
-"""Bytes of a body that are read and handed to the connection at a time. hypercorn's trio worker
+"""Bytes of a body that are handed to the connection at a time. hypercorn's trio worker
 sent bodies in pieces of 16 KiB at 113 MB/s a core, 64 at 340, 256 at 632, 1,024 at 836, and
-4,096 at 907: larger ones buy little more, and every download holds one."""
-_HASH_RATE: Final = 3e9
-"""Bytes per second of BLAKE3, one core: the modelled cost of `digest_of_body`."""
+4,096 at 907: larger ones buy little more."""
+
+
+class FileChanged(Exception):
+    """A file is not what it was when its version was published; the message is its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +39,12 @@ class Release:
     """(path, bytes) of each file, in the order of the manifest."""
     digest: bytes
     """Names all of it: equal digests are equal files."""
+    index: Index
+    """The spans by which what is read is checked."""
     manifest: bytes
     """The manifest, as its trainer signed it."""
     paths: tuple[str, ...]
-    """The path of each file on the disk that `read` is given."""
+    """The path of each file on this node's disk."""
 
     @property
     def is_one_file(self) -> bool:
@@ -65,12 +71,106 @@ class Release:
         """The version as one file: the only one, or an archive of all."""
         return self.raw() if self.is_one_file else tar_of(self.files)
 
-    async def read(self, disk: Disk, piece: Slice | bytes) -> bytes:
-        """The bytes of a piece. Raises `StorageError`, and `FileNotFoundError` if the files
-        were removed meanwhile."""
+
+class Reader:
+    """Reads the files of one release, and gives nothing that is not what was published.
+
+    Files lie where a person put them, and are served from there. A body says that it never
+    changes, so it must not hold what the disk happens to hold now. Each batch of spans is
+    compared with its digests when it is read. Before a body is begun, `check` looks at the size
+    and the time stamp of its files, so that a changed file is an error and no broken download.
+    """
+
+    def __init__(self, world: World, release: Release) -> None:
+        self.release: Final = release
+        self._world = world
+        index = release.index
+        self._batches = list(batches(index))
+        self._starts = [index.offsets[first] for first, _ in self._batches]
+        self._known: dict[int, tuple[DiskEntry | None, bool]] = {}
+        """By file: how it looked when it was last checked, and whether it was right."""
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether a file was found changed when it was last checked."""
+        return not all(is_right for _, is_right in self._known.values())
+
+    async def check(self, pieces: Iterable[Slice | bytes]) -> None:
+        """Look at the files of ``pieces``. Raises `FileChanged`, `StorageError`."""
+        for number in sorted({piece.file for piece in pieces if isinstance(piece, Slice)}):
+            entry, (seen, is_right) = (
+                await self._look(number),
+                self._known.get(number, (None, True)),
+            )
+            if entry is None or entry.size != self.release.files[number][1]:
+                raise self._changed(number, entry)
+            if seen is not None and seen != entry:
+                body = self.release.file(number)
+                for piece in self.cut(body, 0, body.size):
+                    await self.read(piece)
+                self._known[number] = entry, True
+            elif not is_right:
+                raise self._changed(number, entry)
+
+    def _changed(self, number: int, entry: DiskEntry | None) -> FileChanged:
+        self._known[number] = entry, False
+        return FileChanged(self.release.files[number][0])
+
+    async def _look(self, number: int) -> DiskEntry | None:
+        found = await self._world.disk.walk(self.release.paths[number], 1)
+        return found[0] if found and found[0].path == "" else None
+
+    def cut(self, body: Body, start: int, end: int) -> Iterator[Slice | bytes]:
+        """The pieces of ``body`` from ``start`` to ``end``, each for one `read`."""
+        for piece in body.pieces(start, end, max(1, end - start)):
+            if not isinstance(piece, Slice):
+                yield piece
+                continue
+            at, end_of_piece = piece.offset, piece.offset + piece.length
+            while at < end_of_piece:
+                offset, size = self._batch(piece.file, at)[1:]
+                until = min(end_of_piece, offset + size)
+                yield Slice(piece.file, at, until - at)
+                at = until
+
+    def _batch(self, file: int, offset: int) -> tuple[int, int, int]:
+        """The batch that holds a byte of a file: its number, its offset there, its size."""
+        index = self.release.index
+        start = index.starts[file]
+        number = bisect_right(self._starts, start + offset) - 1
+        first, end = self._batches[number]
+        return number, index.offsets[first] - start, index.offsets[end] - index.offsets[first]
+
+    async def read(self, piece: Slice | bytes) -> bytes:
+        """The bytes of a piece that `cut` gave. Raises `FileChanged`, `StorageError`."""
         if isinstance(piece, bytes):
             return piece
-        return await disk.read(self.paths[piece.file], piece.offset, piece.length)
+        number, offset, size = self._batch(piece.file, piece.offset)
+        first, end = self._batches[number]
+        try:
+            raw = await self._world.disk.read(self.release.paths[piece.file], offset, size)
+        except FileNotFoundError:
+            raw = b""
+        spans = self.release.index.spans[first:end]
+        if len(raw) <= OFF_LOOP:
+            right = good_mask(spans, raw)
+        else:
+            cost = len(raw) / HASH_RATE
+            right = await self._world.run_blocking(good_mask, spans, raw, cost=cost)
+        if right != (1 << len(spans)) - 1:
+            raise self._changed(piece.file, await self._look(piece.file))
+        start = piece.offset - offset
+        return raw[start : start + piece.length]
+
+    async def digest(self, body: Body) -> bytes:
+        """The BLAKE3 digest of ``body``, which holds every file. Raises what `read` does."""
+        before = [await self._look(number) for number in range(len(self.release.files))]
+        hasher = blake3()
+        for piece in self.cut(body, 0, body.size):
+            data = await self.read(piece)
+            await self._world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)
+        self._known = {number: (entry, True) for number, entry in enumerate(before)}
+        return hasher.digest()
 
 
 class Library(Protocol):
@@ -90,13 +190,15 @@ class Library(Protocol):
         ...
 
 
-async def digest_of_body(world: World, release: Release, body: Body) -> bytes:
-    """The BLAKE3 digest of ``body``, read piece by piece. Raises what `Release.read` does."""
-    hasher = blake3()
-    for piece in body.pieces(0, body.size, 4 * PIECE):
-        data = await release.read(world.disk, piece)
-        await world.run_blocking(hasher.update, data, cost=len(data) / _HASH_RATE)
-    return hasher.digest()
+async def index_of_file(world: World, path: str) -> tuple[Index, bytes]:
+    """The index of a file that nobody has cut in spans, and its BLAKE3 digest. Raises
+    `StorageError`, `FileNotFoundError`."""
+    hasher, spans, offset = blake3(), [], 0
+    while data := await world.disk.read(path, offset, MAX_SPAN):
+        await world.run_blocking(hasher.update, data, cost=len(data) / HASH_RATE)
+        spans.append(Span(digest_of(data), len(data)))
+        offset += len(data)
+    return Index.of([PolicyFile("", offset)], spans), hasher.digest()
 
 
 class Shelf:
@@ -140,6 +242,7 @@ def release_of(manifest: Manifest, index: Index, path: str) -> Release:
         manifest.version,
         tuple((file.path or only, file.size) for file in index.files),
         manifest.digest,
+        index,
         manifest.encode(),
         tuple(f"{path}/{file.path}" if file.path else path for file in index.files),
     )

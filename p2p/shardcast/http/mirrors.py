@@ -19,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
 import aiohttp
+import trio
 import trio_asyncio
 
 from p2p.errors import BadMessage, ConfigError, ShoalError
@@ -229,5 +230,8 @@ async def open_mirrors(
             auto_decompress=False,  # digests are of what is stored; and no bombs
             headers={"Accept-Encoding": "identity"},
         )
-        async with trio_asyncio.aio_as_trio(session):
+        try:
             yield Mirrors(world, bases, session, silence)
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio_asyncio.aio_as_trio(session.close)()

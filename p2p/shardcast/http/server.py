@@ -44,7 +44,7 @@ class EdgeConfig:
     """Limits of the HTTP server."""
 
     connections: int = 256
-    """Connections at once, over all clients. Each may hold a piece of a body (1 MiB) and
+    """Connections at once, over all clients. Each may hold a batch of spans (4 MiB) and
     hypercorn's buffers."""
 
     per_host: int = 16

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from p2p.errors import BadMessage
+from p2p.naming import derived
 from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.torch.files import sync_folder
@@ -39,7 +40,7 @@ def write_checkpoint(path: Path, previous: Path, tensors: Mapping[str, Tensor]) 
     """Put ``tensors`` at ``path``, atomically and durably; what was there is kept at
     ``previous``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".partial")
+    unfinished = path.with_name(derived(path.name, after=".partial"))
     with unfinished.open("wb") as file:
         file.write(_SEAL + bytes(_DIGEST_BYTES))
         digest = hashlib.sha256()

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from p2p.errors import BadMessage
+from p2p.naming import derived
 from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.safetensors import RawTensor
@@ -34,7 +35,7 @@ _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bflo
 def write_atomically(path: Path, data: bytes) -> None:
     """Put ``data`` at ``path`` so that a crash leaves the old file or the new one, on disk."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + ".partial")
+    unfinished = path.with_name(derived(path.name, after=".partial"))
     with unfinished.open("wb") as file:
         file.write(data)
         file.flush()

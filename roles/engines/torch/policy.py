@@ -16,6 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from p2p.naming import derived
 from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.torch.files import encode_weights, sync_folder, write_atomically
@@ -33,7 +34,7 @@ def write_policy(
     if base is None:
         write_atomically(policy, encode_weights(model))
         return
-    unfinished = policy.with_name(policy.name + ".partial")
+    unfinished = policy.with_name(derived(policy.name, after=".partial"))
     for folder in (unfinished, policy):  # a folder that is there is whole
         if folder.exists():
             shutil.rmtree(folder)

@@ -1,0 +1,35 @@
+"""Names of files that stand beside another one while it is made."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from blake3 import blake3
+
+MAX_NAME: Final = 255
+"""Bytes of a file's name: what the usual file systems take."""
+_DIGEST: Final = 32
+"""Hexadecimal digits that stand for a name that is too long: 128 bits."""
+
+
+def derived(name: str, *, before: str = "", after: str = "") -> str:
+    """Return ``name`` with something before and after it, short enough for a file system.
+
+    A stranger's name may have `MAX_NAME` bytes by itself. Where the whole would be longer, the
+    name's digest stands for it. The same name always gives the same result, so what a killed
+    process left behind is found again.
+    """
+    whole = f"{before}{name}{after}"
+    if len(whole.encode(errors="surrogateescape")) <= MAX_NAME:
+        return whole
+    digest = blake3(name.encode(errors="surrogateescape")).hexdigest()[:_DIGEST]
+    return f"{before}{digest}{after}"
+
+
+def unencodable(error: UnicodeEncodeError) -> str:
+    """Say that this process cannot name a file so, and what to do."""
+    name = error.object.rpartition("/")[2]
+    return (
+        f"no file can be called {name!r} here: file names are {error.encoding} in this"
+        " environment; set LC_ALL=C.UTF-8"
+    )
