@@ -225,6 +225,11 @@ def complain(error: object) -> None:
     print(f"error: {error}", file=sys.stderr)  # noqa: T201 - one sentence for people
 
 
+def remark(text: str) -> None:
+    """Print on standard error what is no error, and a person should know."""
+    print(f"note: {text}", file=sys.stderr)  # noqa: T201 - one sentence for people
+
+
 def say(text: str) -> None:
     """Text on standard output. Who listened may have gone; the command goes on."""
     with contextlib.suppress(BrokenPipeError):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from p2p.errors import BadMessage
@@ -95,8 +95,11 @@ class ModelConfig:
     """What the weights were saved in."""
 
     end_tokens: tuple[int, ...] = ()
-    """The tokens that end an answer, as far as this file names them;
-    ``generation_config.json`` may name more."""
+    """The tokens that end an answer, as far as this file names them: others may name more
+    (`roles.models.ends`)."""
+
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Where the folder does not agree with its ``config.json``, for people."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)

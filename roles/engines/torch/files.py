@@ -23,7 +23,15 @@ from roles.engines.base import EngineError
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sharding import put
-from roles.models.bundle import CONFIG, FREQUENCIES, HEAD, WEIGHTS, weight_files
+from roles.models.bundle import (
+    CONFIG,
+    DERIVED,
+    HEAD,
+    UNREAD_HEAD,
+    WEIGHTS,
+    has_own_head,
+    weight_files,
+)
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
 
@@ -108,8 +116,10 @@ def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
         for name, raw in _mapped(path).items():
             if name in stored:
                 raise EngineError(f"{path}: {name} is in another file of {weights} as well")
-            if (name != HEAD or not model.shape.tied) and not name.endswith(FREQUENCIES):
+            if not name.endswith(DERIVED):
                 stored[name] = raw
+    if model.shape.tied and stored.pop(HEAD, None) and has_own_head(weights, model.shape):
+        raise EngineError(UNREAD_HEAD.format(weights))
     return stored
 
 

@@ -20,7 +20,16 @@ from torch import Tensor
 from roles.engines.base import EngineError
 from roles.engines.config import ModelShape
 from roles.engines.safetensors import TensorSpan
-from roles.models.bundle import EMBEDDING, HEAD, read_spans, tensor_shapes, weight_files
+from roles.models.bundle import (
+    DERIVED,
+    EMBEDDING,
+    HEAD,
+    UNREAD_HEAD,
+    has_own_head,
+    read_spans,
+    tensor_shapes,
+    weight_files,
+)
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in."""
@@ -82,12 +91,14 @@ class OpenWeights:
         for name, span in spans.items():
             if name in self._stored:
                 raise EngineError(f"{path}: {name} is in another file as well")
-            self._stored[name] = _Stored(mapped, span)
+            if not name.endswith(DERIVED):
+                self._stored[name] = _Stored(mapped, span)
 
     def _check(self) -> None:
         expected = tensor_shapes(self._shape)
-        if self._shape.tied:
-            self._stored.pop(HEAD, None)  # some files hold the embedding twice
+        is_twice = self._shape.tied and self._stored.pop(HEAD, None) is not None
+        if is_twice and has_own_head(self._path, self._shape):
+            raise EngineError(UNREAD_HEAD.format(self._path))
         if self._stored.keys() != expected.keys():
             odd = sorted(self._stored.keys() ^ expected.keys())
             raise EngineError(
