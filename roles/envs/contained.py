@@ -28,6 +28,7 @@ from typing import Final, TypeVar
 
 from p2p.errors import ShoalError
 from roles.envs.base import Environment, ReadableEnvironment, Task
+from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
@@ -223,13 +224,20 @@ class Tally:
 
 class Failures:
     """Says each failure of an environment to the operator once, however many submissions meet
-    it."""
+    it, and keeps the last for its role's screen."""
 
     def __init__(self) -> None:
         self._told: dict[str, None] = {}
+        self.latest = ""
+        """The last one, for people; empty once the environment has done the same again."""
 
     def tell(self, error: EnvironmentFailed, consequence: str) -> None:
         """Log it, with what becomes of the work that it was met by."""
+        self.latest = printable(str(error))
         if str(error) not in self._told and len(self._told) < MAX_TOLD:
             self._told[str(error)] = None
             logger.error("%s: %s", error, consequence)
+
+    def recover(self) -> None:
+        """The environment has done what it failed at."""
+        self.latest = ""

@@ -74,6 +74,8 @@ from roles.trainer.watch import ValidatorWatch
 
 logger = logging.getLogger(__name__)
 
+UNLEARNT: Final = "nothing is learnt from submissions on which it fails"
+
 DELIVERY_SECONDS: Final = 90.0
 """How long a delivery may take to arrive: the largest at 1 Mbit/s, and some."""
 MAX_DISOWNED: Final = 1_024
@@ -110,7 +112,7 @@ class Intake:
         self._inbox = inbox
         self._durable = durable
         self._seats = Seats()
-        self._failures = Failures()
+        self.failures = Failures()
         self._step = 0
         self._is_over = False
         self._is_turning_away = False
@@ -400,6 +402,8 @@ class Intake:
             return Refusal(self._turn_away(error)[1], True)
         except (EngineError, EnvironmentFailed) as error:
             logger.error("not_scored %s: %s", content.hex(), error)
+            if isinstance(error, EnvironmentFailed):
+                self.failures.tell(error, UNLEARNT)
             return self.give_up(commitment, "the trainer could not score it")
         finally:
             del self._taking[content]
@@ -494,7 +498,7 @@ class Intake:
         What the environment fails on is lost: it would fail on it again.
         """
         if isinstance(error, EnvironmentFailed):
-            self._failures.tell(error, "nothing is learnt from submissions on which it fails")
+            self.failures.tell(error, UNLEARNT)
             return Receipt.UNWANTED, "the run's environment failed at the trainer"
         if not self._is_turning_away:
             logger.warning("deliveries are turned away until the disk takes data: %s", error)
@@ -520,6 +524,7 @@ class Intake:
             await self._ledger.append(RECEIPT_KIND, content)
             self._taken[content] = None
             self._count_taken(work)
+            self.failures.recover()
             tokens = len(work.logprobs) // LOGPROB_BYTES
             self.paces.note(verdict.commitment.node, tokens, self._node.world.now())
             # while the disk worked, it may have been convicted

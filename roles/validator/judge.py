@@ -97,6 +97,11 @@ class Judge:
         return self._replayer.loaded
 
     @property
+    def environment_failure(self) -> str:
+        """What the environment failed at when it was asked last; empty if it did not."""
+        return self._failures.latest
+
+    @property
     def writes_waiting(self) -> int:
         """Content for the engine that the disk has refused so far."""
         return self._replayer.writes_waiting
@@ -206,7 +211,9 @@ class Judge:
         commitment = job.submission.commitment
         with self.node.shardcast.pin(commitment.version) as weights:
             try:
-                return await self.judge(job, weights)
+                ruling = await self.judge(job, weights)
+                self._failures.recover()
+                return ruling
             except EnvironmentFailed as error:
                 self._failures.tell(
                     error, "submissions on which it fails are judged inconclusive"

@@ -118,6 +118,11 @@ class ValidatorSession:
         return self._reception.reading
 
     @property
+    def environment_failure(self) -> str:
+        """See `roles.validator.judge.Judge`."""
+        return self._judge.environment_failure
+
+    @property
     def writes_waiting(self) -> int:
         """Verdicts, submissions and content for the engine that the disk has refused so far."""
         return self._durable.waiting + self._judge.writes_waiting

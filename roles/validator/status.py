@@ -53,6 +53,8 @@ def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
         return "waiting for room on the disk; nothing is lost"
     if session.is_over:
         return "the run has all its steps: nothing is left to judge"
+    if session.environment_failure:
+        return f"judging nothing, because the environment fails: {session.environment_failure}"
     if session.is_judging:
         return f"judging under policy {session.loaded}{away and f'; {away}'}"
     if away:

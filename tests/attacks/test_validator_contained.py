@@ -176,6 +176,28 @@ def test_a_task_that_fails_ends_no_worker(
     assert len(errors) <= len(workers)
 
 
+@pytest.mark.parametrize(
+    ("method", "kind", "sentence"),
+    [
+        ("task", "inference", "drawing nothing, because the environment fails: task() of"),
+        ("reward", "validator", "judging nothing, because the environment fails: no such file"),
+    ],
+)
+def test_a_role_that_its_environment_keeps_from_working_says_so(
+    method: str, kind: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It drew nothing, waited "for the next policy" for ever, and only the log knew why."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise EnvironmentFailed("no such file\x1b") if method == "reward" else OSError("gone")
+
+    monkeypatch.setattr(SortEnvironment, method, fail)
+    health = play({"inference-1": "inference", "inference-2": "inference"}, 30.0, steps=3)
+    role = validator(health) if kind == "validator" else health["inference-1"]["roles"][kind]
+    assert sentence in role["now"]
+    assert role["now"].isprintable()
+
+
 async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_is_told_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -198,6 +220,7 @@ async def test_an_environment_that_fails_at_the_trainer_loses_a_submission_and_i
     assert len([record for record in caplog.records if record.levelname == "ERROR"]) == 1
     assert not intake._taking
     assert not intake._filled
+    assert "ZeroDivisionError" in intake.failures.latest
 
 
 async def test_an_evaluation_that_fails_stops_no_learning(
@@ -221,5 +244,6 @@ async def test_an_evaluation_that_fails_stops_no_learning(
     monkeypatch.setattr(SortEnvironment, "reward", reward)
     await curve.evaluate(cast(Any, Learner()), 0)
     assert "no such word" in caplog.text
+    assert "could not be examined: " in curve.unexamined
     assert curve.learnt.curve == []
     assert "evaluation_failed step=0" in caplog.text
