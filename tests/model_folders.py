@@ -139,11 +139,16 @@ def random_weights(shape: ModelShape, seed: int = 0) -> dict[str, RawTensor]:
 
 
 def make_folder(
-    folder: Path, shape: ModelShape = LLAMA, *, shards: int = 1, seed: int = 0
+    folder: Path,
+    shape: ModelShape = LLAMA,
+    *,
+    shards: int = 1,
+    seed: int = 0,
+    context: int = 128,
 ) -> Path:
     """A whole model's folder: configuration, tokenizer, chat template, random weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = ModelConfig(shape=shape, context=128, end_tokens=(END,))
+    config = ModelConfig(shape=shape, context=context, end_tokens=(END,))
     (folder / "config.json").write_bytes(write_config(config))
     (folder / "tokenizer.json").write_text(tokenizer_json())
     (folder / "tokenizer_config.json").write_text(

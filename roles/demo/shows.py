@@ -19,6 +19,7 @@ from roles.envs import sort
 from roles.envs.arithmetic import EVALUATION_TASKS
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
+from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.rl.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, Promise
 from roles.rl.recipe import Recipe
 from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED
@@ -136,6 +137,8 @@ def arithmetic(folder: Path) -> Show:
     config = read_config(folder)
     check_weights(folder, config)
     ends = need_end_tokens(folder, config)
+    if not ends.has_template:
+        raise BadModel(NO_TEMPLATE)
     for note in ends.notes:
         remark(f"{folder}: {note}")
     tokenizer = Tokenizer.open(folder)

@@ -223,12 +223,16 @@ class WorkerEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
-        try:
-            payment = await self._pay(answers)
-        except EnvironmentDied:
-            payment = await self._pay_singly(answers)
+        payment = await self.pay(answers)
         self._tally.count(payment)
         return payment.rewards
+
+    async def pay(self, answers: Answers) -> Payment:
+        """As `rewards`, with what the environment raised on answers, which is not logged."""
+        try:
+            return await self._pay(answers)
+        except EnvironmentDied:
+            return await self._pay_singly(answers)
 
     async def _pay(self, answers: Answers) -> Payment:
         count = sum(len(given) for _, given in answers)

@@ -34,8 +34,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_SAID: Final = 160
-"""Characters of an environment's own words that are repeated: a sentence. It may quote a
+MAX_SAID: Final = 300
+"""Characters of an environment's own words that are repeated: a long sentence. It may quote a
 stranger's completion."""
 MAX_TOLD: Final = 32
 """Failures that are told apart; an environment that fails in more ways has been heard."""

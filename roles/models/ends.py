@@ -27,6 +27,8 @@ class EndTokens:
     """Those that any file names: of ``config.json`` first."""
     of_line: tuple[int, ...]
     """Those, and the line breaks: for answers of one line."""
+    has_template: bool
+    """Whether the model can be asked anything."""
     notes: tuple[str, ...]
     """Where files do not agree, a sentence each, for people."""
 
@@ -63,7 +65,7 @@ def read_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:
         notes.append("there is no chat template: no environment of text can ask this model")
     union = tuple(dict.fromkeys(token for tokens in named.values() for token in tokens))
     of_line = tuple(dict.fromkeys((*union, *(one for one in facts.line_ends if one < rows))))
-    return EndTokens(union, of_line, (*config.notes, *notes))
+    return EndTokens(union, of_line, facts.has_template, (*config.notes, *notes))
 
 
 def need_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from p2p.errors import BadMessage, MissingDependency
-from roles.models.errors import BadModel
+from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.models.files import MAX_TOKENIZER, json_object_untrusted, read_bounded
 
 try:
@@ -134,10 +134,7 @@ class Tokenizer:
     def render(self, messages: Sequence[ChatMessage], prefill: str = "") -> str:
         """That prompt as text."""
         if self._template is None:
-            raise BadModel(
-                "this model has no chat template (chat_template.jinja, or chat_template in"
-                " tokenizer_config.json): take the instruction-tuned sibling of a base model"
-            )
+            raise BadModel(NO_TEMPLATE)
         said = [{"role": one.role, "content": one.content} for one in messages]
         return self._template.render(said) + prefill
 

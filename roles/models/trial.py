@@ -48,12 +48,30 @@ class TokenizerFacts:
     """See `roles.models.tokenizer.Tokenizer.end_tokens`."""
     line_ends: Sequence[int]
     """See `roles.models.tokenizer.Tokenizer.line_ends`."""
+    prompts: Sequence[Sequence[int]]
+    """The tokens of each question that was given, in its conversation."""
+    answers: Sequence[Sequence[int]]
+    """Those of its answer, where it stands."""
 
 
-def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerFacts:
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says."""
+
+    role: str
+    content: str
+
+
+Question = tuple[Sequence[tuple[str, str]], str, str]
+"""A conversation (roles and words), how the assistant's words begin, and how they go on."""
+
+
+def try_tokenizer(
+    folder: Path, end_tokens: Sequence[int], questions: Sequence[Question] = ()
+) -> TokenizerFacts:
     """Open the folder's tokenizer and template, and say what they are. Raises `BadModel` unless
     they can be opened here and have all of ``end_tokens``; `MissingDependency` without the
-    packages for it."""
+    packages for it. ``questions`` are put into its words."""
     importlib.import_module("roles.models.tokenizer")
     nowhere = "/nowhere"  # no node's folder has to be hidden
     confined = Confinement(readable=_places(folder), memory=MEMORY)
@@ -62,7 +80,7 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerFacts:
         done = subprocess.run(
             start.command,
             env=dict(start.variables),
-            input=json.dumps([str(folder.absolute()), list(end_tokens), SECONDS]),
+            input=json.dumps([str(folder.absolute()), list(end_tokens), questions, SECONDS]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -82,7 +100,9 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> TokenizerFacts:
     )
 
 
-def facts_of(folder: Path, end_tokens: Sequence[int]) -> TokenizerFacts:
+def facts_of(
+    folder: Path, end_tokens: Sequence[int], questions: Sequence[Question] = ()
+) -> TokenizerFacts:
     """As `try_tokenizer`, in this process."""
     from roles.models.tokenizer import Tokenizer
 
@@ -93,6 +113,8 @@ def facts_of(folder: Path, end_tokens: Sequence[int]) -> TokenizerFacts:
         has_template=tokenizer.has_template,
         end_tokens=tokenizer.end_tokens(),
         line_ends=tokenizer.line_ends(),
+        prompts=[tokenizer.chat([Turn(*turn) for turn in said]) for said, *_ in questions],
+        answers=[tokenizer.encode_behind(*texts) for _, *texts in questions],
     )
 
 
@@ -105,10 +127,10 @@ def _places(folder: Path) -> tuple[str, ...]:
 
 def main() -> int:
     """Try what standard input names, and print its facts, or a sentence; the exit code."""
-    folder, end_tokens, seconds = json.load(sys.stdin)
+    folder, end_tokens, questions, seconds = json.load(sys.stdin)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        facts = facts_of(Path(folder), end_tokens)
+        facts = facts_of(Path(folder), end_tokens, questions)
     except ShoalError as error:
         print(to_ascii(str(error)))  # noqa: T201 - this is the result
         return 1
