@@ -87,6 +87,8 @@ def load_weights(model: TransformerModel, weights: Path) -> None:
             f"{weights} does not hold this model: {len(odd)} names differ, the first is"
             f" {odd[0]}"
         )
+    if model.shape.tied and has_own_head(weights, model.shape):
+        raise EngineError(UNREAD_HEAD.format(weights))
     for name, raw in stored.items():
         if raw.shape != tuple(parameters[name].shape) or raw.dtype not in _DTYPES:
             raise EngineError(
@@ -116,10 +118,8 @@ def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
         for name, raw in _mapped(path).items():
             if name in stored:
                 raise EngineError(f"{path}: {name} is in another file of {weights} as well")
-            if not name.endswith(DERIVED):
+            if (name != HEAD or not model.shape.tied) and not name.endswith(DERIVED):
                 stored[name] = raw
-    if model.shape.tied and stored.pop(HEAD, None) and has_own_head(weights, model.shape):
-        raise EngineError(UNREAD_HEAD.format(weights))
     return stored
 
 

@@ -96,15 +96,16 @@ class OpenWeights:
 
     def _check(self) -> None:
         expected = tensor_shapes(self._shape)
-        is_twice = self._shape.tied and self._stored.pop(HEAD, None) is not None
-        if is_twice and has_own_head(self._path, self._shape):
-            raise EngineError(UNREAD_HEAD.format(self._path))
+        if self._shape.tied:
+            self._stored.pop(HEAD, None)  # some files hold the embedding twice
         if self._stored.keys() != expected.keys():
             odd = sorted(self._stored.keys() ^ expected.keys())
             raise EngineError(
                 f"{self._path} does not hold this model: {len(odd)} names differ, the first is"
                 f" {odd[0]}"
             )
+        if self._shape.tied and has_own_head(self._path, self._shape):
+            raise EngineError(UNREAD_HEAD.format(self._path))
         for name, stored in self._stored.items():
             span = stored.span
             if span.shape != expected[name] or span.dtype not in _DTYPES:
