@@ -61,8 +61,16 @@ def try_run(run: Run, node: Path, data: str) -> None:
 
 async def _try_run(run: Run, place: Path, base: Path, data: str) -> None:
     setup = setup_of(run, MachineLimits(environment_data=data), str(base))
-    if setup.parts and not try_tokenizer(base, run.terms.model.end_tokens).has_template:
+    ends = run.terms.model.end_tokens
+    facts = try_tokenizer(base, ends)
+    if setup.parts and not facts.has_template:
         raise BadModel(NO_TEMPLATE)
+    for source, tokens in facts.end_tokens.items():
+        for token in set(tokens).difference(ends):
+            remark(
+                f"token {token} ends answers by {source}, and the draft's end_tokens lack it:"
+                " an answer that ends with it goes on to max_new_tokens"
+            )
     async with open_world(place) as world, AsyncExitStack() as stack:
         asked = {}
         for part in setup.parts:
@@ -74,7 +82,7 @@ async def _try_run(run: Run, place: Path, base: Path, data: str) -> None:
             await environment.open()
             asked[part.name] = environment, await _tasks(environment, alone)
         for name, (_, tasks) in asked.items():
-            _check_words(name, run.terms.model.end_tokens, base, list(map(_text, tasks)))
+            _check_words(name, ends, base, list(map(_text, tasks)))
         drawn = await _draw(world, run, [tasks[0] for _, tasks in asked.values()])
         for (name, (environment, (task, *_))), tokens in zip(asked.items(), drawn, strict=True):
             try:
@@ -154,7 +162,7 @@ async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ..
         async with open_engine(world, config, name="trial", learns=False) as engine:
             await engine.load(FOLDER)
             await engine.submit(groups, sampling)
-            drawn = {}
+            drawn = dict[int, tuple[int, ...]]()
             while len(drawn) < len(groups):
                 drawn |= {
                     one.group: one.completions[0].tokens for one in await engine.advance()

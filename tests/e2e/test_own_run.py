@@ -223,11 +223,12 @@ def test_ends_that_right_answers_hold_are_refused(
     draft = tmp_path / "draft.toml"
     draft.write_text(
         'name = "mine"\nenvironments = ["arithmetic"]\n[model]\nbase = "smollm2"\n'
-        f"end_tokens = [1, {blank}]\n[recipe]\nrate = 6e-5\n"
+        f"end_tokens = [0, {blank}]\n[recipe]\nrate = 6e-5\n"
     )
     code, said = init(capsys, tmp_path / "mine", "--draft", draft)
     assert code == 2
     assert f"end_tokens names token {blank}, which is part of a right answer" in said
+    assert "token 1 ends answers by the chat template, and the draft's end_tokens lack" in said
 
 
 def test_where_files_of_a_model_do_not_agree_init_says_so(
