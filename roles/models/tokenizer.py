@@ -140,20 +140,22 @@ class Tokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of ``text`` and no others: none for its beginning or end."""
-        if len(text) > 2 * MAX_RENDERED:
-            raise BadModel(f"a text of {len(text):,} characters is too long to be a prompt")
-        encode = partial(self._core.encode, text, add_special_tokens=False)
-        return tuple(_contained(encode, "tokenizer.json cannot encode a text").ids)
+        return tuple(self._encoding(text).ids)
 
     def encode_behind(self, before: str, text: str) -> tuple[int, ...]:
         """The tokens of ``text`` with ``before`` before it: alone it may have others."""
-        encode = partial(self._core.encode, before + text, add_special_tokens=False)
-        whole = _contained(encode, "tokenizer.json cannot encode a text")
+        whole = self._encoding(before + text)
         return tuple(
             token
             for token, (start, _) in zip(whole.ids, whole.offsets, strict=True)
             if start >= len(before)
         )
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
+        if len(text) > 2 * MAX_RENDERED:
+            raise BadModel(f"a text of {len(text):,} characters is too long to be a prompt")
+        encode = partial(self._core.encode, text, add_special_tokens=False)
+        return _contained(encode, "tokenizer.json cannot encode a text")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """The text of ``tokens`` as it stands behind other words; special tokens, and ids that

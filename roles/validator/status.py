@@ -54,7 +54,8 @@ def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
     if session.is_over:
         return "the run has all its steps: nothing is left to judge"
     if session.environment_failure:
-        return f"judging nothing, because the environment fails: {session.environment_failure}"
+        failure = session.environment_failure
+        return f"undecided on the last submission, because the environment fails: {failure}"
     if session.is_judging:
         return f"judging under policy {session.loaded}{away and f'; {away}'}"
     if away:

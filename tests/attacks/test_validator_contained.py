@@ -180,7 +180,11 @@ def test_a_task_that_fails_ends_no_worker(
     ("method", "kind", "sentence"),
     [
         ("task", "inference", "drawing nothing, because the environment fails: task() of"),
-        ("reward", "validator", "judging nothing, because the environment fails: no such file"),
+        (
+            "reward",
+            "validator",
+            "undecided on the last submission, because the environment fails: no",
+        ),
     ],
 )
 def test_a_role_that_its_environment_keeps_from_working_says_so(
