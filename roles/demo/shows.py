@@ -139,7 +139,7 @@ def arithmetic(folder: Path) -> Show:
     ends = need_end_tokens(folder, config)
     if not ends.has_template:
         raise BadModel(NO_TEMPLATE)
-    for note in ends.notes:
+    for note in (*config.notes, *ends.notes):
         remark(f"{folder}: {note}")
     tokenizer = Tokenizer.open(folder)
     weights = config.shape.parameters

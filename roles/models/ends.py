@@ -65,7 +65,7 @@ def read_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:
         notes.append("there is no chat template: no environment of text can ask this model")
     union = tuple(dict.fromkeys(token for tokens in named.values() for token in tokens))
     of_line = tuple(dict.fromkeys((*union, *(one for one in facts.line_ends if one < rows))))
-    return EndTokens(union, of_line, facts.has_template, (*config.notes, *notes))
+    return EndTokens(union, of_line, facts.has_template, tuple(notes))
 
 
 def need_end_tokens(folder: Path, config: ModelConfig) -> EndTokens:

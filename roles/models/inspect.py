@@ -47,7 +47,7 @@ def describe(
         "dtype": config.dtype,
         "context": config.context,
         "end_tokens": list(ends.tokens),
-        "notes": list(ends.notes),
+        "notes": [*config.notes, *ends.notes],
         "bytes": sum(pin.size for pin in pins),
         "memory": {
             "weights_bfloat16": 2 * shape.parameters,

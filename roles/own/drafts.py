@@ -164,7 +164,7 @@ def _describe(name: str, folder: Path, sources: Sequence[Source]) -> tuple[Model
     ends = found.of_line if all(one.name in ONE_LINE for one in sources) else found.tokens
     base = name if name in MODELS else str(folder.absolute())
     lines = [
-        *(f"# {note}" for note in found.notes),
+        *(f"# {note}" for note in (*config.notes, *found.notes)),
         f"base = {json.dumps(base)}",
         _line('dtype = "float32"', "sampled and scored in; bfloat16 wants limits of its own"),
         _line(f"end_tokens = {list(ends)}", "any of them ends an answer"),

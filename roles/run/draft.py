@@ -201,11 +201,13 @@ def _model(table: dict[str, object], where: str) -> Model:
         "base": [write_table(pin) for pin in pin_folder(folder)],
         "context": config.context,
     }
+    notes = config.notes
     if "end_tokens" not in table:
         ends = need_end_tokens(folder, config)
-        for note in ends.notes:
-            remark(f"{folder}: {note}")
+        notes += ends.notes
         read["end_tokens"] = list(ends.tokens)
+    for note in notes:
+        remark(f"{folder}: {note}")
     return read_table(Model, {**read, **table}, where)
 
 

@@ -235,10 +235,15 @@ def test_where_files_of_a_model_do_not_agree_init_says_so(
     tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (smollm2 / "generation_config.json").write_text('{"eos_token_id": 0}')
+    weights = random_weights(LLAMA)
+    head = replace(weights["model.norm.weight"], shape=(320, 32), data=bytes(2 * 320 * 32))
+    write_weights(smollm2, {**weights, "lm_head.weight": head})
     folder = tmp_path / "mine"
     code, said = init(capsys, folder, "--model", "smollm2")
     assert code == 0
-    assert "do not agree on end tokens" in said
+    assert said.count("do not agree on end tokens") == 1
+    assert said.count("the weights have a head (lm_head.weight)") == 1
+    assert not run_in(folder).terms.model.shape.tied
     assert "# files do not agree on end tokens" in (folder / "draft.toml").read_text()
     assert {0, 1} < set(run_in(folder).terms.model.end_tokens)
 
