@@ -61,9 +61,9 @@ from roles.calibrate.limits import (
 )
 from roles.engines.base import Sampling
 from roles.engines.config import NODE_ENGINES, Dtype, EngineConfig, VllmOptions
-from roles.models.bundle import end_tokens, read_config
+from roles.models.bundle import read_config
+from roles.models.ends import read_end_tokens
 from roles.models.fetch import MODELS, default_folder
-from roles.models.tokenizer import Tokenizer
 
 UNFINISHED: Final = 3
 """Exit status when seconds ran out: run it again."""
@@ -78,16 +78,14 @@ def run(args: list[str]) -> int:
     options = _parser().parse_args(args)
     os.environ["OMP_NUM_THREADS"] = "1"
     described = read_config(options.model)
-    ends = end_tokens(options.model, described)
-    if options.tasks is Questions.ADDITION:
-        ends = (*ends, *Tokenizer.open(options.model).encode("\n"))
+    ends = read_end_tokens(options.model, described)
     config = EngineConfig(
         kind=options.writer,
         shape=described.shape,
         dtype=options.dtype,
         draw=options.draw,
         context=1024,
-        end_tokens=ends,
+        end_tokens=ends.of_line if options.tasks is Questions.ADDITION else ends.tokens,
         vllm=VllmOptions(cache=CACHE),
     )
     sampling = Sampling(1.0, options.new_tokens, SIZE)

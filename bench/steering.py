@@ -46,7 +46,8 @@ from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import Sampler
 from roles.envs.arithmetic import ArithmeticEnvironment
 from roles.envs.text import TextTask
-from roles.models.bundle import end_tokens, read_config
+from roles.models.bundle import read_config
+from roles.models.ends import read_end_tokens
 from roles.models.tokenizer import Tokenizer
 from roles.protocol.history import DrawHistory
 
@@ -137,7 +138,7 @@ class Worker:
     def __init__(self, folder: Path, limits: Limits) -> None:
         config = read_config(folder)
         self._tokenizer = Tokenizer.open(folder)
-        self._ends = (*end_tokens(folder, config), *self._tokenizer.encode("\n"))
+        self._ends = read_end_tokens(folder, config).of_line
         self._model = TransformerModel(config.shape, Dtype.BFLOAT16)
         self._model.lay_for_reading()
         load_weights(self._model, folder)
@@ -174,8 +175,7 @@ class Worker:
         outcome.spent += sum(sampler.gaps)
 
     def _answer(self, task: TextTask) -> tuple[int, ...]:
-        before = self._tokenizer.encode(task.prefill)
-        return self._tokenizer.encode(f"{task.prefill} {task.answer}")[len(before) :]
+        return self._tokenizer.encode_behind(task.prefill, f" {task.answer}")
 
     def _said(self, tokens: Sequence[int]) -> tuple[str, bool]:
         has_ended = tokens[-1] in self._ends

@@ -39,7 +39,8 @@ from roles.engines.base import Sampling
 from roles.engines.config import Dtype, EngineConfig
 from roles.engines.worker import LocalEngine, draw_all, make_engine
 from roles.envs.arithmetic import ArithmeticEnvironment
-from roles.models.bundle import end_tokens, read_config
+from roles.models.bundle import read_config
+from roles.models.ends import read_end_tokens
 from roles.models.tokenizer import Tokenizer
 
 SAMPLING: Final = Sampling(1.0, 12, 16)
@@ -68,13 +69,12 @@ class Recorder:
     def __init__(self, model: Path, store: Path) -> None:
         config = read_config(model)
         self._tokenizer = Tokenizer.open(model)
-        ends = (*end_tokens(model, config), *self._tokenizer.encode("\n"))
         self._config = EngineConfig(
             shape=config.shape,
             dtype=Dtype.BFLOAT16,
             draw=DrawRule.GUMBEL,
             context=config.context,
-            end_tokens=ends,
+            end_tokens=read_end_tokens(model, config).of_line,
             environment=None,
         )
         self._store = store

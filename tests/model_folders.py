@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from roles.engines.config import ModelShape
 from roles.engines.safetensors import RawTensor, encode
@@ -23,6 +24,10 @@ END = 1
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA2_TEMPLATE = (
+    "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
+    "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
 )
 LLAMA = ModelShape(
     vocabulary=320,
@@ -52,6 +57,76 @@ def tokenizer_json() -> str:
     return core.to_str()
 
 
+SENTENCEPIECE = ("prepend", "metaspace", "legacy", "gemma", "unigram", "wordless")
+"""Kinds of tokenizers that write a blank as a letter: of Llama 2 as transformers 4.30 and 4.40
+converted it, of its legacy mode, of Gemma (no blank before a text, line breaks of its own), of
+a unigram model with bytes, and of one that takes line breaks for blanks."""
+_BLANK = "\N{LOWER ONE EIGHTH BLOCK}"
+_BACK = [decoders.Replace(_BLANK, " "), decoders.ByteFallback(), decoders.Fuse()]
+
+
+def sentencepiece_json(kind: str) -> str:
+    """A tokenizer of one of those kinds, whose ``</s>`` is token 2."""
+    own = ["<unk>", "<s>", "</s>"]
+    bytes_ = [] if kind == "wordless" else [f"<0x{byte:02X}>" for byte in range(256)]
+    signs = [chr(sign) for sign in range(33, 127)]
+    lines = ["\n", "\n\n"] if kind == "gemma" else []
+    merges = [(_BLANK, sign) for sign in "aW"] + ([("\n", "\n")] if lines else [])
+    words = [f"{_BLANK}{sign}" for sign in "aW"]
+    tokens = [*own, *bytes_, *lines, _BLANK, *signs, *words]
+    vocabulary = {token: place for place, token in enumerate(tokens)}
+    if kind in ("unigram", "wordless"):
+        scores = [(token, -float(place)) for place, token in enumerate(tokens)]
+        core = tokenizers.Tokenizer(
+            models.Unigram(scores, unk_id=0, byte_fallback=kind == "unigram")
+        )
+        core.pre_tokenizer = pre_tokenizers.Metaspace()
+        core.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+        if kind == "wordless":
+            core.normalizer = normalizers.Nmt()
+    else:
+        core = tokenizers.Tokenizer(
+            models.BPE(
+                vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True,
+                byte_fallback=True,
+            )
+        )  # fmt: skip
+        strips = [] if kind == "gemma" else [decoders.Strip(" ", 1, 0)]
+        core.decoder = decoders.Sequence([*_BACK, *strips])
+        blanks = normalizers.Replace(" ", _BLANK)
+        if kind == "gemma":
+            core.normalizer = blanks
+        elif kind == "prepend":
+            core.normalizer = normalizers.Sequence([normalizers.Prepend(_BLANK), blanks])
+        else:
+            core.pre_tokenizer = pre_tokenizers.Metaspace(
+                prepend_scheme="first" if kind == "metaspace" else "always", split=False
+            )
+    core.add_special_tokens(
+        [tokenizers.AddedToken(text, normalized=False, special=True) for text in own]
+    )
+    return core.to_str()
+
+
+def make_sentencepiece(folder: Path, kind: str) -> Path:
+    """A whole folder whose tokenizer is of this kind, with Llama 2's template."""
+    make_folder(folder, replace(LLAMA, vocabulary=400))
+    (folder / "tokenizer.json").write_text(sentencepiece_json(kind))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"bos_token": "<s>", "eos_token": "</s>", "chat_template": LLAMA2_TEMPLATE})
+    )
+    (folder / "generation_config.json").write_text('{"eos_token_id": 2}')
+    edit(folder / "config.json", eos_token_id=2)
+    return folder
+
+
+def edit(path: Path, **changes: object) -> None:
+    """Set keys of a JSON file; None removes one."""
+    table = json.loads(path.read_text()) if path.exists() else {}
+    table = {key: value for key, value in (table | changes).items() if value is not None}
+    path.write_text(json.dumps(table))
+
+
 def random_weights(shape: ModelShape, seed: int = 0) -> dict[str, RawTensor]:
     """Random bf16 numbers of a model's tensors, by Hugging Face's names."""
     rng = np.random.default_rng(seed)
@@ -64,11 +139,16 @@ def random_weights(shape: ModelShape, seed: int = 0) -> dict[str, RawTensor]:
 
 
 def make_folder(
-    folder: Path, shape: ModelShape = LLAMA, *, shards: int = 1, seed: int = 0
+    folder: Path,
+    shape: ModelShape = LLAMA,
+    *,
+    shards: int = 1,
+    seed: int = 0,
+    context: int = 128,
 ) -> Path:
     """A whole model's folder: configuration, tokenizer, chat template, random weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = ModelConfig(shape=shape, context=128, end_tokens=(END,))
+    config = ModelConfig(shape=shape, context=context, end_tokens=(END,))
     (folder / "config.json").write_bytes(write_config(config))
     (folder / "tokenizer.json").write_text(tokenizer_json())
     (folder / "tokenizer_config.json").write_text(

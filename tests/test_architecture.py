@@ -75,6 +75,7 @@ EXEMPT = {
     "roles/envs/data.py": "reads files inside the worker process",
     "roles/envs/installed.py": "hashes installed packages before they are imported",
     "roles/models/bundle.py": "a model's folder, for a command line or inside a worker process",
+    "roles/models/ends.py": "a command line: a folder in, its end tokens out",
     "roles/models/fetch.py": "a command line: a package in, a folder out",
     "roles/models/gguf.py": "a command line: a file in, a folder out",
     "roles/models/inspect.py": "a command line: a folder in, text out",

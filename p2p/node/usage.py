@@ -343,6 +343,11 @@ def complain(error: object) -> None:
         _leave(sys.stderr)
 
 
+def remark(text: str) -> None:
+    """Print on standard error what is no error, and a person should know."""
+    print(f"note: {text}", file=sys.stderr)  # noqa: T201 - one sentence for people
+
+
 def say(text: str) -> None:
     """Print the result of a command. If who listened has gone, `interruptible` ends it."""
     print(text, flush=True)  # noqa: T201 - standard output is for results

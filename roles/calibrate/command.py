@@ -56,7 +56,8 @@ from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment, setup_of
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
-from roles.models.bundle import end_tokens, pin_folder, read_config
+from roles.models.bundle import pin_folder, read_config
+from roles.models.ends import need_end_tokens
 from roles.models.trial import try_tokenizer
 from roles.rl.recipe import Recipe
 from roles.run import Run, decode_run_untrusted
@@ -283,7 +284,7 @@ def _from_model(options: argparse.Namespace) -> Subject:
     recipe = Recipe(
         rate=STEP_RATE, group_size=options.group_size, max_new_tokens=options.tokens
     )
-    ends = end_tokens(options.model, model)
+    ends = need_end_tokens(options.model, model).tokens
     config = EngineConfig(
         environment=options.env,
         shape=model.shape,

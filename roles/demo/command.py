@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.live import Live
 
 from p2p.concurrency import leaves
-from p2p.errors import ConfigError, StorageError
+from p2p.errors import ConfigError, MissingDependency, StorageError
 from p2p.node.process import check_key_place, told_by_signals
 from p2p.node.usage import (
     FAILED,
@@ -47,6 +47,7 @@ from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
 from roles.demo.view import Readable, draw, plain, sample_line, size
 from roles.engines.config import SEEDS
+from roles.models.errors import BadModel
 from roles.rl.evaluation import Evaluation
 from roles.rl.gate import LearningGate
 
@@ -132,7 +133,7 @@ def _main(arguments: Sequence[str] | None) -> int:
             show = replace(show, recipe=replace(show.recipe, steps=options.steps))
         check_machine(show.memory)
         folder = _folder(options.data, show.disk)
-    except ConfigError as error:
+    except (ConfigError, BadModel, MissingDependency) as error:
         complain(error)
         return WRONG_USAGE
     plan = DemoPlan(seed=options.seed, show=show, folder=folder, faces=faces_of(options))

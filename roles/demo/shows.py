@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from p2p.errors import ConfigError
+from p2p.node.usage import remark
 from p2p.wire import KI, MIB
 from proofs.checks import Limits
 from roles.engines.config import GIB
 from roles.envs import sort
 from roles.envs.arithmetic import EVALUATION_TASKS
-from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
-from roles.models.config import ModelConfig
-from roles.models.trial import try_tokenizer
+from roles.models.bundle import check_weights, pin_folder, read_config
+from roles.models.ends import need_end_tokens
+from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.rl.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, Promise
 from roles.rl.recipe import Recipe
 from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED
@@ -130,27 +130,19 @@ LANGUAGE_RECIPE: Final = SMALL_MODEL.recipe
 0.76 and, with seed 2, 0.60."""
 
 
-def answer_ends(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """What ends an answer of one line: the end tokens that the folder names, and a newline.
-    Raises `ConfigError` without the packages for it, or without an end token."""
-    from roles.models.tokenizer import Tokenizer
-
-    named = end_tokens(folder, config)
-    if not named:
-        raise ConfigError(f"{folder} names no end token: a chat model has one")
-    return tuple(dict.fromkeys((*named, *Tokenizer.open(folder).encode("\n"))))
-
-
 def arithmetic(folder: Path) -> Show:
-    """A chat model learns arithmetic. Raises `ConfigError` if ``folder`` holds none that can be
+    """A chat model learns arithmetic. Raises `BadModel` if ``folder`` holds none that can be
     used here."""
     from roles.models.tokenizer import Tokenizer
 
     config = read_config(folder)
     check_weights(folder, config)
-    try_tokenizer(folder, ())
+    ends = need_end_tokens(folder, config)
+    if not ends.has_template:
+        raise BadModel(NO_TEMPLATE)
+    for note in (*config.notes, *ends.notes):
+        remark(f"{folder}: {note}")
     tokenizer = Tokenizer.open(folder)
-    ends = answer_ends(folder, config)
     weights = config.shape.parameters
     return Show(
         environment="arithmetic",
@@ -158,7 +150,7 @@ def arithmetic(folder: Path) -> Show:
             shape=config.shape,
             base=pin_folder(folder),
             context=config.context,
-            end_tokens=ends,
+            end_tokens=ends.of_line,
         ),
         recipe=LANGUAGE_RECIPE,
         limits=Limits.fp32(),

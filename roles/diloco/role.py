@@ -54,12 +54,7 @@ class DilocoMember:
             f"{len(members) if isinstance(members, list) else 0} members",
             f"training loss {loss:.3f}" if isinstance(loss, float) else "no loss yet",
         ]
-        now = "the run has all its rounds" if self.session.is_over else "learning"
-        if health.get("rests"):
-            now = "resting" if not health.get("is_member") else "leaving after this round"
-        elif health.get("is_stalled"):
-            now = "waiting: too few members are heard for a majority"
-        facts = (Fact("now", now), Fact("work", ", ".join(parts)))
+        facts = (Fact("now", self.session.now), Fact("work", ", ".join(parts)))
         return Progress(facts=facts, over=self.session.is_over)
 
     async def run(self, node: Node) -> None:

@@ -67,6 +67,7 @@ from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.protocol.request import Backoff
 from roles.shared.durable import Durable
+from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
@@ -152,6 +153,8 @@ class DilocoSession:
         self.server = PieceServer(world, may.may_train)
         self.client = PieceClient(world, host)
         self.figures = MemberFigures()
+        self.trouble = ""
+        """Why the last inner steps came to nothing; empty if they did not."""
         self.is_over = False
         """Whether the run has all its steps."""
         self._rests = False
@@ -203,6 +206,7 @@ class DilocoSession:
             "is_member": core.is_member,
             "is_stalled": core.is_stalled,
             "rests": self._rests,
+            "now": self.now,
             "members": [str(peer) for peer in core.members],
             "heard": len(core.live(now)),
             "convicted": [str(peer) for peer in core.convicted],
@@ -215,6 +219,19 @@ class DilocoSession:
             "sample": self.sample,
             **asdict(self.figures),
         }
+
+    @property
+    def now(self) -> str:
+        """What this member does or waits for, in words."""
+        if not hasattr(self, "core"):
+            return "opening"
+        if self._rests:
+            return "leaving after this round" if self.core.is_member else "resting"
+        if self.core.is_stalled:
+            return "waiting: too few members are heard for a majority"
+        if self.trouble:
+            return f"learning nothing: {self.trouble}"
+        return "the run has all its rounds" if self.is_over else "learning"
 
     @property
     def past_exchange(self) -> ev.Reduce | None:
@@ -550,12 +567,14 @@ class DilocoSession:
             record = self.core.record
             try:
                 await self._phase(record)
+                self.trouble = ""
             except WorkerDied as error:
                 logger.error("engine_died %s; the round is begun again", error)
                 self._ahead, self._continues = InnerProgress(), -1
                 await self._engine.restore(record.step)
             except EngineError as error:
                 logger.error("diloco_diverged step=%d: %s", record.step, error)
+                self.trouble = printable(str(error))
                 await backoff.wait()
             except StorageError as error:
                 logger.error("diloco_waits_for_disk step=%d: %s", record.step, error)

@@ -237,12 +237,16 @@ class WorkerEnvironment:
 
     async def pay(self, answers: Answers) -> Payment:
         """See `ContainedEnvironment`."""
-        try:
-            payment = await self._pay(answers)
-        except EnvironmentDied:
-            payment = await self._pay_singly(answers)
+        payment = await self.try_to_pay(answers)
         self._tally.count(payment)
         return payment
+
+    async def try_to_pay(self, answers: Answers) -> Payment:
+        """As `pay`; what the environment raised on answers is not logged."""
+        try:
+            return await self._pay(answers)
+        except EnvironmentDied:
+            return await self._pay_singly(answers)
 
     async def _pay(self, answers: Answers) -> Payment:
         count = sum(len(given) for _, given in answers)

@@ -28,13 +28,14 @@ from typing import Final, TypeVar
 
 from p2p.errors import ShoalError
 from roles.envs.base import Environment, ReadableEnvironment, Task
+from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_SAID: Final = 160
-"""Characters of an environment's own words that are repeated: a sentence. It may quote a
+MAX_SAID: Final = 300
+"""Characters of an environment's own words that are repeated: a long sentence. It may quote a
 stranger's completion."""
 MAX_TOLD: Final = 32
 """Failures that are told apart; an environment that fails in more ways has been heard."""
@@ -230,13 +231,20 @@ class Tally:
 
 class Failures:
     """Says each failure of an environment to the operator once, however many submissions meet
-    it."""
+    it, and keeps the last for its role's screen."""
 
     def __init__(self) -> None:
         self._told: dict[str, None] = {}
+        self.latest = ""
+        """The last one, for people; empty once the environment has done the same again."""
 
     def tell(self, error: EnvironmentFailed, consequence: str) -> None:
         """Log it, with what becomes of the work that it was met by."""
+        self.latest = printable(str(error))
         if str(error) not in self._told and len(self._told) < MAX_TOLD:
             self._told[str(error)] = None
             logger.error("%s: %s", error, consequence)
+
+    def recover(self) -> None:
+        """The environment has done what it failed at."""
+        self.latest = ""

@@ -75,6 +75,7 @@ class Inference:
                 watch,
                 rests=session.why_not,
                 waits_for_disk=waits,
+                environment_failure=session.environment_failure,
                 pending=session.pending,
                 wall=world.wall(),
             ),

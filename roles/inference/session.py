@@ -115,6 +115,11 @@ class InferenceSession:
         return self._standing.why_not
 
     @property
+    def environment_failure(self) -> str:
+        """Why the environment made no task when it was asked last; empty if it did."""
+        return self._failures.latest
+
+    @property
     def writes_waiting(self) -> int:
         """Places, and content for the engine, that the disk has refused so far."""
         return self._durable.waiting + self.engine.writes_waiting
@@ -276,6 +281,7 @@ class InferenceSession:
                     )
                     self._barren = version
                     continue
+                self._failures.recover()
                 tasks = [task for _, task in order.with_draws(index, plain)]
                 return OpenPlace(order, index, tasks)
             if self._places:

@@ -26,6 +26,12 @@ NOT_LEARNT = {
     "waiting": "waiting",
 }
 """Why accepted work was not learnt from, in two words."""
+WORDS = {
+    Doing.STARTS: "starting the engine",
+    Doing.LOADS: "loading a policy",
+    Doing.OVER: "the run has all its steps: this node only relays",
+}
+"""What an inference node does; it draws and waits in more words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +122,7 @@ def now_of(
     *,
     rests: str = "",
     waits_for_disk: int = 0,
+    environment_failure: str = "",
     pending: int = 0,
     wall: float = 0.0,
 ) -> str:
@@ -128,17 +135,15 @@ def now_of(
             return f"rests: {rests}"
         case _ if waits_for_disk:
             return "waiting for room on the disk; your work is kept"
-        case Doing.STARTS:
-            return "starting the engine"
-        case Doing.OVER:
-            return "the run has all its steps: this node only relays"
+        case doing if doing in WORDS:
+            return WORDS[doing]
         case Doing.WAITS_FOR_POLICY:
             none = "waiting for the first policy"
             return away or (none if watch is None else watch.why_no_policy())
         case Doing.DRAWS:
             return f"drawing under policy {counts.version}{away and f'; {away}'}"
-        case Doing.LOADS:
-            return "loading a policy"
+        case _ if environment_failure:
+            return f"drawing nothing, because the environment fails: {environment_failure}"
         case _ if away:
             return away
         case _ if counts.unanswered_since is not None and pending:

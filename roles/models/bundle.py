@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,12 +26,8 @@ from roles.engines.safetensors import (
     head_size_untrusted,
     spans_untrusted,
 )
-from roles.models.config import (
-    MAX_CONFIG,
-    ModelConfig,
-    read_config_untrusted,
-    read_end_tokens_untrusted,
-)
+from roles.models.blend import KINDS, Floats, read_floats
+from roles.models.config import MAX_CONFIG, ModelConfig, read_config_untrusted
 from roles.models.errors import BadModel
 from roles.models.files import check_regular, json_object_untrusted, read_bounded
 from roles.models.pin import FILE_NAME, OPTIONAL, REQUIRED, FilePin
@@ -57,10 +54,18 @@ _EXPONENTS: Final[dict[str, tuple[np.dtype[np.unsignedinteger[Any]], int]]] = {
 exponent: all of them are set in a number that is infinite or none, and in no other."""
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
-"""What some files hold once more although it is tied. Nothing reads it then."""
-FREQUENCIES: Final = "rotary_emb.inv_freq"
-"""End of the names of numbers that follow from the configuration, which old files hold. Nothing
-reads them."""
+"""What some files hold once more although it is tied, as a copy of the embedding. Nothing reads
+it then."""
+UNREAD_HEAD: Final = (
+    "{} has a head of its own, and by the run the head is the embedding: its owner must sign"
+    " the run again, from this base as it is"
+)
+"""What engines say of such weights in a run whose shape is tied."""
+DERIVED: Final = tuple(
+    f"rotary_emb.{name}" for name in ("inv_freq", "cos_cached", "sin_cached")
+)
+"""Ends of the names of numbers that follow from the configuration, which old files hold.
+Nothing reads them, and no policy has them."""
 
 
 def pin_folder(folder: Path) -> tuple[FilePin, ...]:
@@ -88,27 +93,52 @@ def check_folder(folder: Path, pins: Sequence[FilePin]) -> None:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """The folder's configuration. Raises `BadModel`."""
+    """The folder's configuration, but for a head of its own that the weights hold although
+    ``config.json`` ties it to the embedding: the model that was trained is the one with that
+    head. Raises `BadModel`."""
     path = folder / CONFIG
     try:
-        return read_config_untrusted(read_bounded(path, MAX_CONFIG))
+        config = read_config_untrusted(read_bounded(path, MAX_CONFIG))
     except BadMessage as error:
         raise BadModel(f"{path} cannot be used: {error}") from None
+    if not config.shape.tied or not has_own_head(folder, config.shape):
+        return config
+    note = (
+        f"the weights have a head ({HEAD}) that is not the embedding, though {CONFIG} says"
+        " tie_word_embeddings: the head is used; other programs may drop it, unless you set"
+        " tie_word_embeddings to false there"
+    )
+    return replace(config, shape=replace(config.shape, tied=False), notes=(note,))
 
 
-def end_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """The end tokens that the folder names anywhere: those of ``config.json`` first. Raises
-    `BadModel`."""
-    path = folder / GENERATION_CONFIG
-    if not path.exists():
-        return config.end_tokens
+def has_own_head(weights: Path, shape: ModelShape) -> bool:
+    """Return True if the weights, a file or a folder, have a head with other numbers than the
+    embedding."""
     try:
-        more = read_end_tokens_untrusted(
-            read_bounded(path, MAX_CONFIG), config.shape.vocabulary
-        )
-    except BadMessage as error:
-        raise BadModel(f"{path} cannot be used: {error}") from None
-    return tuple(dict.fromkeys(config.end_tokens + more))
+        found = {
+            name: (path, span)
+            for path in (weight_files(weights) if weights.is_dir() else (weights,))
+            for name, span in read_spans(path).items()
+            if name in (EMBEDDING, HEAD)
+        }
+    except BadModel:
+        return False  # `check_weights` says what is wrong
+    size = (shape.vocabulary, shape.width)
+    if len(found) < 2 or found[EMBEDDING][1].shape != size:
+        return False
+    if any(span.shape != size or span.dtype not in KINDS for _, span in found.values()):
+        return True
+    step = max(1, SLICE // (4 * shape.width))
+
+    def numbers(name: str, start: int) -> Floats:
+        path, span = found[name]
+        stored = np.memmap(path, KINDS[span.dtype], mode="r", offset=span.begin, shape=size)
+        return read_floats(span.dtype, stored[start : start + step].tobytes())
+
+    return not all(
+        np.array_equal(numbers(EMBEDDING, start), numbers(HEAD, start))
+        for start in range(0, shape.vocabulary, step)
+    )
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
@@ -151,6 +181,10 @@ def check_weights(folder: Path, config: ModelConfig) -> None:
         raise BadModel(
             f"{folder} lacks {len(lacking)} tensors of the model that {CONFIG} describes, the"
             f" first is {lacking[0]}"
+            + (
+                f"; a model without one says tie_word_embeddings in {CONFIG}"
+                * (HEAD in lacking)
+            )
         )
     index = folder / INDEX
     if index.exists():
@@ -248,7 +282,7 @@ def _weight_map(index: Path) -> dict[str, str]:
 def _check_index(index: Path, places: dict[str, str]) -> None:
     named = _weight_map(index)
     for name in sorted(named.keys() | places.keys()):
-        if named.get(name) != places.get(name):
+        if not name.endswith(DERIVED) and named.get(name) != places.get(name):
             raise BadModel(
                 f"{index}: {name!r:.80} is in {named.get(name, 'no file')} by the index, in"
                 f" {places.get(name, 'no file')} by the headers"
@@ -259,7 +293,7 @@ def _check_tensor(
     path: Path, name: str, span: TensorSpan, expected: tuple[int, ...] | None
 ) -> None:
     if expected is None:
-        if name == HEAD or name.endswith(FREQUENCIES):
+        if name == HEAD or name.endswith(DERIVED):
             return
         raise BadModel(
             f"{path}: {name!r:.80} is no tensor of the model that {CONFIG} describes"

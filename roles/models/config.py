@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from p2p.errors import BadMessage
 from roles.engines.config import MAX_CONTEXT, MAX_END_TOKENS, Family, ModelShape
-from roles.models.files import json_object_untrusted
+from roles.models.files import json_object_untrusted, shown
 from roles.shared.bounds import Bounds, check_bounds
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
@@ -72,6 +72,12 @@ _NEUTRAL: Final[Mapping[str, tuple[object, ...]]] = {
 }
 """Keys that change what is computed, each with the values with which it changes nothing;
 ``null`` and absence never do."""
+SUITABLE: Final = (
+    "; models that would do are SmolLM2, TinyLlama, Llama 2 and 3 (not 3.1 and later), Qwen2.5,"
+    " Qwen3 without experts, and what was trained from them: shoal models fetch smollm2 makes"
+    " the smallest"
+)
+"""End of a refusal of an architecture."""
 _BIASED: Final[Mapping[Family, bool]] = {
     Family.LLAMA: False,
     Family.QWEN2: True,
@@ -95,8 +101,11 @@ class ModelConfig:
     """What the weights were saved in."""
 
     end_tokens: tuple[int, ...] = ()
-    """The tokens that end an answer, as far as this file names them;
-    ``generation_config.json`` may name more."""
+    """The tokens that end an answer, as far as this file names them: others may name more
+    (`roles.models.ends`)."""
+
+    notes: tuple[str, ...] = field(default=(), compare=False)
+    """Where the folder does not agree with its ``config.json``, for people."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -193,8 +202,8 @@ def _family_untrusted(table: Mapping[str, Any]) -> Family:
             return family
     known = ", ".join(f"{one.value} ({name})" for one, name in ARCHITECTURES.items())
     raise BadMessage(
-        f"model_type {kind!r:.40} with architectures {classes!r:.80} is none of the families we"
-        f" compute: {known}"
+        f"model_type {shown(kind)} with architectures {shown(classes)} is none of the families"
+        f" we compute, {known}{SUITABLE}"
     )
 
 
@@ -207,12 +216,14 @@ def _refuse_untrusted(table: Mapping[str, Any], family: Family) -> None:
     for key, values in neutral.items():
         value = table.get(key)
         if value is not None and value not in values:
-            raise BadMessage(f"{key} = {value!r:.60} asks for what we do not compute")
+            raise BadMessage(
+                f"{key} = {shown(value)} asks for what we do not compute{SUITABLE}"
+            )
     layers = table.get("layer_types")
     if layers is not None and not (
         isinstance(layers, list) and all(one == "full_attention" for one in layers)
     ):
-        raise BadMessage("layer_types names other layers than full_attention")
+        raise BadMessage(f"layer_types names other layers than full_attention{SUITABLE}")
 
 
 def _rope_base_untrusted(table: Mapping[str, Any]) -> float:
@@ -226,8 +237,8 @@ def _rope_base_untrusted(table: Mapping[str, Any]) -> float:
         kind = value.get("rope_type", value.get("type", "default"))
         if kind != "default" or value.keys() - {"rope_type", "type", "rope_theta"}:
             raise BadMessage(
-                f"{key} = {value!r:.60} asks for scaled rotary frequencies, which we do not"
-                " compute"
+                f"{key} = {shown(value)} asks for scaled rotary frequencies, which we do not"
+                f" compute{SUITABLE}"
             )
         if value.get("rope_theta") is not None:
             return _number(value, "rope_theta")
@@ -241,7 +252,7 @@ def _dtype_untrusted(table: Mapping[str, Any]) -> StoredDtype:
         if named == dtype:
             known: StoredDtype = dtype
             return known
-    raise BadMessage(f"dtype {named!r:.40} is none of {', '.join(get_args(StoredDtype))}")
+    raise BadMessage(f"dtype {shown(named)} is none of {', '.join(get_args(StoredDtype))}")
 
 
 def _end_tokens_untrusted(table: Mapping[str, Any]) -> tuple[int, ...]:
@@ -249,7 +260,7 @@ def _end_tokens_untrusted(table: Mapping[str, Any]) -> tuple[int, ...]:
     value = table.get("eos_token_id")
     tokens = [] if value is None else value if isinstance(value, list) else [value]
     if not all(type(token) is int for token in tokens):
-        raise BadMessage(f"eos_token_id is {value!r:.60}, no token or list of tokens")
+        raise BadMessage(f"eos_token_id is {shown(value)}, no token or list of tokens")
     return tuple(dict.fromkeys(tokens))
 
 
@@ -264,7 +275,7 @@ def _whole(table: Mapping[str, Any], key: str, default: int | None = None) -> in
     value = table.get(key)
     value = default if value is None else value
     if type(value) is not int:
-        raise BadMessage(f"{key} must be a whole number, not {value!r:.40}")
+        raise BadMessage(f"{key} must be a whole number, not {shown(value)}")
     return value
 
 
@@ -272,12 +283,12 @@ def _number(table: Mapping[str, Any], key: str, default: float | None = None) ->
     value: Any = table.get(key)
     value = default if value is None else value
     if type(value) not in (int, float) or not abs(value) < _LARGEST:
-        raise BadMessage(f"{key} must be a number, not {value!r:.40}")
+        raise BadMessage(f"{key} must be a number, not {shown(value)}")
     return float(value)
 
 
 def _flag(table: Mapping[str, Any], key: str) -> bool:
     value = table.get(key)
     if value is not None and type(value) is not bool:
-        raise BadMessage(f"{key} must be true or false, not {value!r:.40}")
+        raise BadMessage(f"{key} must be true or false, not {shown(value)}")
     return bool(value)

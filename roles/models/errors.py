@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from p2p.errors import ShoalError
+
+NO_TEMPLATE: Final = (
+    "this model has no chat template (chat_template.jinja, or chat_template in"
+    " tokenizer_config.json): take the instruction-tuned sibling of a base model"
+)
+"""What is said of a model that cannot be asked anything."""
 
 
 class BadModel(ShoalError):

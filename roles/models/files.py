@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +13,10 @@ from roles.models.errors import BadModel
 MAX_TOKENIZER: Final = 64 * 1024 * 1024
 """Bytes of ``tokenizer.json``: 17 MB for Llama 3's 128,256 tokens, 33 MB for the largest in
 use."""
+MAX_ITEMS: Final = 12
+"""Of a table or a list, that a sentence names."""
+MAX_SHOWN: Final = 60
+"""Characters of a value that a sentence repeats."""
 
 
 def check_regular(path: Path) -> None:
@@ -32,6 +37,28 @@ def read_bounded(path: Path, limit: int) -> bytes:
     if len(data) > limit:
         raise BadModel(f"{path} has more than the {limit:,} bytes that such a file may have")
     return data
+
+
+def shown(value: object) -> str:
+    """A value of a JSON file for a sentence: whole if it is short. Of a table or a list that is
+    part of another there is the length, of a long text the beginning and a sign for more."""
+    if isinstance(value, dict):
+        items = [f"{_cut(str(key))}: {_part(one)}" for key, one in value.items()]
+        return f"{{{_some(items)}}}"
+    return f"[{_some([*map(_part, value)])}]" if isinstance(value, list) else _part(value)
+
+
+def _some(items: Sequence[str]) -> str:
+    more = [f"{len(items) - MAX_ITEMS} more"] if len(items) > MAX_ITEMS else []
+    return ", ".join([*items[:MAX_ITEMS], *more])
+
+
+def _part(value: object) -> str:
+    return f"{len(value)} values" if isinstance(value, (dict, list)) else _cut(repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 def json_object_untrusted(data: bytes) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from p2p.errors import ShoalError
 from p2p.node.usage import FAILED, complain
-from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
+from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.config import ModelConfig
+from roles.models.ends import EndTokens, read_end_tokens
 from roles.models.pin import FilePin
-from roles.models.trial import try_tokenizer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,8 +26,7 @@ def run(options: argparse.Namespace) -> int:
         config = read_config(options.folder)
         pins = pin_folder(options.folder)
         check_weights(options.folder, config)
-        ends = end_tokens(options.folder, config)
-        try_tokenizer(options.folder, ends)
+        ends = read_end_tokens(options.folder, config)
     except ShoalError as error:
         complain(error)
         return FAILED
@@ -37,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def describe(
-    config: ModelConfig, ends: tuple[int, ...], pins: tuple[FilePin, ...]
+    config: ModelConfig, ends: EndTokens, pins: tuple[FilePin, ...]
 ) -> dict[str, object]:
     """What is known of the model, as plain values; bytes of memory by arithmetic."""
     shape = config.shape
@@ -47,7 +46,8 @@ def describe(
         "vocabulary": shape.vocabulary,
         "dtype": config.dtype,
         "context": config.context,
-        "end_tokens": list(ends),
+        "end_tokens": list(ends.tokens),
+        "notes": [*config.notes, *ends.notes],
         "bytes": sum(pin.size for pin in pins),
         "memory": {
             "weights_bfloat16": 2 * shape.parameters,
@@ -67,9 +67,10 @@ def describe(
 
 def _text(said: dict[str, object]) -> str:
     """The same for people."""
-    memory, files = said["memory"], said["files"]
+    memory, files, notes = said["memory"], said["files"], said["notes"]
     assert isinstance(memory, dict)
     assert isinstance(files, list)
+    assert isinstance(notes, list)
     ends = said["end_tokens"]
     return "\n".join(
         [
@@ -85,6 +86,7 @@ def _text(said: dict[str, object]) -> str:
                 f" and {memory['cache_per_token_float32'] / 1000:,.0f} kB a token in a cache;"
                 f" to train {_mb(memory['training'])}, and activations"
             ),
+            *(f"note        {note}" for note in notes),
             *(f"{one['sha256']}  {one['name']}" for one in files),
         ]
     )

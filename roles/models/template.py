@@ -108,11 +108,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._template: Template = _contained(partial(self._sandbox.compiled, source), "read")
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The text up to where the assistant begins to speak. Raises `BadModel`."""
-        return _contained(partial(self._render, messages), "rendered")
+    def render(self, messages: Sequence[Mapping[str, str]], *, is_open: bool = True) -> str:
+        """The text up to where the assistant begins to speak, or, unless it ``is_open``, up to
+        the end of the last message. Raises `BadModel`."""
+        return _contained(partial(self._render, messages, is_open), "rendered")
 
-    def _render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def _render(self, messages: Sequence[Mapping[str, str]], is_open: bool) -> str:
         self._sandbox.turns = 0
         pieces: list[str] = []
         length = 0
@@ -120,7 +121,7 @@ class ChatTemplate:
             messages=[dict(message) for message in messages],
             tools=None,
             documents=None,
-            add_generation_prompt=True,
+            add_generation_prompt=is_open,
             **self._special_tokens,
         ):
             length += len(piece)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
 
 from p2p.errors import BadMessage, MissingDependency
-from roles.models.errors import BadModel
+from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.models.files import MAX_TOKENIZER, json_object_untrusted, read_bounded
 
 try:
@@ -45,6 +45,17 @@ _SPECIAL: Final = (
 """The names under which a template finds special tokens, as in transformers."""
 
 
+TOKENIZER_CONFIG: Final = "tokenizer_config.json"
+SPECIAL_TOKENS: Final = "special_tokens_map.json"
+CHAT_TEMPLATE: Final = "the chat template"
+"""What names end tokens, beside the configurations of the model."""
+_BEFORE: Final = "1"
+"""What stands before tokens whose text is asked for."""
+_LINES: Final = ("1\n1", "a\na")
+"""Texts with a line break inside."""
+_ASKED: Final = "Which word?"
+_SAID: Final = "Shoal"
+"""A conversation that shows what a template puts behind an answer."""
 _PANIC: Final = "PanicException"
 """What Rust's panics are called here; the class cannot be imported."""
 
@@ -66,9 +77,15 @@ class ChatMessage(Protocol):
 class Tokenizer:
     """Text and tokens of one model."""
 
-    def __init__(self, core: tokenizers.Tokenizer, template: ChatTemplate | None) -> None:
+    def __init__(
+        self,
+        core: tokenizers.Tokenizer,
+        template: ChatTemplate | None,
+        eos: Mapping[str, int] | None = None,
+    ) -> None:
         self._core = core
         self._template = template
+        self._eos = dict(eos or {})
         tokens = core.get_vocab(with_added_tokens=True)
         longest = max(map(len, tokens), default=0)
         if not tokens or longest > MAX_TOKEN:
@@ -79,26 +96,35 @@ class Tokenizer:
         self._ids = frozenset(tokens.values())
         self.vocabulary: Final = max(self._ids) + 1
         """Every token's id is below. The model may have more rows: its table is padded."""
+        self.has_template: Final = template is not None
+        self._before = self.encode(_BEFORE)
+        self._text_before = self._text(self._before)
 
     @classmethod
     def open(cls, folder: Path) -> Tokenizer:
         """The tokenizer of a model's folder. Raises `BadModel`."""
         path = folder / "tokenizer.json"
         core = _core_untrusted(read_bounded(path, MAX_TOKENIZER), path)
-        table = _table(folder / "tokenizer_config.json")
-        special = {
-            **_special_tokens(_table(folder / "special_tokens_map.json")),
-            **_special_tokens(table),
+        table = _table(folder / TOKENIZER_CONFIG)
+        named = {
+            SPECIAL_TOKENS: _special_tokens(_table(folder / SPECIAL_TOKENS)),
+            TOKENIZER_CONFIG: _special_tokens(table),
         }
-        end = special.get("eos_token")
-        end_id = None if end is None else partial(core.token_to_id, end)
-        if end_id and _contained(end_id, f"{path} cannot look up eos_token") is None:
-            raise BadModel(
-                f"{path} has no token {end!r:.40}, which tokenizer_config.json names as"
-                " eos_token: the two files are not of one model"
-            )
-        source = _template_source(folder, table)
-        return cls(core, None if source is None else ChatTemplate(source, special))
+        eos = {}
+        for name, special in named.items():
+            if (end := special.get("eos_token")) is None:
+                continue
+            look = partial(core.token_to_id, end)
+            token = _contained(look, f"{path} cannot look up eos_token")
+            if token is None:
+                raise BadModel(
+                    f"{path} has no token {end!r:.40}, which {name} names as eos_token: the two"
+                    " files are not of one model"
+                )
+            eos[name] = token
+        source, special = _template_source(folder, table), named[SPECIAL_TOKENS]
+        special |= named[TOKENIZER_CONFIG]
+        return cls(core, None if source is None else ChatTemplate(source, special), eos)
 
     def chat(self, messages: Sequence[ChatMessage], prefill: str = "") -> tuple[int, ...]:
         """The prompt of a conversation, up to where the assistant goes on after ``prefill``.
@@ -108,29 +134,83 @@ class Tokenizer:
     def render(self, messages: Sequence[ChatMessage], prefill: str = "") -> str:
         """That prompt as text."""
         if self._template is None:
-            raise BadModel(
-                "this model has no chat template (chat_template.jinja, or chat_template in"
-                " tokenizer_config.json): take the instruction-tuned sibling of a base model"
-            )
+            raise BadModel(NO_TEMPLATE)
         said = [{"role": one.role, "content": one.content} for one in messages]
         return self._template.render(said) + prefill
 
     def encode(self, text: str) -> tuple[int, ...]:
         """The tokens of ``text`` and no others: none for its beginning or end."""
+        return tuple(self._encoding(text).ids)
+
+    def encode_behind(self, before: str, text: str) -> tuple[int, ...]:
+        """The tokens of ``text`` with ``before`` before it: alone it may have others."""
+        whole = self._encoding(before + text)
+        return tuple(
+            token
+            for token, (start, _) in zip(whole.ids, whole.offsets, strict=True)
+            if start >= len(before)
+        )
+
+    def _encoding(self, text: str) -> tokenizers.Encoding:
         if len(text) > 2 * MAX_RENDERED:
             raise BadModel(f"a text of {len(text):,} characters is too long to be a prompt")
         encode = partial(self._core.encode, text, add_special_tokens=False)
-        return tuple(_contained(encode, "tokenizer.json cannot encode a text").ids)
+        return _contained(encode, "tokenizer.json cannot encode a text")
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of ``tokens``; special tokens, and ids that are none, say nothing."""
+        """The text of ``tokens`` as it stands behind other words; special tokens, and ids that
+        are none, say nothing.
+
+        Alone it may be another: tokenizers of SentencePiece drop the first blank of a text.
+        """
         known = [token for token in tokens if token in self._ids]
-        decode = partial(self._core.decode, known, skip_special_tokens=True)
-        return _contained(decode, "tokenizer.json cannot decode an answer")
+        return self._text([*self._before, *known]).removeprefix(self._text_before)
 
     def token(self, text: str) -> int | None:
         """The id of the token spelled ``text``, if there is one."""
         return self._core.token_to_id(text)
+
+    def end_tokens(self) -> dict[str, tuple[int, ...]]:
+        """The tokens that end an answer, by the file that says so: ``eos_token``, and the token
+        that the chat template puts behind the assistant's words."""
+        said = {name: (token,) for name, token in self._eos.items()}
+        return {**said, CHAT_TEMPLATE: self._turn_ends()}
+
+    def line_ends(self) -> tuple[int, ...]:
+        """The tokens that say a line break and nothing else, wherever they stand; none if the
+        tokenizer takes line breaks for blanks.
+
+        What a lone line break encodes to is something else: tokenizers of SentencePiece put a
+        blank before it, and to each answer that begins with a blank its token would be an end.
+        """
+        tokens = {token for text in _LINES for token in self.encode(text)}
+        before = self._text(self._before, keeps_special=True)
+        return tuple(
+            token
+            for token in sorted(tokens)
+            if self._text([*self._before, token], keeps_special=True) == f"{before}\n"
+        )
+
+    def _turn_ends(self) -> tuple[int, ...]:
+        if self._template is None:
+            return ()
+        said = [{"role": "user", "content": _ASKED}, {"role": "assistant", "content": _SAID}]
+        try:
+            text = self._template.render(said, is_open=False)
+        except BadModel:
+            return ()  # it knows no answers
+        _, is_there, rest = text.rpartition(_SAID)
+        added = self._core.get_added_tokens_decoder() if is_there else {}
+        found = [
+            (len(one.content), token)
+            for token, one in added.items()
+            if one.content.strip() and rest.lstrip().startswith(one.content)
+        ]
+        return (max(found)[1],) if found else ()
+
+    def _text(self, tokens: Sequence[int], *, keeps_special: bool = False) -> str:
+        decode = partial(self._core.decode, list(tokens), skip_special_tokens=not keeps_special)
+        return _contained(decode, "tokenizer.json cannot decode an answer")
 
     def require(self, tokens: Iterable[int]) -> None:
         """Raise `BadModel` unless it has all of ``tokens``: those that a run names as its
@@ -198,5 +278,5 @@ def _template_source(folder: Path, table: Mapping[str, Any]) -> str | None:
         named = [one for one in value if isinstance(one, dict) and one.get("name") == "default"]
         value = named[0].get("template") if named else None
     if value is not None and not isinstance(value, str):
-        raise BadModel(f"{folder / 'tokenizer_config.json'}: chat_template is no text")
+        raise BadModel(f"{folder / TOKENIZER_CONFIG}: chat_template is no text")
     return value

@@ -14,7 +14,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -36,9 +37,41 @@ PATIENCE: Final = 600.0
 """Seconds on the wall: ten times that, for machines that do something else."""
 
 
-def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
-    """Raise `BadModel` unless the folder's tokenizer and template can be opened here and have
-    all of ``end_tokens``; `MissingDependency` without the packages for it."""
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What commands must know of a folder's tokenizer and chat template."""
+
+    vocabulary: int
+    """Every token's id is below."""
+    has_template: bool
+    end_tokens: Mapping[str, Sequence[int]]
+    """See `roles.models.tokenizer.Tokenizer.end_tokens`."""
+    line_ends: Sequence[int]
+    """See `roles.models.tokenizer.Tokenizer.line_ends`."""
+    prompts: Sequence[Sequence[int]]
+    """The tokens of each question that was given, in its conversation."""
+    answers: Sequence[Sequence[int]]
+    """Those of its answer, where it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says."""
+
+    role: str
+    content: str
+
+
+Question = tuple[Sequence[tuple[str, str]], str, str]
+"""A conversation (roles and words), how the assistant's words begin, and how they go on."""
+
+
+def try_tokenizer(
+    folder: Path, end_tokens: Sequence[int], questions: Sequence[Question] = ()
+) -> TokenizerFacts:
+    """Open the folder's tokenizer and template, and say what they are. Raises `BadModel` unless
+    they can be opened here and have all of ``end_tokens``; `MissingDependency` without the
+    packages for it. ``questions`` are put into its words."""
     importlib.import_module("roles.models.tokenizer")
     nowhere = "/nowhere"  # no node's folder has to be hidden
     confined = Confinement(readable=_places(folder), memory=MEMORY)
@@ -47,7 +80,7 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
         done = subprocess.run(
             start.command,
             env=dict(start.variables),
-            input=json.dumps([str(folder.absolute()), list(end_tokens)]),
+            input=json.dumps([str(folder.absolute()), list(end_tokens), questions, SECONDS]),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -56,13 +89,32 @@ def try_tokenizer(folder: Path, end_tokens: Sequence[int]) -> None:
         )
     except subprocess.TimeoutExpired:
         raise BadModel(f"{folder / 'tokenizer.json'} was not read in {PATIENCE:g} s") from None
+    said = done.stdout.removeprefix(READY.decode()).strip()
     if done.returncode == 0:
-        return
+        return TokenizerFacts(**json.loads(said))
     raise BadModel(
-        done.stdout.removeprefix(READY.decode()).strip()
-        or f"{folder / 'tokenizer.json'} ends the process that reads it (exit"
-        f" {done.returncode}; it may use {SECONDS} s of CPU and {MEMORY:,} bytes): get the"
-        " model again, from where it was first published"
+        said
+        or f"{folder / 'tokenizer.json'} ends the process that reads it, or the chat template"
+        f" does (exit {done.returncode}; it may use {SECONDS} s of CPU and {MEMORY:,} bytes):"
+        " get the model again, from where it was first published"
+    )
+
+
+def facts_of(
+    folder: Path, end_tokens: Sequence[int], questions: Sequence[Question] = ()
+) -> TokenizerFacts:
+    """As `try_tokenizer`, in this process."""
+    from roles.models.tokenizer import Tokenizer
+
+    tokenizer = Tokenizer.open(folder)
+    tokenizer.require(end_tokens)
+    return TokenizerFacts(
+        vocabulary=tokenizer.vocabulary,
+        has_template=tokenizer.has_template,
+        end_tokens=tokenizer.end_tokens(),
+        line_ends=tokenizer.line_ends(),
+        prompts=[tokenizer.chat([Turn(*turn) for turn in said]) for said, *_ in questions],
+        answers=[tokenizer.encode_behind(*texts) for _, *texts in questions],
     )
 
 
@@ -74,16 +126,15 @@ def _places(folder: Path) -> tuple[str, ...]:
 
 
 def main() -> int:
-    """Try what standard input names; the exit code, with a sentence if it is not 0."""
-    folder, end_tokens = json.load(sys.stdin)
-    signal.setitimer(signal.ITIMER_PROF, SECONDS)
+    """Try what standard input names, and print its facts, or a sentence; the exit code."""
+    folder, end_tokens, questions, seconds = json.load(sys.stdin)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
-        from roles.models.tokenizer import Tokenizer
-
-        Tokenizer.open(Path(folder)).require(end_tokens)
+        facts = facts_of(Path(folder), end_tokens, questions)
     except ShoalError as error:
         print(to_ascii(str(error)))  # noqa: T201 - this is the result
         return 1
+    print(json.dumps(asdict(facts)))  # noqa: T201 - this is the result
     return 0
 
 

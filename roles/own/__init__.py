@@ -2,9 +2,10 @@
 
 Read `init` first: it makes the folder of a run, with a key for each node, a draft whose recipe
 fits the model, and the signed run file. `drafts` writes that draft, or completes one that is
-given; `layout` names what lies where. `play` starts every node of the folder on this machine,
-shows how they get on, and ends them; started again they go on where they were. `report` writes
-their page as one file.
+given; `trial` sends a task the whole way of a node's work before anything is signed; `layout`
+names what lies where. `play` starts every node of the folder on this machine, shows how they
+get on, and ends them; started again they go on where they were. `report` writes their page as
+one file.
 
 `roles.run` reads the command line and calls in here; what the commands need is imported
 when one of them is called.

@@ -13,11 +13,10 @@ from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
-from p2p.node.usage import did_you_mean, expanded
-from roles.demo.shows import answer_ends
-from roles.models.bundle import end_tokens, read_config
+from p2p.node.usage import did_you_mean, expanded, remark
+from roles.models.bundle import read_config
+from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
-from roles.models.trial import try_tokenizer
 from roles.rl.recipe import Recipe, WarmUp
 from roles.rl.recipes import (
     ANSWER_TOKENS,
@@ -159,11 +158,13 @@ def _check(folder: Path | None, sources: Sequence[Source]) -> None:
 def _describe(name: str, folder: Path, sources: Sequence[Source]) -> tuple[ModelKind, str]:
     """The kind of a base, and its table."""
     config = read_config(folder)
-    try_tokenizer(folder, ())
-    one_line = all(source.name in ONE_LINE for source in sources)
-    ends = answer_ends(folder, config) if one_line else end_tokens(folder, config)
+    found = need_end_tokens(folder, config)
+    for note in found.notes:
+        remark(f"{folder}: {note}")
+    ends = found.of_line if all(one.name in ONE_LINE for one in sources) else found.tokens
     base = name if name in MODELS else str(folder.absolute())
     lines = [
+        *(f"# {note}" for note in (*config.notes, *found.notes)),
         f"base = {json.dumps(base)}",
         _line('dtype = "float32"', "sampled and scored in; bfloat16 wants limits of its own"),
         _line(f"end_tokens = {list(ends)}", "any of them ends an answer"),

@@ -16,13 +16,14 @@ from p2p.identity import PeerId
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
 from p2p.node.toml import load_toml
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, say
+from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, remark, say
 from roles.demo.processes import lay_base
 from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
 from roles.models.fetch import base_folder
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
+from roles.own.trial import try_run
 from roles.rl.recipes import kind_of
 from roles.run import Run
 from roles.run.core.file import MAX_NAME
@@ -107,6 +108,8 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
     base = table.get("model", {}).get("base")
     if base is not None:
         lay_base(base_folder(base, "base"), folder.node(TRAINER) / FOLDER, run)
+        remark("one task goes through chat template, tokenizer, engine and reward ...")
+        try_run(run, folder.node(TRAINER), str(folder.data))
     write_edition(run, folder.owner, folder.document)
     return run
 

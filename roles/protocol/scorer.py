@@ -147,7 +147,8 @@ class Scorer:
         """The version whose turn it is."""
         self._loaded = NO_POLICY, b""
         self._history = DrawHistory()
-        self._failures = Failures()
+        self.failures = Failures()
+        """What the environment failed at."""
         self._began = node.world.now()
         self.busy = 0.0
         """Seconds spent on places."""
@@ -276,9 +277,11 @@ class Scorer:
         if commitment.policy != shardcast.manifest(commitment.version).weights_digest:
             return inconclusive(OTHER_POLICY)
         try:
-            return await self._check(job, run)
+            ruling = await self._check(job, run)
+            self.failures.recover()
+            return ruling
         except EnvironmentFailed as error:
-            self._failures.tell(error, "places on which it fails are inconclusive")
+            self.failures.tell(error, "places on which it fails are inconclusive")
             return inconclusive(ENVIRONMENT_FAILED)
         except (EngineError, StorageError) as error:
             place = f"{commitment.node.short} v{commitment.version}/{commitment.index}"

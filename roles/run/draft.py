@@ -13,12 +13,14 @@ from typing import Final
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
+from p2p.node.usage import remark
 from proofs.checks import Limits
 from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.data import pin_data, read_data
-from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
+from roles.models.bundle import check_weights, pin_folder, read_config
+from roles.models.ends import need_end_tokens
 from roles.models.fetch import base_folder
 from roles.rl.recipe import Recipe
 from roles.rl.recipes import check_suits
@@ -189,8 +191,14 @@ def _model(table: dict[str, object], where: str) -> Model:
         "shape": write_table(config.shape),
         "base": [write_table(pin) for pin in pin_folder(folder)],
         "context": config.context,
-        "end_tokens": list(end_tokens(folder, config)),
     }
+    notes = config.notes
+    if "end_tokens" not in table:
+        ends = need_end_tokens(folder, config)
+        notes += ends.notes
+        read["end_tokens"] = list(ends.tokens)
+    for note in notes:
+        remark(f"{folder}: {note}")
     return read_table(Model, {**read, **table}, where)
 
 

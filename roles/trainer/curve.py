@@ -21,6 +21,7 @@ from roles.envs.mix import kind_of
 from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.rl.recipe import Recipe
 from roles.shared.checked_json import DamagedFile, keep, recall
+from roles.shared.reasons import printable
 from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
@@ -77,6 +78,8 @@ class LearningCurve:
         self._every = evaluate_every
         self._tasks: list[Task] = []
         self.learnt = Learnt()
+        self.unexamined = ""
+        """Why the last evaluation has no result; empty if it has."""
         self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
@@ -117,7 +120,9 @@ class LearningCurve:
             result, shown, samples = await self._examine(engine)
         except (EngineError, EnvironmentFailed) as error:  # it need not stop the learning
             logger.error("evaluation_failed step=%d: %s", step, error)
+            self.unexamined = f"the policy could not be examined: {printable(str(error))}"
             return
+        self.unexamined = ""
         learnt.curve.append((step, result.greedy, result.sampled))
         learnt.greedy, learnt.reward = result.greedy, result.sampled
         learnt.kinds, learnt.shown, learnt.samples = result.kinds, shown, samples

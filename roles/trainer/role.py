@@ -100,7 +100,7 @@ class Trainer:
             **({} if session is None else session.desk.health()),
             "workers": {} if session is None else session.workers(),
             "waits_for_disk": 0 if session is None else session.writes_waiting,
-            "warning": "" if session is None else session.wrong,
+            "warning": "" if session is None else session.warning,
             "last_step": None if last is None else asdict(last),
         }
 

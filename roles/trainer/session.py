@@ -76,6 +76,11 @@ class TrainerSession:
         self._guards = LearningGuards()
 
     @property
+    def warning(self) -> str:
+        """What goes wrong with learning, for people; empty if nothing does."""
+        return self.wrong or self.curve.unexamined
+
+    @property
     def why_not(self) -> str:
         """Why the run file does not let this trainer work now; empty if it does."""
         return self._standing.why_not

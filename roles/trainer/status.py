@@ -53,10 +53,13 @@ def _now(session: TrainerSession, doing: TrainerDoing, steps: int) -> str:
     if session.writes_waiting:
         return "waiting for room on the disk; nothing is lost"
     if doing is TrainerDoing.WAITS:
-        here = len(session.intake.buffer)
+        here, failure = len(session.intake.buffer), session.desk.scorer.failures.latest
+        fails = (
+            f"; of what came, the environment failed on the last: {failure}" if failure else ""
+        )
         return (
             f"waiting for work: {here:,} of {session.groups:,} groups for step {step + 1:,} of"
-            f" {steps:,} are here"
+            f" {steps:,} are here{fails}"
         )
     if doing is TrainerDoing.LEARNS:
         return f"learning: step {step + 1:,} of {steps:,}"
@@ -67,8 +70,8 @@ def facts_of(status: TrainerStatus, session: TrainerSession) -> Iterator[Fact]:
     """The lines of a screen, the most wanted first."""
     learnt, fates = session.curve.learnt, status.groups
     yield Fact("now", status.now)
-    if session.wrong:
-        yield Fact("wrong", session.wrong)
+    if session.warning:
+        yield Fact("wrong", session.warning)
     others = [
         f"{count:,} {words}"
         for count, words in (

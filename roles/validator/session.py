@@ -142,6 +142,11 @@ class ValidatorSession:
         return len(self._seats)
 
     @property
+    def environment_failure(self) -> str:
+        """See `roles.validator.judge.Judge`."""
+        return self._judge.environment_failure
+
+    @property
     def writes_waiting(self) -> int:
         """Writes that the disk has refused so far."""
         return self._durable.waiting
@@ -165,6 +170,11 @@ class ValidatorSession:
     def is_held_up(self) -> bool:
         """Whether nothing is scored because the trainer takes no verdicts."""
         return len(self._undelivered) >= MAX_UNDELIVERED
+
+    @property
+    def environment_failure(self) -> str:
+        """What the environment failed at when it was asked last; empty if it did not."""
+        return self.scorer.failures.latest
 
     @property
     def is_over(self) -> bool:

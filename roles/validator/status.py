@@ -53,6 +53,9 @@ def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
         return "waiting for room on the disk; nothing is lost"
     if session.is_over:
         return "the run has all its steps: nothing is left to score"
+    if session.environment_failure:
+        failure = session.environment_failure
+        return f"undecided on the last place, because the environment fails: {failure}"
     if session.is_judging:
         return f"scoring under policy {session.loaded}{away and f'; {away}'}"
     if away:

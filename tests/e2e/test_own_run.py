@@ -13,7 +13,7 @@ import socket
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from p2p.node.rundoc import HELD, PATH
 from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
+from roles.engines.safetensors import RawTensor
+from roles.models.tokenizer import Tokenizer
 from roles.own.drafts import Plan, Source, write_draft
 from roles.own.init import start_lines
 from roles.own.layout import RunFolder
@@ -38,7 +40,7 @@ from roles.run.core.file import sign_run
 from roles.shared.model_files import FOLDER
 from tests.e2e.node_process import LOOPBACK, fail, node
 from tests.e2e.test_first_steps import lines_until, started
-from tests.model_folders import make_folder
+from tests.model_folders import LLAMA, edit, make_folder, random_weights, write_weights
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 
 ROOT = Path(__file__).parent.parent.parent
@@ -63,7 +65,8 @@ def smollm2(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A tiny model where `shoal models fetch smollm2` puts that one, with what it puts
     beside."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    folder = make_folder(tmp_path / "cache" / "shoal" / "models" / "smollm2-135m-instruct")
+    place = tmp_path / "cache" / "shoal" / "models" / "smollm2-135m-instruct"
+    folder = make_folder(place, context=1024)
     (folder / "LICENSE").write_text("of the model")
     (folder / "README.md").write_text("about the model")
     return folder
@@ -152,6 +155,97 @@ def test_a_models_own_files_go_to_the_trainer_and_no_others(
     assert run.terms.recipe == SMALL_MODEL.recipe
     assert run.terms.environments[0].kinds["addition"] == 6.0
     assert len(run.terms.model.end_tokens) > 1, "a newline ends an answer of one line"
+
+
+def replaced(file: str, **changes: object) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / file, **changes)
+
+
+def templated(source: str | None) -> Callable[[Path], None]:
+    return replaced("tokenizer_config.json", chat_template=source)
+
+
+def without_end(folder: Path) -> None:
+    edit(folder / "config.json", eos_token_id=None)
+    edit(folder / "tokenizer_config.json", eos_token=None, chat_template="{{ messages }}")
+
+
+def with_infinite_states(folder: Path) -> None:
+    """Each number is finite, and no product of them."""
+    norm = RawTensor("BF16", (LLAMA.width,), b"\x7f\x7f" * LLAMA.width)
+    write_weights(folder, {**random_weights(LLAMA), "model.norm.weight": norm})
+
+
+UNASKABLE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no template": (templated(None), "this model has no chat template"),
+    "empty template": (templated(""), "different questions of 'arithmetic' make one"),
+    "template for others": (
+        templated("{{ raise_exception('tools only') }}"), "cannot be rendered: .*tools only",
+    ),
+    "template without the question": (
+        templated("<|im_start|>Well?<|im_end|>"), "different questions of 'arithmetic' make",
+    ),
+    "tokens beyond the table": (
+        templated("{% for m in messages %}hell{{ m.content }}{% endfor %}"),
+        "the tokenizer makes token 260, the model knows 0 to 259",
+    ),
+    "a short context": (
+        replaced("config.json", max_position_embeddings=40), "over the model's context of 40",
+    ),
+    "no end": (without_end, "names an end token"),
+    "no numbers": (with_infinite_states, "the engine cannot compute with this model"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNASKABLE)
+def test_a_model_that_nobody_can_ask_is_refused_before_there_is_a_run(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run was signed, its nodes started, and nothing was drawn for as long as anybody
+    waited."""
+    change, sentence = UNASKABLE[name]
+    shape = replace(LLAMA, vocabulary=260) if "beyond" in name else LLAMA
+    model = make_folder(tmp_path / "model", shape, context=1024)
+    change(model)
+    code, said = init(capsys, tmp_path / "mine", "--model", model)
+    (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert code == 2
+    assert re.search(sentence, error)
+    assert not (tmp_path / "mine" / "run.shoal").exists()
+    assert not [*(tmp_path / "mine").glob("trial-*")]
+
+
+def test_ends_that_right_answers_hold_are_refused(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A lone blank's token among the ends of a hand-written draft cut each answer."""
+    (blank,) = Tokenizer.open(smollm2).encode(" ")
+    draft = tmp_path / "draft.toml"
+    draft.write_text(
+        'name = "mine"\nenvironments = ["arithmetic"]\n[model]\nbase = "smollm2"\n'
+        f"end_tokens = [0, {blank}]\n[recipe]\nrate = 6e-5\n"
+    )
+    code, said = init(capsys, tmp_path / "mine", "--draft", draft)
+    assert code == 2
+    assert f"end_tokens names token {blank}, which is part of a right answer" in said
+    assert "token 1 ends answers by the chat template, and the draft's end_tokens lack" in said
+
+
+def test_where_files_of_a_model_do_not_agree_init_says_so(
+    tmp_path: Path, smollm2: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (smollm2 / "generation_config.json").write_text('{"eos_token_id": 0}')
+    weights = random_weights(LLAMA)
+    head = replace(weights["model.norm.weight"], shape=(320, 32), data=bytes(2 * 320 * 32))
+    write_weights(smollm2, {**weights, "lm_head.weight": head})
+    folder = tmp_path / "mine"
+    code, said = init(capsys, folder, "--model", "smollm2")
+    assert code == 0
+    assert said.count("do not agree on end tokens") == 1
+    assert said.count("the weights have a head (lm_head.weight)") == 1
+    assert not run_in(folder).terms.model.shape.tied
+    assert "# files do not agree on end tokens" in (folder / "draft.toml").read_text()
+    assert {0, 1} < set(run_in(folder).terms.model.end_tokens)
 
 
 @pytest.mark.parametrize(

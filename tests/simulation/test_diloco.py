@@ -18,6 +18,7 @@ from roles.diloco.core.quant import Values
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.inner import FakeInner
 from roles.diloco.session import DilocoSession
+from roles.engines.base import EngineError
 from sim.faults.plan import Fault
 from sim.net.link import LinkSpec
 from sim.run.runner import run_scenario
@@ -292,3 +293,25 @@ def test_a_paused_member_leaves_at_a_border_and_comes_back(
     assert not any(members[3 : at[0] + 1])
     assert members[-1]
     assert len({*taken}) == 1  # nothing is computed meanwhile
+
+
+def test_a_member_whose_inner_steps_fail_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that raised was only logged, and the screen went on saying "learning"."""
+    sessions: list[DilocoSession] = []
+    work = DilocoSession.work_forever
+
+    async def work_forever(self: DilocoSession) -> None:
+        sessions.append(self)
+        await work(self)
+
+    async def train(self: FakeInner, first: int, steps: int, window: int) -> Any:
+        await trio.lowlevel.checkpoint()
+        raise EngineError("task() of the environment 'sums': OSError: gone")
+
+    monkeypatch.setattr(DilocoSession, "work_forever", work_forever)
+    monkeypatch.setattr(FakeInner, "train", train)
+    run_scenario(replace(founders({}), duration=30.0), 1)
+    assert sessions
+    for session in sessions:
+        assert "'sums': OSError: gone" in session.trouble
+        assert session.health()["now"] == f"learning nothing: {session.trouble}"

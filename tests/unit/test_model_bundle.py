@@ -12,7 +12,6 @@ from roles.engines.safetensors import RawTensor, encode, head_size_untrusted, sp
 from roles.models.bundle import (
     check_folder,
     check_weights,
-    end_tokens,
     pin_folder,
     read_config,
     read_spans,
@@ -20,7 +19,7 @@ from roles.models.bundle import (
     weight_files,
 )
 from roles.models.errors import BadModel
-from tests.model_folders import END, LLAMA, make_folder, random_weights, write_weights
+from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 FAMILIES = {
     "llama": LLAMA,
@@ -225,15 +224,8 @@ def test_spans_are_where_the_tensors_are() -> None:
         head_size_untrusted(data[:7], len(data))
 
 
-def test_end_tokens_of_both_files(tmp_path: Path) -> None:
+def test_a_configuration_that_makes_no_sense(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m")
-    config = read_config(folder)
-    assert end_tokens(folder, config) == (END,)
-    (folder / "generation_config.json").write_text('{"eos_token_id": [1, 0]}')
-    assert end_tokens(folder, config) == (END, 0)
-    (folder / "generation_config.json").write_text('{"eos_token_id": 320}')
-    with pytest.raises(BadModel, match=r"generation_config.json cannot be used"):
-        end_tokens(folder, config)
     (folder / "config.json").write_text("{}")
     with pytest.raises(BadModel, match=r"config.json cannot be used"):
         read_config(folder)

@@ -1,5 +1,7 @@
 """A run with a base: the learner begins at a model's folder and writes folders like it."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -12,9 +14,21 @@ from p2p.machine import RealWorld
 from roles.engines.base import Completion, EngineError, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
+from roles.engines.safetensors import RawTensor, encode
 from roles.engines.torch.learner import TorchLearner
+from roles.engines.vllm.weights import OpenWeights
+from roles.models.blend import read_floats, write_floats
+from roles.models.bundle import (
+    DERIVED,
+    EMBEDDING,
+    HEAD,
+    INDEX,
+    check_weights,
+    read_config,
+    tensor_shapes,
+)
 from roles.rl.recipe import Recipe
-from tests.model_folders import LLAMA, make_folder
+from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 RECIPE = Recipe(minibatches=1, rate=1e-3, ramp=1, gradient_norm=1.0)
 CONFIG = EngineConfig(shape=LLAMA, recipe=RECIPE)
@@ -177,3 +191,81 @@ async def test_a_worker_begins_at_a_base_and_goes_on_from_its_checkpoint(
         await engine.save("", "trainer/weights/again")
     again = tmp_path / "trainer/weights/again/model.safetensors"
     assert again.read_bytes() == weights[2].read_bytes()
+
+
+def with_surplus(base: Path, shards: int) -> Path:
+    """A base with what old folders hold beside the model; one shard holds nothing else."""
+    weights = random_weights(LLAMA)
+    surplus = {
+        f"model.layers.0.self_attn.{name}": RawTensor("F32", (4,), bytes(16))
+        for name in DERIVED
+    }
+    make_folder(base)
+    (base / "model.safetensors").unlink()
+    write_weights(base, {**weights, **surplus}, shards)
+    if shards > 1:
+        index = json.loads((base / INDEX).read_text())
+        extra = "model-extra.safetensors"
+        name = "model.layers.1.self_attn.rotary_emb.inv_freq"
+        (base / extra).write_bytes(encode({name: RawTensor("F32", (4,), bytes(16))}))
+        index["weight_map"][name] = extra
+        (base / INDEX).write_text(json.dumps(index))
+    return base
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_a_policy_is_a_model_whatever_its_base_holds_beside(
+    tmp_path: Path, shards: int
+) -> None:
+    """The index of a sharded base names the rotary frequencies, which no policy has: `shoal`
+    refused the policies that it had written itself."""
+    base = with_surplus(tmp_path / "base", shards)
+    config = read_config(base)
+    check_weights(base, config)
+    learner = opened(tmp_path, base)
+    learner.step(some_groups())
+    learner.save(None, tmp_path / "1")
+    check_weights(tmp_path / "1", read_config(tmp_path / "1"))
+    again = TorchLearner(CONFIG)
+    again.open(tmp_path / "other", tmp_path / "1")
+    for folder in (base, tmp_path / "1"):
+        with OpenWeights(folder, LLAMA) as weights:
+            assert len(list(weights.tensors())) == len(tensor_shapes(LLAMA))
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F32"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_the_head_that_is_there_is_the_models(tmp_path: Path, shards: int, dtype: str) -> None:
+    """`tie_word_embeddings` beside a trained head: it was dropped without a word, and the run
+    trained another model. A copy of the embedding is none."""
+    base = make_folder(tmp_path / "base", shards=shards)
+    weights = random_weights(LLAMA)
+    copy = read_floats("BF16", bytes(weights[EMBEDDING].data))
+    trained = copy.copy()
+    trained[-1] = 1
+    for path in base.glob("*.safetensors"):
+        path.unlink()
+    for head, is_own in ((copy, False), (trained, True)):
+        numbers = RawTensor(dtype, weights[EMBEDDING].shape, write_floats(dtype, head))
+        write_weights(base, {**weights, HEAD: numbers}, shards)
+        config = read_config(base)
+        assert config.shape == replace(LLAMA, tied=not is_own)
+        assert len(config.notes) == is_own
+        check_weights(base, config)
+        learner = TorchLearner(replace(CONFIG, shape=config.shape))
+        learner.open(tmp_path / f"checkpoint{is_own}", base)
+        assert torch.equal(learner.model.lm_head.weight.flatten(), torch.from_numpy(head))
+        with OpenWeights(base, config.shape) as opened_weights:
+            assert torch.equal(opened_weights.head().float().flatten(), torch.from_numpy(head))
+        learner.step(some_groups())
+        policy = tmp_path / f"policy{is_own}"
+        learner.save(None, policy)
+        assert read_config(policy).shape == config.shape
+        stored = {
+            k: v for path in policy.glob("*.safetensors") for k, v in load_file(path).items()
+        }
+        assert torch.equal(stored[HEAD], learner.model.lm_head.weight.bfloat16())
+    with pytest.raises(EngineError, match="has a head of its own, and by the run"):
+        opened(tmp_path, base)
+    with pytest.raises(EngineError, match="has a head of its own"), OpenWeights(base, LLAMA):
+        pass

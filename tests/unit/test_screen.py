@@ -159,6 +159,9 @@ def test_a_worker_says_in_words_what_it_waits_for(
     assert now_of(InferenceCounts(), None, rests="epoch 2") == "rests: epoch 2"
     full = now_of(InferenceCounts(), None, waits_for_disk=1)
     assert full == "waiting for room on the disk; your work is kept"
+    for doing in (Doing.WAITS_FOR_NEWER, Doing.WAITS_FOR_VERDICTS):
+        failed = now_of(InferenceCounts(doing=doing), away, environment_failure="no such file")
+        assert failed == "drawing nothing, because the environment fails: no such file"
 
 
 def test_the_rate_is_that_of_the_last_minute() -> None:
@@ -204,8 +207,13 @@ def test_a_validator_and_a_trainer_say_what_they_do() -> None:
         doing=TrainerDoing.WAITS,
         groups=32,
         curve=SimpleNamespace(learnt=SimpleNamespace(step=16)),
-        intake=SimpleNamespace(buffer=[1] * 12, fates=lambda _: Fates()),
+        intake=SimpleNamespace(
+            buffer=[1] * 12, fates=lambda _: Fates(), failures=SimpleNamespace(latest="")
+        ),
     )
+    waits = "waiting for work: 12 of 32 groups for step 17 of 60 are here"
+    assert trainer_status(session, 60).now == waits
+    session.intake.failures.latest = "no such file"
     assert trainer_status(session, 60).now == (
-        "waiting for work: 12 of 32 groups for step 17 of 60 are here"
+        f"{waits}; of what came, the environment failed on the last: no such file"
     )

@@ -336,18 +336,20 @@ def test_long_sums_are_added_up_in_parts(inputs: int, bias: bool) -> None:
     assert error < 3.2e-7
 
 
-def test_a_tied_head_that_is_stored_too_is_skipped(tmp_path: Path) -> None:
+def test_a_copy_of_the_embedding_is_no_head_and_another_is(tmp_path: Path) -> None:
     shape = SHAPES[Family.LLAMA]
     weights = random_weights(shape)
     folder = make_folder(tmp_path, shape)
     embedding = weights["model.embed_tokens.weight"]
     other = replace(embedding, data=bytes(len(embedding.data)))
     alone = open_model(folder)
-    write_weights(folder, {**weights, "lm_head.weight": other})
+    write_weights(folder, {**weights, "lm_head.weight": embedding})
     model = open_model(folder)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     for one, same in zip(model.parameters(), alone.parameters(), strict=True):
         assert torch.equal(one, same)
+    write_weights(folder, {**weights, "lm_head.weight": other})
+    assert not open_model(folder).lm_head.weight.any()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])

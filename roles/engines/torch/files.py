@@ -24,7 +24,15 @@ from roles.engines.base import EngineError
 from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sharding import put
-from roles.models.bundle import CONFIG, FREQUENCIES, HEAD, WEIGHTS, weight_files
+from roles.models.bundle import (
+    CONFIG,
+    DERIVED,
+    HEAD,
+    UNREAD_HEAD,
+    WEIGHTS,
+    has_own_head,
+    weight_files,
+)
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
 
@@ -80,6 +88,8 @@ def load_weights(model: TransformerModel, weights: Path) -> None:
             f"{weights} does not hold this model: {len(odd)} names differ, the first is"
             f" {odd[0]}"
         )
+    if model.shape.tied and has_own_head(weights, model.shape):
+        raise EngineError(UNREAD_HEAD.format(weights))
     for name, raw in stored.items():
         if raw.shape != tuple(parameters[name].shape) or raw.dtype not in _DTYPES:
             raise EngineError(
@@ -109,7 +119,7 @@ def _stored(model: TransformerModel, weights: Path) -> dict[str, RawTensor]:
         for name, raw in _mapped(path).items():
             if name in stored:
                 raise EngineError(f"{path}: {name} is in another file of {weights} as well")
-            if (name != HEAD or not model.shape.tied) and not name.endswith(FREQUENCIES):
+            if (name != HEAD or not model.shape.tied) and not name.endswith(DERIVED):
                 stored[name] = raw
     return stored
 

@@ -20,7 +20,16 @@ from torch import Tensor
 from roles.engines.base import EngineError
 from roles.engines.config import ModelShape
 from roles.engines.safetensors import TensorSpan
-from roles.models.bundle import EMBEDDING, HEAD, read_spans, tensor_shapes, weight_files
+from roles.models.bundle import (
+    DERIVED,
+    EMBEDDING,
+    HEAD,
+    UNREAD_HEAD,
+    has_own_head,
+    read_spans,
+    tensor_shapes,
+    weight_files,
+)
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in."""
@@ -82,7 +91,8 @@ class OpenWeights:
         for name, span in spans.items():
             if name in self._stored:
                 raise EngineError(f"{path}: {name} is in another file as well")
-            self._stored[name] = _Stored(mapped, span)
+            if not name.endswith(DERIVED):
+                self._stored[name] = _Stored(mapped, span)
 
     def _check(self) -> None:
         expected = tensor_shapes(self._shape)
@@ -94,6 +104,8 @@ class OpenWeights:
                 f"{self._path} does not hold this model: {len(odd)} names differ, the first is"
                 f" {odd[0]}"
             )
+        if self._shape.tied and has_own_head(self._path, self._shape):
+            raise EngineError(UNREAD_HEAD.format(self._path))
         for name, stored in self._stored.items():
             span = stored.span
             if span.shape != expected[name] or span.dtype not in _DTYPES:

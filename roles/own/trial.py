@@ -1,0 +1,172 @@
+"""A run of text, tried before it is signed: here is found what would keep its nodes from work.
+
+One task of each environment goes its whole way: chat template, tokenizer, engine, reward. What
+is tried is what nodes do, with the same processes; a model that cannot be asked, or whose right
+answers the run's end tokens would cut, costs a sentence now and not a run that stands still.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
+
+import trio
+
+from p2p.concurrency import leaves
+from p2p.errors import ConfigError, ShoalError
+from p2p.machine import open_world
+from p2p.node.usage import remark
+from p2p.world import World
+from roles.demo.command import free_memory
+from roles.demo.processes import lay_base
+from roles.demo.view import size
+from roles.engines.base import EngineError, GroupTask
+from roles.engines.client import open_engine
+from roles.engines.config import GIB, MachineLimits
+from roles.envs.base import Ration, Task
+from roles.envs.client import WorkerEnvironment, setup_of
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import EnvironmentSetup
+from roles.envs.text import TextTask, unpack_text_task_untrusted
+from roles.models.errors import NO_TEMPLATE, BadModel
+from roles.models.trial import try_tokenizer
+from roles.protocol.core.assignment import run_sampling
+from roles.run import Run
+from roles.shared.model_files import FOLDER
+
+TASKS: Final = 4
+"""Tasks of each environment that are made; the first is answered."""
+TOKENS: Final = 8
+"""New tokens of that answer, at most: a word or two."""
+
+
+def try_run(run: Run, node: Path, data: str) -> None:
+    """Raise `ConfigError` or `BadModel` if no node could work on ``run``. Its base lies in the
+    folder of a ``node``, its questions in ``data``."""
+    trouble: list[BaseException] = []
+    try:
+        with TemporaryDirectory(prefix="trial-", dir=node.parent) as place:
+            lay_base(node / FOLDER, Path(place) / FOLDER, run)
+            trio.run(_try_run, run, Path(place), node / FOLDER, data)
+    except* ShoalError as errors:
+        trouble.extend(leaves(errors))
+    if trouble:
+        raise trouble[0]
+
+
+async def _try_run(run: Run, place: Path, base: Path, data: str) -> None:
+    setup = setup_of(run, MachineLimits(environment_data=data), str(base))
+    ends = run.terms.model.end_tokens
+    facts = try_tokenizer(base, ends)
+    if setup.parts and not facts.has_template:
+        raise BadModel(NO_TEMPLATE)
+    for source, tokens in facts.end_tokens.items():
+        for token in set(tokens).difference(ends):
+            remark(
+                f"token {token} ends answers by {source}, and the draft's end_tokens lack it:"
+                " an answer that ends with it goes on to max_new_tokens"
+            )
+    async with open_world(place) as world, AsyncExitStack() as stack:
+        asked = {}
+        for part in setup.parts:
+            alone = replace(setup, parts=(part,))
+            environment = WorkerEnvironment(
+                world, alone, Ration(), stack, vocabulary=run.terms.model.shape.vocabulary,
+                context=run.terms.model.context, required=False,
+            )  # fmt: skip
+            await environment.open()
+            asked[part.name] = environment, await _tasks(environment, alone)
+        for name, (_, tasks) in asked.items():
+            _check_words(name, ends, base, list(map(_text, tasks)))
+        drawn = await _draw(world, run, [tasks[0] for _, tasks in asked.values()])
+        for (name, (environment, (task, *_))), tokens in zip(asked.items(), drawn, strict=True):
+            try:
+                payment = await environment.try_to_pay([(task, [tokens])])
+            except EnvironmentFailed as error:
+                raise ConfigError(f"{name!r} pays no answer: {error}") from error
+            if payment.failures:
+                remark(f"{payment.said}: such an answer earns nothing")
+
+
+async def _tasks(environment: WorkerEnvironment, setup: EnvironmentSetup) -> list[Task]:
+    """Some tasks of one environment, no two of them alike. Raises `ConfigError`."""
+    try:
+        tasks = await environment.tasks([bytes([number]) * 32 for number in range(TASKS)])
+        await environment.evaluation()
+    except EnvironmentFailed as error:
+        raise ConfigError(f"this model cannot be asked what {setup} asks: {error}") from error
+    return tasks
+
+
+def _text(task: Task) -> TextTask:
+    return unpack_text_task_untrusted(task.source)
+
+
+def _check_words(name: str, ends: tuple[int, ...], base: Path, asked: list[TextTask]) -> None:
+    """Raise `ConfigError` unless prompts tell questions apart, and tokens answers, none of
+    which holds an end token."""
+    said = [[(turn.role, turn.content) for turn in one.messages] for one in asked]
+    answers = [one.answer.strip() for one in asked]
+    questions = [
+        (turns, one.prefill, f" {answer}")
+        for turns, one, answer in zip(said, asked, answers, strict=True)
+    ]
+    found = try_tokenizer(base, ends, questions)
+    if _merges(said, found.prompts):
+        raise ConfigError(
+            f"different questions of {name!r} make one prompt: the chat template leaves the"
+            " question out, or the tokenizer has no tokens for its words"
+        )
+    if _merges(answers, found.answers):
+        raise ConfigError(
+            f"different answers of {name!r} have the same tokens: the tokenizer has none for"
+            " their words"
+        )
+    for answer, tokens in zip(answers, found.answers, strict=True):
+        if cut := set(tokens) & set(ends):
+            raise ConfigError(
+                f"end_tokens names token {min(cut)}, which is part of a right answer"
+                f" ({answer!r:.60}): such answers would be cut, and earn nothing; leave it out"
+                " of [model] in the draft"
+            )
+
+
+def _merges(texts: Sequence[object], tokens: Sequence[Sequence[int]]) -> bool:
+    """Return True if different texts have the same tokens."""
+    return len(set(map(tuple, tokens))) < len(set(map(repr, texts)))
+
+
+async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ...]]:
+    """What the base itself answers, or nothing where this machine cannot compute it."""
+    model = run.terms.model
+    needs = 4 * model.shape.parameters + GIB
+    if importlib.util.find_spec("torch") is None:
+        remark("the engine was not tried: this Python lacks torch, which nodes need")
+        return [model.end_tokens[:1]] * len(tasks)
+    if free_memory() < needs:
+        remark(f"the engine was not tried: it needs {size(needs)} of free memory")
+        return [model.end_tokens[:1]] * len(tasks)
+    sampling = replace(run_sampling(run), group_size=1, max_new_tokens=TOKENS)
+    groups = [GroupTask(at, task.prompt, (bytes(32),)) for at, task in enumerate(tasks)]
+    try:
+        run.engine_config()
+    except ConfigError as error:
+        remark(f"of each node's machine {error}")
+    config = run.engine_config(MachineLimits(memory=1 << 62, max_new_tokens=1 << 62))
+    try:
+        async with open_engine(world, config, name="trial", learns=False) as engine:
+            await engine.load(FOLDER)
+            await engine.submit(groups, sampling)
+            drawn = dict[int, tuple[int, ...]]()
+            while len(drawn) < len(groups):
+                drawn |= {
+                    one.group: one.completions[0].tokens for one in await engine.advance()
+                }
+    except EngineError as error:
+        raise BadModel(f"the engine cannot compute with this model: {error}") from error
+    return [drawn[at] for at in range(len(groups))]
