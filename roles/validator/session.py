@@ -142,11 +142,6 @@ class ValidatorSession:
         return len(self._seats)
 
     @property
-    def environment_failure(self) -> str:
-        """See `roles.validator.judge.Judge`."""
-        return self._judge.environment_failure
-
-    @property
     def writes_waiting(self) -> int:
         """Writes that the disk has refused so far."""
         return self._durable.waiting
