@@ -136,6 +136,8 @@ def work_of(roles: Any) -> str:
         health = roles["trainer"]
         if health.get("algorithm") == "diloco":
             return f"round {health['step']}"
+        if "pooled" not in health:
+            return "starts"
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"
     if "validator" in roles:
         health = roles["validator"]

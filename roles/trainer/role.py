@@ -34,9 +34,9 @@ from roles.trainer.appeals import AppealDesk
 from roles.trainer.audit import Auditor
 from roles.trainer.check import DeliveryCheck
 from roles.trainer.config import TrainerConfig
-from roles.trainer.core.buffer import BufferCounts, GroupBuffer
+from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.crosscheck import CrossCheck
-from roles.trainer.curve import LearningCurve, Learnt
+from roles.trainer.curve import LearningCurve
 from roles.trainer.demand import DemandTeller
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
@@ -74,46 +74,38 @@ class Trainer:
         return cls(config)
 
     def health(self) -> dict[str, object]:
-        """Counts for people and dashboards."""
+        """Counts for people and dashboards; only what it does, until its folder is read."""
         if self._member is not None:
             return self._member.health()
         session = self.session
-        learnt = Learnt() if session is None else session.curve.learnt
-        counts = BufferCounts() if session is None else session.intake.buffer.counts
-        last = None if session is None else session.last_step
+        told = {**asdict(self.status()), "steps": self._steps}
+        if session is None or session.doing is TrainerDoing.OPENS:
+            return {**told, "done": False}
+        counts, last, audits = (
+            session.intake.buffer.counts,
+            session.last_step,
+            session.intake.audits,
+        )
         return {
-            **asdict(learnt),
-            **asdict(self.status()),
-            "steps": self._steps,
-            "done": session is not None and session.is_over,
-            "policy_bytes": 0 if session is None else session.policy_bytes,
-            "pooled": 0 if session is None else len(session.intake.buffer),
+            **asdict(session.curve.learnt),
+            **told,
+            "done": session.is_over,
+            "policy_bytes": session.policy_bytes,
+            "pooled": len(session.intake.buffer),
             "staleness": dict(counts.staleness),
             "groups_stale": counts.stale,
             "groups_without_spread": counts.without_spread,
             "groups_discredited": counts.discredited,
-            "submissions_taken": 0 if session is None else session.intake.taken,
-            **self._lots(),
-            "replayed": 0 if session is None else session.intake.audits.replayed,
-            "replays_unsure": 0 if session is None else session.intake.audits.unsure,
-            "lies": 0 if session is None else session.intake.audits.lies,
-            "liars": {}
-            if session is None
-            else {str(who): lie for who, lie in session.intake.liars.items()},
-            "workers": {} if session is None else session.workers(),
-            "waits_for_disk": 0 if session is None else session.writes_waiting,
-            "warning": "" if session is None else session.wrong,
+            "submissions_taken": session.intake.taken,
+            **_lots(session.lots),
+            "replayed": audits.replayed,
+            "replays_unsure": audits.unsure,
+            "lies": audits.lies,
+            "liars": {str(who): lie for who, lie in session.intake.liars.items()},
+            "workers": session.workers(),
+            "waits_for_disk": session.writes_waiting,
+            "warning": session.wrong,
             "last_step": None if last is None else asdict(last),
-        }
-
-    def _lots(self) -> dict[str, int]:
-        """What came of windows, and of the trainer's own scoring."""
-        lots = None if self.session is None else self.session.lots
-        return {
-            "windows_settled": 0 if lots is None else lots.settled,
-            "windows_void": 0 if lots is None else lots.voided,
-            "windows_missed": 0 if lots is None else lots.missed,
-            "groups_scored": 0 if lots is None else lots.groups_scored,
         }
 
     def progress(self) -> Progress:
@@ -252,3 +244,13 @@ class Trainer:
                 desk.on_upheld = session.lots.restore
                 desk.on_confessed = session.lots.note_confessed
         return session
+
+
+def _lots(lots: LotDesk | None) -> dict[str, int]:
+    """What came of windows, and of the trainer's own scoring."""
+    return {
+        "windows_settled": 0 if lots is None else lots.settled,
+        "windows_void": 0 if lots is None else lots.voided,
+        "windows_missed": 0 if lots is None else lots.missed,
+        "groups_scored": 0 if lots is None else lots.groups_scored,
+    }
