@@ -27,7 +27,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from p2p.concurrency import Notifier
+from p2p.concurrency import Notifier, open_bare_nursery, require_trio
+from p2p.door import check
 from p2p.errors import StorageError
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
 from p2p.sandbox import Confinement, Containment
@@ -145,6 +146,8 @@ class RealWorld:
         self._order = itertools.count()
         self._sooner = Notifier()
         self._workers = WorkerStarter(folder, keys=[folder / KEY])
+        self.is_closed = False
+        """Whether the block that it was opened for has ended: no timer rings any more."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -534,7 +537,7 @@ def _key_checksum(seed: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_world(
-    data: Path | None = None,
+    data: Path | str | None = None,
     key: KeyPair | None = None,
     *,
     trims: bool = False,
@@ -546,10 +549,19 @@ async def open_world(
     A process that is a node and nothing else ``trims``: it gives freed memory back every
     `TRIM_EVERY` seconds, and looks for garbage in cycles every `COLLECT_EVERY`. ``mounts`` are
     places elsewhere (`RealDisk`)."""
+    require_trio()
+    if data is not None:
+        check("data", data, Path, str)
+    if key is not None:
+        check("key", key, KeyPair)
     with contextlib.ExitStack() as stack:
-        folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        folder = (
+            Path(data)
+            if data
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        )
         world = RealWorld(key or load_or_create_key(folder / KEY), folder, mounts)
-        async with trio.open_nursery() as nursery:
+        async with open_bare_nursery() as nursery:
             nursery.start_soon(world.run_timers)
             if trims:
                 stack.enter_context(full_collections_by_hand())
@@ -558,4 +570,5 @@ async def open_world(
             try:
                 yield world
             finally:
+                world.is_closed = True
                 nursery.cancel_scope.cancel()

@@ -154,8 +154,8 @@ async def test_a_crash_is_logged_and_costs_one_stream(caplog) -> None:
         raise KeyError("our bug")
 
     async with two_hosts(strict=False) as (one, other):
-        other.set_handler(ECHO, crash)
         with (
+            other.serving(ECHO, crash),
             caplog.at_level(logging.ERROR, "p2p.swarm.swarm"),
             pytest.raises((trio.BrokenResourceError, PeerUnreachable)),
         ):
@@ -287,13 +287,13 @@ async def test_a_ping_takes_some_time() -> None:
         assert 0 < await p2p.ping(one, other.peer_id) < 5
 
 
-async def test_a_wrong_echo_is_a_bad_message() -> None:
+async def test_a_wrong_echo_is_a_bad_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def lie(stream: Stream) -> None:
         await stream.receive_some()
         await stream.send_all(bytes(32))
 
+    monkeypatch.setattr(identify, "serve_ping", lie)
     async with two_hosts() as (one, other):
-        other.set_handler(identify.PING_ID, lie)
         with pytest.raises(BadMessage):
             await p2p.ping(one, other.peer_id)
 
