@@ -123,6 +123,10 @@ def check_function(
 
 def check_has(argument: str, value: object, kind: str, *names: str) -> None:
     """Raise `TypeError` unless ``value`` has the ``names`` that a ``kind`` has."""
+    if isinstance(value, type):
+        raise TypeError(
+            f"{argument} must be a {kind}, not a class: {value.__name__}() makes one"
+        )
     if all(hasattr(value, name) for name in names):
         return
     opened = ": enter it with async with first" if hasattr(value, "__aenter__") else ""

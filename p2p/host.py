@@ -177,21 +177,17 @@ def check_handler(
     protocol: str,
     served: Container[ProtocolId],
     handler: object,
-    max_message: int | None = None,
+    *,
+    takes_messages: bool = False,
 ) -> ProtocolId:
     """Return the protocol id that ``protocol`` spells, for a handler that is to be added.
 
     Raises:
-        ValueError: ``protocol`` spells none, or one that is ``served`` already, or
-            ``max_message`` is no size of a message.
-        TypeError: ``handler`` cannot serve streams, or, with ``max_message``, take messages.
+        ValueError: ``protocol`` spells none, or one that is ``served`` already.
+        TypeError: ``handler`` cannot serve streams, or take messages.
     """
     checked = check_protocol(protocol)
-    if max_message is None:
-        check_function("handler", handler, 1, is_async=True)
-    else:
-        check_function("handler", handler, 2)
-        check_number("max_message", max_message, 0, MAX_MESSAGE)
+    check_function("handler", handler, 1 + takes_messages, is_async=not takes_messages)
     if checked in served:
         raise ValueError(f"{protocol} is served already: end the block that serves it first")
     return checked
@@ -275,16 +271,27 @@ class Host(Protocol):
         address."""
         ...
 
-    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol`` while the host is open. Raises `ValueError` as
-        `serving` does."""
+    def set_handler(
+        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+    ) -> None:
+        """Serve incoming streams of ``protocol`` while the host is open.
+
+        Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
+        """
         ...
 
     def set_message_handler(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: MessageHandler,
+        *,
+        max_message: int = MAX_MESSAGE,
+        replaces: bool = False,
     ) -> None:
-        """Take incoming messages of ``protocol`` while the host is open. Raises `ValueError` as
-        `serving` does."""
+        """Take incoming messages of ``protocol`` while the host is open.
+
+        Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
+        """
         ...
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:

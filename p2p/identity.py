@@ -191,7 +191,7 @@ def _domain_prefix(domain: str) -> bytes:
 
 
 class KeyPair:
-    """An Ed25519 key pair (a `Signer`)."""
+    """An Ed25519 key pair (a `p2p.identity.Signer`)."""
 
     __slots__ = ("_key", "_peer_id")
 

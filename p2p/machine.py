@@ -546,9 +546,9 @@ async def open_world(
     """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key``
     if None).
 
-    A process that is a node and nothing else ``trims``: it gives freed memory back every
-    `TRIM_EVERY` seconds, and looks for garbage in cycles every `COLLECT_EVERY`. ``mounts`` are
-    places elsewhere (`RealDisk`)."""
+    A process that is a node and nothing else ``trims``: it gives freed memory back every second,
+    and looks for garbage in cycles every ten. ``mounts`` are places elsewhere
+    (`p2p.machine.RealDisk`)."""
     require_trio()
     if data is not None:
         check("data", data, Path, str)

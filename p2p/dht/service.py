@@ -172,8 +172,8 @@ class Dht:
         """Publish a record for ``lifetime`` seconds, republished while the DHT is open.
 
         Returns how many nodes took it. 0 copies is no error: it is republished when there is a
-        node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond
-        `MAX_PUBLICATIONS` records.
+        node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond 32
+        records (`p2p.dht.core.publications.MAX_PUBLICATIONS`).
         """
         self._check_put(namespace, name, value, lifetime)
         self._check_open()

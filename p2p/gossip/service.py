@@ -75,9 +75,9 @@ class Gossip:
         forwarded.
 
         A message can come again when its id has left the seen cache after two minutes, so a
-        validator answers `IGNORE` to a version that it has had. Raises `ValueError` if the
-        topic's name is empty or longer than 128 bytes, or if this node subscribes to 64 topics
-        already. Subscribing again replaces both functions.
+        validator answers `Validity.IGNORE` to a version that it has had. Subscribing again
+        replaces both functions. Raises `ValueError` if the topic's name is empty or longer than
+        128 bytes, or if this node subscribes to 64 topics already.
         """
         check("topic", topic, str)
         check_function("validate", validate, 2)

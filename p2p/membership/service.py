@@ -133,7 +133,7 @@ class Membership:
         return peer in self._core
 
     def shown_by(self, peer: PeerId) -> bytes:
-        """What ``peer``, or this node, shows for itself now (`Profile.stamp`); nothing if it is
+        """What ``peer``, or this node, shows for itself now (its profile's stamp); nothing if it is
         no member."""
         own = peer == self._host.peer_id
         return self.me.profile.stamp if own else self._core.shown_by(peer)
@@ -201,8 +201,8 @@ class Membership:
             await self.wait_neighbour()
 
     async def locate(self, peer: PeerId, among: Iterable[PeerId]) -> None:
-        """Ask up to `MAX_ASKED` connected peers ``among`` others for the heartbeat of ``peer``,
-        unless it is a member; return when it has come, or after `FIND_TIMEOUT`.
+        """Ask up to two connected peers ``among`` others for the heartbeat of ``peer``,
+        unless it is a member; return when it has come, or after 2 s.
 
         The host knows its addresses then. For `Host.finding`: who makes a roster has a
         heartbeat of everyone on it, and those on it know few of one another. Of a hundred that

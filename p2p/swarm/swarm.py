@@ -213,13 +213,22 @@ class SwarmHost:
         """A connected peer's claims about itself, once it has sent them."""
         return self._infos.get(peer)
 
-    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``. Raises `ValueError` as `serving` does."""
+    def set_handler(
+        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+    ) -> None:
+        """Serve incoming streams of ``protocol``; see `Host.set_handler`."""
         self._check_open()
-        self._handlers[check_handler(protocol, self._handlers, handler)] = handler
+        checked = check_handler(protocol, () if replaces else self._handlers, handler)
+        self._message_handlers.pop(checked, None)
+        self._handlers[checked] = handler
 
     def set_message_handler(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: MessageHandler,
+        *,
+        max_message: int = MAX_MESSAGE,
+        replaces: bool = False,
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes.
 
@@ -227,7 +236,9 @@ class SwarmHost:
         go-libp2p-pubsub.
         """
         self._check_open()
-        checked = check_handler(protocol, self._handlers, handler, max_message)
+        served = () if replaces else self._handlers
+        checked = check_handler(protocol, served, handler, takes_messages=True)
+        check_number("max_message", max_message, 0, MAX_MESSAGE)
         self._handlers[checked] = partial(self._take_messages, max_message)
         self._message_handlers[checked] = handler
 

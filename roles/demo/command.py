@@ -462,7 +462,7 @@ def by_kind(figures: dict[str, Any], show: Show) -> Iterator[str]:
 
 def answers(figures: dict[str, Any], show: Show) -> Iterator[str]:
     """What the policy said to a few held-out questions, before and after."""
-    before, after = figures["shown_start"], figures["shown_end"]
+    before, after = figures["shown_start"] or [], figures["shown_end"] or []
     if show.answers and before and after:
         yield "\n  held-out questions: before → after (✓ right)"
     for (prompt, first, paid), (_, last, earned) in list(zip(before, after, strict=False))[

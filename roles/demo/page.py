@@ -25,6 +25,7 @@ from p2p.node.dashboard.sockets import Faces
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, load_panels
 from p2p.node.process import told_by_signals
+from p2p.node.usage import ignore_interrupts
 from roles.demo.processes import DemoFaces, NodeProcess
 from roles.demo.view import work_of
 from roles.run import Run
@@ -100,6 +101,8 @@ async def on_stage(
                 finally:
                     with trio.CancelScope(shield=True):
                         await cast.stop()
+            if told:
+                ignore_interrupts()  # what is left to say is short
             nursery.cancel_scope.cancel()
     except* ShoalError as errors:
         trouble.extend(leaves(errors))

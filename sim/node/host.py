@@ -127,19 +127,27 @@ class SimHost:
         """Peers with a live connection, oldest first."""
         return tuple(self._ends)
 
-    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``. Raises `ValueError` as `serving` does."""
+    def set_handler(
+        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+    ) -> None:
+        """Serve incoming streams of ``protocol``; see `Host.set_handler`."""
         self._check_open()
-        served = (*self.handlers, *self._message_handlers)
+        served = () if replaces else (*self.handlers, *self._message_handlers)
         self.handlers[check_handler(protocol, served, handler)] = handler
 
     def set_message_handler(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: MessageHandler,
+        *,
+        max_message: int = MAX_MESSAGE,
+        replaces: bool = False,
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
         self._check_open()
-        served = (*self.handlers, *self._message_handlers)
-        checked = check_handler(protocol, served, handler, max_message)
+        served = () if replaces else (*self.handlers, *self._message_handlers)
+        checked = check_handler(protocol, served, handler, takes_messages=True)
+        check_number("max_message", max_message, 0, MAX_MESSAGE)
         self._message_handlers[checked] = (handler, max_message)
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
