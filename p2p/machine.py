@@ -546,8 +546,8 @@ async def open_world(
     """A world over the folder ``data`` (temporary if None), signing with ``key`` (``data/key``
     if None).
 
-    A process that is a node and nothing else ``trims``: it gives freed memory back every second,
-    and looks for garbage in cycles every ten. ``mounts`` are places elsewhere
+    A process that is a node and nothing else ``trims``: it gives freed memory back every
+    second, and looks for garbage in cycles every ten. ``mounts`` are places elsewhere
     (`p2p.machine.RealDisk`)."""
     require_trio()
     if data is not None:

@@ -133,8 +133,8 @@ class Membership:
         return peer in self._core
 
     def shown_by(self, peer: PeerId) -> bytes:
-        """What ``peer``, or this node, shows for itself now (its profile's stamp); nothing if it is
-        no member."""
+        """What ``peer``, or this node, shows for itself now: its profile's stamp, or nothing if
+        it is no member."""
         own = peer == self._host.peer_id
         return self.me.profile.stamp if own else self._core.shown_by(peer)
 

@@ -9,12 +9,13 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
 from typing import Final, cast
 
 from p2p.errors import ConfigError
 from p2p.node.entries import installed, load
-from p2p.node.usage import WRONG_USAGE, complain, did_you_mean, say
+from p2p.node.usage import WRONG_USAGE, complain, did_you_mean, interruptible, say
 
 COMMANDS: Final = "shoal.commands"
 PRINT_COMPLETION: Final = "--print-completion"
@@ -27,6 +28,10 @@ is its help.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """``shoal COMMAND ...``: a command of the entry point group ``shoal.commands``."""
+    return interruptible(partial(_main, argv))  # Ctrl-C may come while a command is imported
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = sys.argv[1:] if argv is None else list(argv)
     if not arguments or arguments[0] in {"-h", "--help"}:
         say(_commands_help())

@@ -184,9 +184,14 @@ def seconds(text: str) -> float:
     return number
 
 
-def interruptible(command: Callable[[], int]) -> int:
+BEGINS_AGAIN: Final = "interrupted: nothing is kept, and the same line begins again"
+"""What a command says after Ctrl-C that has no use for half of its work."""
+
+
+def interruptible(command: Callable[[], int], said: str = "") -> int:
     """Run a command of a person at a keyboard; its exit code, or 130 after Ctrl-C, however
-    often pressed.
+    often pressed. Then ``said`` is printed, for commands that have not said by themselves what
+    was done, and how it goes on.
 
     Python turns a SIGINT into `KeyboardInterrupt` wherever the main thread is, also in the
     lines that handle the first one: from the first on, further ones are ignored. What is
@@ -206,6 +211,8 @@ def interruptible(command: Callable[[], int]) -> int:
             ignore_interrupts()
     except KeyboardInterrupt:  # the second, before it could be ignored
         ignore_interrupts()
+    if said and sys.stderr is not None:
+        print(said, file=sys.stderr)  # noqa: T201 - one sentence for people
     return INTERRUPTED
 
 

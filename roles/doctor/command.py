@@ -12,7 +12,15 @@ from pathlib import Path
 from p2p.errors import BadMessage, ConfigError
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import PATH
-from p2p.node.usage import FAILED, WRONG_USAGE, CommandParser, complain, interruptible, say
+from p2p.node.usage import (
+    BEGINS_AGAIN,
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    complain,
+    interruptible,
+    say,
+)
 from roles.doctor.checks import Finding, Level, examine
 from roles.doctor.sighting import look
 from roles.run import Run, decode_run_untrusted
@@ -24,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, 1 if a check fails, or 2 if the command makes no sense.
     """
-    return interruptible(partial(_main, argv))
+    return interruptible(partial(_main, argv), BEGINS_AGAIN)
 
 
 def _main(argv: Sequence[str] | None) -> int:

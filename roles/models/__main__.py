@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from p2p.node.usage import CommandParser, interruptible
+from p2p.node.usage import BEGINS_AGAIN, CommandParser, interruptible
 from roles.models import fetch, inspect, merge
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         module.add_arguments(one)
         one.set_defaults(run=module.run)
     options = parser.parse_args(argv)
-    return interruptible(partial(options.run, options))
+    return interruptible(partial(options.run, options), BEGINS_AGAIN)
 
 
 if __name__ == "__main__":
