@@ -39,7 +39,7 @@ from p2p.membership import Membership, open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
 from p2p.node.bearer import serve_admission, shown_by, take_invite
-from p2p.node.clock import serve_clock
+from p2p.node.clock import PeerClocks, serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.credential import decode_credential_untrusted
 from p2p.node.plugins import open_run_untrusted
@@ -144,6 +144,7 @@ async def _open_services(
                 shardcast=shardcast,
                 ledger=ledger,
                 ledgers=ledgers,
+                clocks=PeerClocks(world, host, membership),
                 shunned=shunned,
             )
 

@@ -482,8 +482,7 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
         f"{figures['seconds']:.0f} s, {figures['cpu_seconds']:.0f} CPU s[/bold]\n"
         f"  held-out reward   {gain(figures)}\n"
         f"  rollouts          {figures['rollouts_accepted']} accepted, "
-        f"{figures['rollouts_rejected']} rejected, "
-        f"staleness at most {figures['staleness_max'] or 0}\n"
+        f"{figures['rollouts_rejected']} rejected{_staleness(figures)}\n"
         f"  the cheater       {figures['cheater_submitted']} submissions, "
         f"{figures['cheater_accepted']} accepted; honest work rejected: "
         f"{figures['honest_rejected']}\n"
@@ -503,6 +502,11 @@ def gain(figures: dict[str, Any]) -> str:
         f"greedy {figures['greedy_start']:.3f} → {figures['greedy_end']:.3f},"
         f" sampled {figures['reward_start']:.3f} → {figures['reward_end']:.3f}"
     )
+
+
+def _staleness(figures: dict[str, Any]) -> str:
+    learnt = figures["policies"] > 1
+    return f", staleness at most {figures['staleness_max']}" if learnt else ""
 
 
 def _bans(figures: dict[str, Any]) -> str:

@@ -148,6 +148,7 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
         border=Border(),
         run=SimpleNamespace(id=b"ours"),
         membership=membership,
+        clocks=SimpleNamespace(trouble=""),
         shardcast=SimpleNamespace(newest=newest, fetching=None),
     )
 

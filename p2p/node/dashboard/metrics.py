@@ -47,14 +47,17 @@ class _Numbers:
         """Each family once."""
         health: Health = next((one.health for one in self._scene.known.values()), {})
         yield _gauge("shoal_viewers", "Dashboards that are open.", self._viewers)
-        yield self._members()
-        yield _gauge("shoal_connections", "Peers connected.", find(health, "connected"))
+        newest = plain(find(health, "shardcast.newest"))
         yield _gauge(
             "shoal_policy_version",
             "Newest policy that is whole here; -1 if none is.",
-            find(health, "shardcast.newest"),
+            -1 if newest is None else newest,
         )
-        yield from _moved(health)
+        if newest is not None or self._scene.members:
+            yield self._members()
+        if newest is not None:  # before a node has a run, nothing of this is known
+            yield _gauge("shoal_connections", "Peers connected.", find(health, "connected"))
+            yield from _moved(health)
         for role, panels in self._panels.items():
             status = find(health, f"roles.{role}")
             if isinstance(status, Mapping):
@@ -62,7 +65,7 @@ class _Numbers:
                 yield from _of_role(role, status, scalars)
                 counts = (panel for panel in panels if panel.kind is Kind.COUNTS)
                 for panel in counts:
-                    yield _total(role, status, panel.rows, panel.title)
+                    yield from _total(role, status, panel.rows, panel.title)
 
     def _members(self) -> Metric:
         family = GaugeMetricFamily(
@@ -108,11 +111,11 @@ def _of_role(role: str, status: Health, values: Iterator[Value]) -> Iterator[Met
             yield kind(name, text, value=float(number))
 
 
-def _total(role: str, status: Health, key: str, title: str) -> Metric:
+def _total(role: str, status: Health, key: str, title: str) -> Iterator[Metric]:
     rows = find(status, key)
-    counts = rows.values() if isinstance(rows, Mapping) else ()
-    name = f"shoal_{role}_{key.replace('.', '_')}"
-    return CounterMetricFamily(name, f"{title}.", value=sum(map(_number, counts)))
+    if isinstance(rows, Mapping):
+        name = f"shoal_{role}_{key.replace('.', '_')}"
+        yield CounterMetricFamily(name, f"{title}.", value=sum(map(_number, rows.values())))
 
 
 def _gauge(name: str, text: str, number: object) -> Metric:
