@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -281,7 +281,7 @@ async def _run_node(start: Start) -> None:
                 await trio.sleep_forever()
             async with open_node(world, host, config, document=document) as node:
                 node.membership.me.update(version=_software())
-                _report_run(options, node.run)
+                _report_run(options, node.run, host, has_run=has_run)
                 sight.open(node)
                 async with trio.open_nursery() as nursery:
                     if options.status is not None:
@@ -348,17 +348,9 @@ def _report_start(
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
     lines.append(f"sandbox  {containment}")
     lines += [f"page     {url}"] if url else []
-    if has_run and addrs:
-        best = max(host.addrs, key=reach_of)
-        lines.append(
-            f"next     others join with: shoal node --role inference --bootstrap {best}"
-        )
-        lines += [f"         ({REACH[reach_of(best)]})"] if reach_of(best) in REACH else []
-    elif has_run:
-        lines.append("next     this node listens nowhere: others cannot join through it")
-    elif asking:
+    if asking and not has_run:
         lines.append("next     asking the bootstrap peers for the run; nothing to do")
-    else:
+    elif not has_run:
         lines.append(
             "next     no run yet: start again with --bootstrap ADDR of a member, or with --run"
             " FILE"
@@ -379,7 +371,7 @@ REACH: Final = {
 """What people are told about an address that not everyone can dial."""
 
 
-def _report_run(options: Options, run: SignedRun) -> None:
+def _report_run(options: Options, run: SignedRun, host: Host, *, has_run: bool) -> None:
     if options.json:
         fields = {
             "run": run.id.hex(),
@@ -389,7 +381,19 @@ def _report_run(options: Options, run: SignedRun) -> None:
         }
         say(json.dumps({"event": "joined", **fields}))
         return
-    say(f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}")
+    lines = [f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}",
+             f"owner    {run.owner}"]  # fmt: skip
+    say("\n".join([*lines, *(_ways_in(run, host) if has_run else ())]))
+
+
+def _ways_in(run: SignedRun, host: Host) -> Iterator[str]:
+    """How others join through this node."""
+    if not host.addrs:
+        yield "next     this node listens nowhere: others cannot join through it"
+        return
+    best, (role, who) = max(host.addrs, key=reach_of), run.joins_as
+    yield f"next     others join with: shoal node --role {role} --bootstrap {best}"
+    yield from (f"         ({note})" for note in (who, REACH.get(reach_of(best))) if note)
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:
