@@ -135,6 +135,7 @@ class Membership:
     def shown_by(self, peer: PeerId) -> bytes:
         """What ``peer``, or this node, shows for itself now: its profile's stamp, or nothing if
         it is no member."""
+        check("peer", peer, PeerId)
         own = peer == self._host.peer_id
         return self.me.profile.stamp if own else self._core.shown_by(peer)
 

@@ -211,6 +211,7 @@ class SwarmHost:
 
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
         """A connected peer's claims about itself, once it has sent them."""
+        check("peer", peer, PeerId)
         return self._infos.get(peer)
 
     def set_handler(
@@ -370,6 +371,7 @@ class SwarmHost:
         """The network that a connected peer is in, for limits; empty on loopback, or if it is
         unknown.
         """
+        check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         group = UNKNOWN if connection is None else group_of(connection.remote_addr)
         return group.network if group.limited else ""

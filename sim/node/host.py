@@ -490,6 +490,7 @@ class SimHost:
 
     def network_of(self, peer: PeerId) -> str:
         """Simulated machines are in no networks that limits would know."""
+        check("peer", peer, PeerId)
         return ""
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:

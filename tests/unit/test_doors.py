@@ -20,6 +20,8 @@ import pytest
 import trio
 
 import p2p
+import p2p.node.config
+import p2p.node.node
 from p2p.errors import ShoalError
 from p2p.host import MAX_MESSAGE, check_protocol
 
@@ -95,6 +97,21 @@ FUNCTIONS: dict[str, Arguments] = {
         "strict": (True, ["yes", 1]), "connection": (p2p.ConnectionConfig(), [{}, None]),
         "limits": (p2p.SwarmConfig().limits, [{}, None, 7]),
     },
+    "Namespace": {
+        "name": ("room", [b"room", None]), "valid": (bool, [serve, None, take]),
+        "salts": (1, [0, -1, "1"]), "max_lifetime": SECONDS,
+    },
+    "Multiaddr.with_peer": {"peer": PEERS},
+    "MemoryNetwork.dial": {"addr": (ADDR, [str(ADDR), None])},
+    "MemoryNetwork.listen": {"addr": (ADDR, [str(ADDR), None])},
+    "TcpNetwork.dial": {"addr": (ADDR, [str(ADDR), None])},
+    "TcpNetwork.listen": {"addr": (ADDR, [str(ADDR), None])},
+    "node.node.open_node": {
+        "world": WORLD, "host": HOST, "config": (p2p.node.config.NodeConfig(), [{}, None]),
+        "document": (None, ["run", 7]),
+        "bootstrap": ((), [str(ADDR), [str(ADDR)], ADDR, None]),
+        "reader": (lambda *_: None, [None, "reader", hear]),
+    },
     "ConnectionConfig": {
         "keepalive": (1.0, ["1", None, 0.0, -1, math.nan]),
         "close_timeout": (1.0, ["1", None, -1, math.nan]), "yield_every": (1, ["1", -1, 1.5]),
@@ -121,6 +138,9 @@ METHODS: dict[str, Arguments] = {
         "peer": PEERS, "points": (1.0, ["1", -1.0, None]), "reason": ("why", []),
     },
     "host.ban": {"peer": PEERS},
+    "host.info": {"peer": PEERS},
+    "host.network_of": {"peer": PEERS},
+    "membership.shown_by": {"peer": PEERS},
     "host.listen": {"addr": (ADDR, ["/memory/0", None])},
     "gossip.subscribe": {"topic": TEXT, "validate": TAKES, "deliver": TAKES},
     "gossip.unsubscribe": {"topic": TEXT},
@@ -193,8 +213,15 @@ async def test_every_public_function_names_the_argument_that_is_wrong(tmp_path: 
                 function: Any = p2p
                 for part in entry.split("."):
                     function = getattr(function, part)
+                first = {
+                    "Multiaddr.with_peer": [ADDR],
+                    "MemoryNetwork.dial": [network], "MemoryNetwork.listen": [network],
+                    "TcpNetwork.dial": [p2p.TcpNetwork()],
+                    "TcpNetwork.listen": [p2p.TcpNetwork()],
+                }.get(entry, [])  # fmt: skip
                 return lambda **given: function(
-                    **{name: real[name] if one is REAL else one for name, one in given.items()}
+                    *first,
+                    **{name: real[name] if one is REAL else one for name, one in given.items()},
                 )
 
             await check_all(FUNCTIONS, found)
@@ -237,8 +264,25 @@ def test_the_tables_have_every_public_argument() -> None:
         for argument in inspect.signature(function).parameters
         if argument not in {"self", *UNCHECKED, *table.get(entry, {})}
     ]
-    assert lacking == ["host.info(peer)", "host.network_of(peer)", "host.running(addrs)",
-                       "membership.shown_by(peer)"]  # fmt: skip
+    assert lacking == ["host.running(addrs)"], "which is for `open_host`"
+
+
+async def test_a_stream_names_the_argument_that_is_wrong() -> None:
+    """``drained(-1)`` waited for ever."""
+    network = p2p.MemoryNetwork()
+    async with (
+        p2p.open_host(network=network, listen=["/memory/0"]) as one,
+        p2p.open_host(network=network, listen=["/memory/0"]) as other,
+    ):
+        other.set_handler(ECHO, p2p.serve_requests(answer))
+        peer = await one.connect_addr(other.addrs[0])
+        async with await one.open_stream(peer, ECHO) as stream:
+            with pytest.raises(TypeError, match="data must be bytes"):
+                await stream.send_all("text")  # type: ignore[arg-type]
+            with pytest.raises(ValueError, match="at_most must be at least 0"):
+                await stream.drained(-1)
+            with pytest.raises(ValueError, match="max_bytes must be"):
+                await stream.receive_some(0)
 
 
 async def awaited(call: Callable[[], Any]) -> None:

@@ -15,6 +15,7 @@ import p2p
 from p2p.errors import (
     BadMessage,
     ConfigError,
+    LimitExceeded,
     LocalProtocolError,
     PeerUnreachable,
 )
@@ -286,6 +287,32 @@ async def test_observed_and_listen_addresses_are_learnt() -> None:
 async def test_a_ping_takes_some_time() -> None:
     async with two_hosts() as (one, other):
         assert 0 < await p2p.ping(one, other.peer_id) < 5
+
+
+async def test_more_questions_at_once_than_a_connection_has_streams_are_refused() -> None:
+    """As docs/embedding.md says: 256 streams of each side, those of services among them."""
+    gate, refused, answered = trio.Event(), list[str](), list[bytes]()
+
+    async def wait(_: PeerId, data: bytes) -> bytes:
+        await gate.wait()
+        return data
+
+    async with two_hosts() as (one, other):
+        other.set_handler(ECHO, serve_requests(wait))
+
+        async def ask(number: int) -> None:
+            try:
+                answered.append(await request(one, other.peer_id, ECHO, b"%d" % number))
+            except LimitExceeded as error:
+                refused.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(ask, number)
+            await trio.testing.wait_all_tasks_blocked()
+            gate.set()
+    assert set(refused) == {"256 streams are open on this connection"}
+    assert 250 <= len(answered) <= 256
 
 
 class CountingNetwork(MemoryNetwork):
