@@ -24,7 +24,7 @@ from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.sockets import open_faces
 from p2p.node.invite import MAX_TEXT, PREFIX, decode_invite_untrusted
-from p2p.node.live import LiveScreen, Terminal
+from p2p.node.live import ENDED, LiveScreen, Terminal
 from p2p.node.logs import FORMATS
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
@@ -277,20 +277,27 @@ async def _run_node(start: Start) -> None:
             containment = await world.containment()
             asking = bool(config.bootstrap)
             _report_start(options, host, containment, url, has_run=has_run, asking=asking)
-            if not has_run and not config.bootstrap:
-                await trio.sleep_forever()
-            async with open_node(world, host, config, document=document) as node:
-                node.membership.me.update(version=_software())
-                _report_run(options, node.run, host, has_run=has_run)
-                sight.open(node)
-                async with trio.open_nursery() as nursery:
-                    if options.status is not None:
-                        nursery.start_soon(
-                            _report_health, node, start.roles, max(options.status, 0.05)
-                        )
-                    elif not options.json:
-                        nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
-                    await run_roles(node, start.roles)
+            joined = False
+            try:
+                if not has_run and not config.bootstrap:
+                    await trio.sleep_forever()
+                async with open_node(world, host, config, document=document) as node:
+                    joined = True
+                    node.membership.me.update(version=_software())
+                    _report_run(options, node.run, host, has_run=has_run)
+                    sight.open(node)
+                    async with trio.open_nursery() as nursery:
+                        if options.status is not None:
+                            nursery.start_soon(
+                                _report_health, node, start.roles, max(options.status, 0.05)
+                            )
+                        elif not options.json:
+                            nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
+                        await run_roles(node, start.roles)
+            except trio.Cancelled:
+                if not joined and not options.json:
+                    terminal.say(f"ended    no run was joined; {ENDED}")
+                raise
 
 
 def _software() -> str:
