@@ -80,7 +80,7 @@ class PeerClocks:
         """Ask ``peers``, and those that are connected, for as long as there are no members."""
         pause = ALONE
         while True:
-            await self._world.sleep(pause)
+            await self._world.sleep_until(self._world.now() + pause)
             pause = ASKED_EVERY
             if self._membership.size:
                 continue

@@ -53,11 +53,11 @@ class _Numbers:
             "Newest policy that is whole here; -1 if none is.",
             -1 if newest is None else newest,
         )
-        if newest is not None or self._scene.members:
+        if self._scene.members:
             yield self._members()
-        if newest is not None:  # before a node has a run, nothing of this is known
-            yield _gauge("shoal_connections", "Peers connected.", find(health, "connected"))
-            yield from _moved(health)
+        if "connected" in health:
+            yield _gauge("shoal_connections", "Peers connected.", health["connected"])
+        yield from _moved(health)
         for role, panels in self._panels.items():
             status = find(health, f"roles.{role}")
             if isinstance(status, Mapping):
@@ -82,18 +82,22 @@ class _Numbers:
 
 
 def _moved(health: Health) -> Iterator[Metric]:
+    """What SHARDCAST counts; nothing that is not in its status."""
+    stats = find(health, "shardcast")
+    known: Health = stats if isinstance(stats, Mapping) else {}
     family = CounterMetricFamily(
         "shoal_policy_bytes", "Bytes of policies moved, by direction.", labels=["direction"]
     )
     for name in _BYTES:
-        family.add_metric([name], _number(find(health, f"shardcast.{name}")))
+        if name in known:
+            family.add_metric([name], _number(known[name]))
     yield family
     for field in fields(ShardcastStats):
-        if field.name.startswith(("chunks_", "versions_")):
+        if field.name.startswith(("chunks_", "versions_")) and field.name in known:
             yield CounterMetricFamily(
                 f"shoal_policy_{field.name}",
                 f"Of SHARDCAST: {field.name.replace('_', ' ')}.",
-                value=_number(find(health, f"shardcast.{field.name}")),
+                value=_number(known[field.name]),
             )
 
 
