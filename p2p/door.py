@@ -147,7 +147,8 @@ def check_host(host: object) -> None:
 
 def check_fields(config: Any) -> None:
     """Raise `TypeError` that names the field of a dataclass whose value has another type."""
-    for name, hint in _hints(type(config)).items():
+    kind: Any = type(config)
+    for name, hint in _hints(kind).items():
         value, argument = getattr(config, name), f"{type(config).__name__}({name})"
         if typing.get_origin(hint) is tuple:
             check_each(argument, value, typing.get_args(hint)[0])
@@ -160,7 +161,7 @@ def check_fields(config: Any) -> None:
 
 
 @functools.cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: Any) -> dict[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in fields(kind)}
 

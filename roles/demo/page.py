@@ -37,8 +37,15 @@ INTERRUPTED: Final = "interrupted"
 class Cast(Protocol):
     """Node processes that play together."""
 
-    run: Run
-    children: Mapping[str, NodeProcess]
+    @property
+    def run(self) -> Run:
+        """What they play."""
+        ...
+
+    @property
+    def children(self) -> Mapping[str, NodeProcess]:
+        """By name."""
+        ...
 
     async def stop(self) -> None:
         """End all of them."""
