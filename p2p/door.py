@@ -14,7 +14,7 @@ import inspect
 import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, Final, TypeVar
 
@@ -98,10 +98,12 @@ def check_function(
     It must be async, or must not be, as far as that shows before it is called: a lambda, or an
     object that can be called, may return what is awaited.
     """
-    if not callable(function):
+    if not callable(function) or (is_async and isinstance(function, type)):
         raise TypeError(f"{argument} must be a function, not {_shown(function)}")
     name = getattr(function, "__name__", type(function).__name__)
     plain = function.func if isinstance(function, functools.partial) else function
+    if not inspect.isroutine(plain) and not isinstance(plain, type):
+        plain = getattr(plain, "__call__", plain)  # noqa: B004 - to look at how it is defined
     is_coroutine = inspect.iscoroutinefunction(plain)
     is_defined = isinstance(plain, types.FunctionType | types.MethodType) and name != "<lambda>"
     if is_async and is_defined and not is_coroutine:
@@ -148,10 +150,16 @@ def check_host(host: object) -> None:
 def check_fields(config: Any) -> None:
     """Raise `TypeError` that names the field of a dataclass whose value has another type."""
     kind: Any = type(config)
-    for name, hint in _hints(kind).items():
-        value, argument = getattr(config, name), f"{type(config).__name__}({name})"
+    check_values(kind, {name: getattr(config, name) for name in _hints(kind)})
+
+
+def check_values(kind: Any, values: Mapping[str, object]) -> None:
+    """Raise `TypeError` unless ``values`` have the types that the fields of ``kind`` have."""
+    hints = _hints(kind)
+    for name, value in values.items():
+        hint, argument = hints.get(name), f"{kind.__name__}({name})"
         if typing.get_origin(hint) is tuple:
-            check_each(argument, value, typing.get_args(hint)[0])
+            check_each(argument, value, typing.get_args(hint)[0])  # type: ignore[arg-type]
         elif hint is float:
             check(argument, value, int, float)
             if value != value:
@@ -174,4 +182,6 @@ def _shown(value: object) -> str:
         return f"{value!r:.{MAX_SHOWN}}"
     if isinstance(value, bytes):
         return "bytes" if type(value) is bytes else f"a {type(value).__name__}"
-    return f"a {type(value).__name__}" if not callable(value) else "a function"
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return "a function" if inspect.isroutine(value) else f"a {type(value).__name__}"

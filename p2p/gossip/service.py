@@ -172,7 +172,9 @@ class Gossip:
         if subscription is None:
             return Validity.IGNORE
         try:
-            return subscription.validate(author, data)
+            validity = subscription.validate(author, data)
+            check("the answer of validate", validity, Validity)
+            return validity
         except BadMessage as error:
             logger.info("gossip.rejected topic=%s author=%r reason=%s", topic, author, error)
             return Validity.REJECT

@@ -12,7 +12,14 @@ from typing import Any, Final
 import trio
 
 from p2p.concurrency import Notifier, open_bare_nursery
-from p2p.door import check, check_each, check_function, check_host, check_world
+from p2p.door import (
+    check,
+    check_each,
+    check_function,
+    check_host,
+    check_values,
+    check_world,
+)
 from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
 from p2p.host import Host, PeerEvent, PeerState
@@ -82,6 +89,7 @@ class LocalProfile:
         A change of roles, run or policy is told at once, the others with the next heartbeat.
         Raises `ValueError` if a value is out of range, `TypeError` if there is no such field.
         """
+        check_values(Profile, fields)
         profile = replace(self._profile, **fields)
         if profile != self._profile:
             self._profile = profile

@@ -12,7 +12,7 @@ import pydoc
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,18 @@ PEERS = (PEER, [str(PEER), PEER.digest, None, 7])
 PROTOCOL = (ECHO, [b"/example/echo/1.0.0", None, 7, "echo", "", "/a b"])
 SIZE = (100, [-1, "100", 1.5, None])
 SECONDS = (60.0, ["60", None, math.nan, -1.0, 0.0])
-ASYNC = (serve, [take, hear, None, "serve", answer, lambda: None])
+
+
+class Callable1:
+    """An object that is called, and not async."""
+
+    def __call__(self, stream: object) -> None: ...
+
+
+ASYNC = (
+    serve,
+    [take, hear, None, "serve", answer, lambda: None, Callable1(), Callable1, partial(hear)],
+)
 TAKES = (take, [answer, None, hear, "take"])
 HEARS = (hear, [serve, None, take, "hear"])
 REAL = object()
@@ -151,6 +162,11 @@ METHODS: dict[str, Arguments] = {
     "dht.forget": {"namespace": TEXT, "name": BYTES},
     "dht.find_peer": {"peer": PEERS},
     "membership.join": {"addrs": ([], [str(ADDR), ADDR, [7], ["here"], None])},
+    "membership.me.update": {
+        "roles": (("echo",), ["echo", [b"echo"], None]), "run": (b"", ["run", None]),
+        "policy": (1, ["1", 1.5, None]), "version": ("1", [b"1", None]),
+        "addrs": ((), [str(ADDR), [str(ADDR)], None]), "load": (0.5, ["1", None, math.nan]),
+    },
     "membership.on_change": {"listener": HEARS},
     "membership.find": {"role": TEXT},
     "membership.interest": {"peers": ([PEER], [PEER, [str(PEER)], None])},
@@ -239,8 +255,8 @@ async def test_every_method_names_the_argument_that_is_wrong(tmp_path: Path) -> 
         owners = {"host": host, "gossip": gossip, "dht": dht, "membership": membership}
 
         def found(entry: str) -> Any:
-            owner, method = entry.split(".")
-            return getattr(owners[owner], method)
+            owner, *methods = entry.split(".")
+            return reduce(getattr, methods, owners[owner])
 
         await check_all(METHODS, found)
 
@@ -265,6 +281,25 @@ def test_the_tables_have_every_public_argument() -> None:
         if argument not in {"self", *UNCHECKED, *table.get(entry, {})}
     ]
     assert lacking == ["host.running(addrs)"], "which is for `open_host`"
+
+
+async def test_a_validator_that_says_nothing_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Its None was neither yes nor no."""
+    network = p2p.MemoryNetwork()
+    async with (
+        p2p.open_world() as world,
+        p2p.open_host(network=network, listen=["/memory/0"], world=world) as host,
+        p2p.open_gossip(world, host) as gossip,
+        p2p.open_world() as there,
+        p2p.open_host(network=network, listen=["/memory/0"], world=there) as peer,
+        p2p.open_gossip(there, peer) as other,
+    ):
+        gossip.subscribe("topic", take, take)  # type: ignore[arg-type]
+        await host.connect_addr(peer.addrs[0])
+        with trio.fail_after(60):
+            while "the answer of validate must be a Validity, not None" not in caplog.text:
+                other.publish("topic", b"news")
+                await world.sleep(0.1)
 
 
 async def test_a_stream_names_the_argument_that_is_wrong() -> None:
