@@ -193,6 +193,8 @@ def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
         trainers, key=lambda one: int(one.get("step", -1)), default={}
     )
     peers = f"{len(nodes)} peers on this machine"
+    if trainer.get("algorithm") == "diloco" and trainer["step"] < 0:
+        return f"{peers} find each other; the trainers read their text."
     if trainer.get("algorithm") == "diloco":
         rounds = f"{trainer['step']} of {trainer.get('steps')}"
         return f"{peers} pre-train one model: round {rounds}."

@@ -140,7 +140,7 @@ def work_of(roles: Any) -> str:
     if "trainer" in roles:
         health = roles["trainer"]
         if health.get("algorithm") == "diloco":
-            return f"round {health['step']}"
+            return f"round {health['step']}" if health["step"] >= 0 else "starts"
         if "pooled" not in health:
             return "starts"
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from roles.demo.command import main
+from roles.demo.page import says
 from roles.demo.pretraining import (
     KILLED,
     LATE,
@@ -20,6 +21,7 @@ from roles.demo.pretraining import (
     figures,
     report,
 )
+from roles.demo.view import work_of
 from roles.run import decode_run_untrusted
 from roles.trainer.config import TrainerConfig
 from roles.trainer.role import DilocoMember, Trainer
@@ -125,6 +127,8 @@ async def test_a_health_is_of_pretraining_once_the_run_is_read(tmp_path: Path) -
             nodes.children[TRAINERS[0]].status = {"roles": {"trainer": health}}
             draw(nodes, 1.0)
             assert figures(nodes)["losses"] == []
+            assert "-1" not in says({"trainer-1": {"roles": {"trainer": health}}})
+            assert work_of({"trainer": health}) == "starts"
 
 
 def test_a_loss_that_does_not_fall_is_named(tmp_path: Path) -> None:
