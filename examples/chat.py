@@ -31,4 +31,7 @@ async def main(name, *others):
             gossip.publish(ROOM, f"{name}: {line.strip()}".encode())
 
 
-trio.run(main, *sys.argv[1:])
+try:
+    trio.run(main, *sys.argv[1:])
+except KeyboardInterrupt:
+    print("left the room; the same line comes back")

@@ -49,10 +49,13 @@ async def take(addr, path):
 
 
 if __name__ == "__main__":
-    match sys.argv[1:]:
-        case ["give", path]:
-            trio.run(give, Path(path))
-        case ["take", addr, path]:
-            trio.run(take, addr, Path(path))
-        case _:
-            sys.exit(__doc__)
+    try:
+        match sys.argv[1:]:
+            case ["give", path]:
+                trio.run(give, Path(path))
+            case ["take", addr, path]:
+                trio.run(take, addr, Path(path))
+            case _:
+                sys.exit(__doc__)
+    except KeyboardInterrupt:
+        sys.exit("interrupted; the same line begins again")

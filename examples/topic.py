@@ -25,4 +25,7 @@ async def main(name):
             gossip.publish(TOPIC, f"fine, says {name}".encode())
 
 
-trio.run(main, *sys.argv[1:])
+try:
+    trio.run(main, *sys.argv[1:])
+except KeyboardInterrupt:
+    print("left the topic; the same line comes back")

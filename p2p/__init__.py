@@ -19,12 +19,12 @@ The three seams, which everything else is written against: `host` (authenticated
 messages, streams), `world` (clock, chance, disk, workers, signer), `network` (raw byte
 streams).
 
-Names and bytes, pure: `errors` (each says whose fault it is), `identity` (keys and `PeerId`),
-`multiaddr`, `wire` (frames, msgpack read with distrust), `protobuf`, `policy` (how versions are
-numbered), `naming` (files beside others), `bounded` (the dictionary and the token buckets that
-bound what peers cause), `offence` (what misbehaviour costs), `own_time` (time without that for
-which the process was stopped). And not pure: `concurrency` (what tasks wait for), `patience`
-(deadlines in own time).
+Names and bytes, pure: `errors` (each says whose fault it is), `door` (what embedding programs
+pass, checked), `identity` (keys and `PeerId`), `multiaddr`, `wire` (frames, msgpack read with
+distrust), `protobuf`, `policy` (how versions are numbered), `naming` (files beside others),
+`bounded` (the dictionary and the token buckets that bound what peers cause), `offence` (what
+misbehaviour costs), `own_time` (time without that for which the process was stopped). And not
+pure: `concurrency` (what tasks wait for), `patience` (deadlines in own time).
 
 The host of production, a package with a map of its own: `swarm`, a `Host` on any network, above
 `transport`, which proves and multiplexes connections. `machine` is the world of production;
@@ -52,6 +52,7 @@ newcomer calls `open_host`, `Host.connect_addr` and the first two kinds.
 """
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING
 
 from p2p.errors import (
@@ -59,11 +60,13 @@ from p2p.errors import (
     ConfigError,
     LimitExceeded,
     LocalProtocolError,
+    MissingDependency,
     PeerUnreachable,
     ProtocolError,
     ProtocolNotSupported,
     RemoteProtocolError,
     ShoalError,
+    StorageError,
     WrongPeer,
 )
 from p2p.host import (
@@ -104,8 +107,16 @@ _SERVICES = {
 """The services that `__getattr__` imports on first use, by module."""
 
 
+def __dir__() -> list[str]:
+    """What is imported on first use is listed, too: ``help(p2p)`` shows it."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
-    """Import a service when it is first asked for; ``__version__`` is the installed version."""
+    """Import a service, or a module of this package, when it is first asked for.
+
+    ``__version__`` is the installed version.
+    """
     if name == "__version__":
         return importlib.import_module("importlib.metadata").version("shoal")
     for module, names in _SERVICES.items():
@@ -113,6 +124,8 @@ def __getattr__(name: str) -> object:
             found: object = getattr(importlib.import_module(module), name)
             globals()[name] = found
             return found
+    if not name.startswith("_") and importlib.util.find_spec(f"p2p.{name}"):
+        return importlib.import_module(f"p2p.{name}")
     raise AttributeError(f"module 'p2p' has no attribute {name!r}")
 
 
@@ -136,6 +149,7 @@ __all__ = [
     "MembershipConfig",
     "MemoryNetwork",
     "MessageHandler",
+    "MissingDependency",
     "Multiaddr",
     "Namespace",
     "Network",
@@ -149,6 +163,7 @@ __all__ = [
     "Record",
     "RemoteProtocolError",
     "ShoalError",
+    "StorageError",
     "Stream",
     "StreamHandler",
     "SwarmConfig",

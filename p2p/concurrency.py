@@ -6,7 +6,8 @@ only in private (`trio._util.ConflictDetector`) or under another name (`trio.low
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 import trio
@@ -22,6 +23,27 @@ def require_trio() -> None:
             "Shoal runs on trio: start with trio.run(main), or, inside an asyncio program, with"
             " trio's guest mode (trio.lowlevel.start_guest_run)"
         )
+
+
+@asynccontextmanager
+async def open_bare_nursery() -> AsyncIterator[trio.Nursery]:
+    """Open a nursery for a block that is another's: what the block raises comes out as it was.
+
+    trio wraps it in a group, so that who writes ``except KeyboardInterrupt`` around a program
+    in four of our blocks would catch nothing. What our own tasks raise stays in its group.
+    """
+    failure: BaseException | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+            try:
+                yield nursery
+            except BaseException as error:
+                failure = error
+                raise
+    except BaseExceptionGroup as group:
+        if failure is not None and group.exceptions == (failure,):
+            raise failure from failure.__cause__
+        raise
 
 
 class Notifier:

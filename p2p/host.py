@@ -17,7 +17,8 @@ from typing import Final, Protocol
 
 import trio
 
-from p2p.errors import BadMessage, LimitExceeded
+from p2p.door import check, check_function, check_has, check_host, check_number
+from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
 from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
@@ -172,10 +173,21 @@ class PeerFinders:
             await find(peer)
 
 
-def check_unserved(protocol: str, served: Container[ProtocolId]) -> ProtocolId:
-    """The protocol id that ``protocol`` spells. Raises `ValueError` if it spells none, or one
-    that is ``served`` already."""
+def check_handler(
+    protocol: str,
+    served: Container[ProtocolId],
+    handler: object,
+    *,
+    takes_messages: bool = False,
+) -> ProtocolId:
+    """Return the protocol id that ``protocol`` spells, for a handler that is to be added.
+
+    Raises:
+        ValueError: ``protocol`` spells none, or one that is ``served`` already.
+        TypeError: ``handler`` cannot serve streams, or take messages.
+    """
     checked = check_protocol(protocol)
+    check_function("handler", handler, 1 + takes_messages, is_async=not takes_messages)
     if checked in served:
         raise ValueError(f"{protocol} is served already: end the block that serves it first")
     return checked
@@ -184,6 +196,7 @@ def check_unserved(protocol: str, served: Container[ProtocolId]) -> ProtocolId:
 def check_protocol(protocol: str) -> ProtocolId:
     """The protocol id that ``protocol`` spells. Raises `ValueError` if no peer could ask for
     it: multistream has ids in lines of text."""
+    check("protocol", protocol, str)
     if (
         not (protocol.startswith("/") and protocol.isascii() and protocol.isprintable())
         or " " in protocol
@@ -196,6 +209,17 @@ def check_protocol(protocol: str) -> ProtocolId:
             f"a protocol id of {len(protocol)} characters is too long (at most {MAX_PROTOCOL})"
         )
     return ProtocolId(protocol)
+
+
+def check_message(peer: PeerId, protocol: str, message: bytes) -> None:
+    """Raise `TypeError` or `LocalProtocolError` unless this may be sent."""
+    if not (isinstance(peer, PeerId) and isinstance(message, bytes | bytearray | memoryview)):
+        check("peer", peer, PeerId)
+        check("message", message, bytes, bytearray, memoryview)
+    if not isinstance(protocol, str):
+        check("protocol", protocol, str)
+    if len(message) > MAX_MESSAGE:
+        raise LocalProtocolError(f"a message of {len(message)} bytes (at most {MAX_MESSAGE})")
 
 
 class Host(Protocol):
@@ -247,16 +271,27 @@ class Host(Protocol):
         address."""
         ...
 
-    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol`` while the host is open; replaces an earlier
-        handler."""
+    def set_handler(
+        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+    ) -> None:
+        """Serve incoming streams of ``protocol`` while the host is open.
+
+        Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
+        """
         ...
 
     def set_message_handler(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: MessageHandler,
+        *,
+        max_message: int = MAX_MESSAGE,
+        replaces: bool = False,
     ) -> None:
-        """Take incoming messages of ``protocol`` while the host is open; replaces an earlier
-        handler."""
+        """Take incoming messages of ``protocol`` while the host is open.
+
+        Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
+        """
         ...
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
@@ -329,6 +364,8 @@ class Host(Protocol):
 
 async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
     """Send one length-prefixed frame."""
+    check_has("stream", stream, "stream", "send_all")
+    check("payload", payload, bytes, bytearray, memoryview)
     if len(payload) < _SHARED:
         await stream.send_all(frame(payload))
     else:
@@ -347,9 +384,12 @@ async def request(
     """One question, one answer, on a stream of its own. The caller sets the deadline.
 
     Raises `PeerUnreachable`, `ProtocolNotSupported`, `trio.BrokenResourceError` when the peer
-    goes away, `BadMessage` when it answers with anything but one frame of at most ``max_reply``
-    bytes.
+    goes away, `LimitExceeded` while 256 streams to it are open, `BadMessage` when it answers
+    with anything but one frame of at most ``max_reply`` bytes.
     """
+    check_host(host)
+    check("payload", payload, bytes, bytearray, memoryview)
+    check_number("max_reply", max_reply)
     stream = await host.open_stream(peer, protocol)
     async with stream:
         try:
@@ -419,11 +459,14 @@ def serve_requests(
     answer: Callable[[PeerId, bytes], Awaitable[bytes]], *, max_request: int = MAX_MESSAGE
 ) -> StreamHandler:
     """A `StreamHandler` that answers each frame of a stream with one frame."""
+    check_function("answer", answer, 2, is_async=True)
+    check_number("max_request", max_request)
 
     async def serve(stream: Stream) -> None:
         receiver = FrameReceiver(stream, max_request)
         while (payload := await receiver.receive()) is not None:
             reply = await answer(stream.peer, payload)
+            check("the reply of answer", reply, bytes, bytearray, memoryview)
             del payload  # neither is kept while the peer takes its time
             await send_frame(stream, reply)
             del reply

@@ -14,6 +14,7 @@ from typing import Final, NewType, Protocol, Self
 import nacl.exceptions
 import nacl.signing
 
+from p2p.door import check
 from p2p.errors import BadMessage
 
 ProtocolId = NewType("ProtocolId", str)
@@ -80,6 +81,8 @@ class PeerId(bytes):
 
     def __new__(cls, digest: bytes) -> Self:
         """Name the peer whose identity multihash this is."""
+        if not isinstance(digest, bytes):
+            check("digest", digest, bytes)
         if len(digest) != PEER_ID_BYTES or not digest.startswith(_PEER_ID_PREFIX):
             raise ValueError(
                 "a PeerId is the identity multihash of an Ed25519 public key (38 bytes)"
@@ -89,11 +92,13 @@ class PeerId(bytes):
     @classmethod
     def from_public_key(cls, public_key: bytes) -> PeerId:
         """``public_key`` is the 32 raw bytes of an Ed25519 key."""
+        check("public_key", public_key, bytes)
         return cls(_PEER_ID_PREFIX + public_key)
 
     @classmethod
     def from_base58(cls, text: str) -> PeerId:
         """Raise `ValueError` unless ``text`` is a base58 Ed25519 PeerId (12D3Koo...)."""
+        check("text", text, str)
         return _from_base58(text)
 
     @property
@@ -186,11 +191,12 @@ def _domain_prefix(domain: str) -> bytes:
 
 
 class KeyPair:
-    """An Ed25519 key pair (a `Signer`)."""
+    """An Ed25519 key pair (a `p2p.identity.Signer`)."""
 
     __slots__ = ("_key", "_peer_id")
 
     def __init__(self, seed: bytes) -> None:
+        check("seed", seed, bytes)
         if len(seed) != SEED_BYTES:
             raise ValueError(f"an Ed25519 seed is {SEED_BYTES} bytes, not {len(seed)}")
         self._key = nacl.signing.SigningKey(seed)
@@ -208,10 +214,13 @@ class KeyPair:
 
     def sign(self, domain: str, payload: bytes) -> bytes:
         """Return the 64-byte signature of ``payload``, valid under ``domain`` only."""
+        check("domain", domain, str)
+        check("payload", payload, bytes)
         return self.sign_raw(signed_bytes(domain, payload))
 
     def sign_raw(self, data: bytes) -> bytes:
         """Sign bytes as they are: for foreign protocols that bring their own prefix."""
+        check("data", data, bytes)
         return self._key.sign(data).signature
 
     def __repr__(self) -> str:

@@ -28,7 +28,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from p2p.concurrency import Notifier
+from p2p.concurrency import Notifier, open_bare_nursery, require_trio
+from p2p.door import check
 from p2p.errors import StorageError, Unnameable
 from p2p.identity import SEED_BYTES, KeyPair, Signer, Verify, verify
 from p2p.naming import unencodable
@@ -152,6 +153,8 @@ class RealWorld:
         self._order = itertools.count()
         self._sooner = Notifier()
         self._workers = WorkerStarter(folder, keys=[folder / KEY])
+        self.is_closed = False
+        """Whether the block that it was opened for has ended: no timer rings any more."""
 
     def now(self) -> float:
         """Monotonic seconds."""
@@ -548,7 +551,7 @@ def _key_checksum(seed: bytes) -> bytes:
 
 @asynccontextmanager
 async def open_world(
-    data: Path | None = None,
+    data: Path | str | None = None,
     key: KeyPair | None = None,
     *,
     trims: bool = False,
@@ -558,12 +561,21 @@ async def open_world(
     if None).
 
     A process that is a node and nothing else ``trims``: it gives freed memory back every
-    `TRIM_EVERY` seconds, and looks for garbage in cycles every `COLLECT_EVERY`. ``mounts`` are
-    places elsewhere (`RealDisk`)."""
+    second, and looks for garbage in cycles every ten. ``mounts`` are places elsewhere
+    (`p2p.machine.RealDisk`)."""
+    require_trio()
+    if data is not None:
+        check("data", data, Path, str)
+    if key is not None:
+        check("key", key, KeyPair)
     with contextlib.ExitStack() as stack:
-        folder = data or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        folder = (
+            Path(data)
+            if data
+            else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="shoal-")))
+        )
         world = RealWorld(key or load_or_create_key(folder / KEY), folder, mounts)
-        async with trio.open_nursery() as nursery:
+        async with open_bare_nursery() as nursery:
             nursery.start_soon(world.run_timers)
             if trims:
                 stack.enter_context(full_collections_by_hand())
@@ -572,4 +584,5 @@ async def open_world(
             try:
                 yield world
             finally:
+                world.is_closed = True
                 nursery.cancel_scope.cancel()

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from p2p.door import check, check_number
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import PeerId
 from p2p.wire import decode_varint_untrusted, encode_varint
@@ -78,6 +79,7 @@ class Multiaddr:
     parts: tuple[tuple[str, str], ...]
 
     def __post_init__(self) -> None:
+        check("parts", self.parts, tuple)
         if not self.parts:
             raise ValueError("an address is empty; write for example /ip4/127.0.0.1/tcp/4001")
         for name, value in self.parts:
@@ -95,6 +97,7 @@ class Multiaddr:
     @classmethod
     def parse(cls, text: str) -> Multiaddr:
         """Raise `ValueError` naming what is wrong in ``text``."""
+        check("text", text, str)
         if len(text) > MAX_MULTIADDR:
             raise ValueError(
                 f"an address of {len(text)} characters is too long (at most {MAX_MULTIADDR})"
@@ -109,6 +112,8 @@ class Multiaddr:
     @classmethod
     def tcp(cls, host: str, port: int) -> Multiaddr:
         """The address of a TCP port on an IP address."""
+        check("host", host, str)
+        check_number("port", port, 0, 0xFFFF)
         family = "ip6" if ":" in host else "ip4"
         return cls(((family, host), ("tcp", str(port))))
 
@@ -125,6 +130,7 @@ class Multiaddr:
 
     def with_peer(self, peer: PeerId) -> Multiaddr:
         """The same place, with ``peer`` as the one who must answer."""
+        check("peer", peer, PeerId)
         return Multiaddr((*self.transport.parts, ("p2p", str(peer))))
 
     @property
@@ -242,6 +248,7 @@ def _take_varint(data: bytes, offset: int) -> tuple[int, int]:
 def as_multiaddr(addr: Multiaddr | str, purpose: str) -> Multiaddr:
     """``addr``, read if it is text. Raises `ConfigError` that says what it was to be used for:
     ``dial``, ``listen``."""
+    check("addr", addr, Multiaddr, str)
     try:
         return addr if isinstance(addr, Multiaddr) else Multiaddr.parse(addr)
     except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeVar, cast, runtime_checkable
 
 import msgpack
 
+from p2p.door import check, check_has, check_number
 from p2p.errors import BadMessage
 
 KI: Final = 1024
@@ -64,6 +65,7 @@ def decode_varint_untrusted(
 
 def frame(payload: bytes | bytearray | memoryview) -> bytes:
     """``payload`` behind its length."""
+    check("payload", payload, bytes, bytearray, memoryview)
     return encode_varint(len(payload)) + bytes(payload)
 
 
@@ -75,6 +77,7 @@ class FrameParser:
     """
 
     def __init__(self, max_bytes: int) -> None:
+        check_number("max_bytes", max_bytes)
         self._max_bytes = max_bytes
         self._buffer = bytearray()
 
@@ -148,6 +151,7 @@ class FrameReader:
     """
 
     def __init__(self, stream: _Receives, max_bytes: int) -> None:
+        check_has("stream", stream, "stream", "receive_some")
         self._stream = stream
         self._parser = FrameParser(max_bytes)
         self._holder = cast("Holds", stream) if _holds(type(stream)) else None

@@ -124,8 +124,8 @@ class Worker(Protocol):
     """A worker process of this node: one request in, one reply out."""
 
     async def call(self, request: bytes) -> bytes:
-        """Raises `WorkerDied` if the process ended. One call at a time; others wait their
-        turn.
+        """Raises `p2p.errors.WorkerDied` if the process ended. One call at a time; others wait
+        their turn.
         """
         ...
 
@@ -188,14 +188,14 @@ class World(Protocol):
 
         ``confined`` says what it may reach and use; without it, it is a program like any other.
         It is killed when the block ends, and ends by itself when its standard input does.
-        Raises `WorkerNotStarted`, and `WorkerDied` from `Worker.call`. Simulations have no
-        processes: there it is a bug.
+        Raises `p2p.errors.WorkerNotStarted`, and `p2p.errors.WorkerDied` from
+        `p2p.world.Worker.call`. Simulations have no processes: there it is a bug.
         """
         ...
 
     async def containment(self) -> Containment:
         """How this machine contains workers that are confined. Simulations, which have none,
-        say that nothing does. Raises `WorkerNotStarted` where it cannot be tried."""
+        say that nothing does. Raises `p2p.errors.WorkerNotStarted` where it cannot be tried."""
         ...
 
     def trace(self, name: str, **fields: object) -> None:

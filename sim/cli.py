@@ -25,6 +25,7 @@ from rich.table import Column, Table
 
 from p2p.errors import ConfigError, ShoalError
 from p2p.node.usage import (
+    BEGINS_AGAIN,
     FAILED,
     INTERRUPTED,
     STANDARD_OUTPUT,
@@ -92,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns 0, 1 when an expectation or the simulation fails, 2 when the command makes no sense,
     3 when this machine has no level 3, 130 after Ctrl-C.
     """
-    return interruptible(partial(_main, sys.argv[1:] if arguments is None else list(arguments)))
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    return interruptible(partial(_main, given), BEGINS_AGAIN)
 
 
 def _main(arguments: list[str]) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from p2p.dht.messages import MAX_CONTACTS
 from p2p.dht.record import MAX_ADDR_LIFETIME
 from p2p.dht.stamp import DIFFICULTY, MAX_DIFFICULTY
+from p2p.door import check_fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,7 @@ class DhtConfig:
     (`republish_interval`), and outlives us by an hour at most."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.difficulty <= MAX_DIFFICULTY:
             raise ValueError(f"difficulty is 0 to {MAX_DIFFICULTY} bits")
         if not 1 <= self.replicas <= self.bucket_size <= MAX_CONTACTS:

@@ -16,7 +16,7 @@ from typing import Final
 
 import trio
 
-from p2p.concurrency import AutoResetEvent, Notifier
+from p2p.concurrency import AutoResetEvent, Notifier, open_bare_nursery
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
 from p2p.dht.core.events import (
@@ -52,6 +52,7 @@ from p2p.dht.record import (
     decode_addrs_untrusted,
 )
 from p2p.dht.stamp import check_stamp, make_stamp, stamp_cost
+from p2p.door import check, check_each, check_host, check_world
 from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
 from p2p.host import AddrSource, Host, PeerEvent, PeerState
@@ -148,7 +149,9 @@ class Dht:
         then. Raise `ValueError` if an address does not end in ``/p2p/``, `ConfigError` if text
         is no address.
         """
-        known = [self._introduce(peer) for peer in peers]
+        given = check_each("peers", peers, Multiaddr, PeerId, str)
+        self._check_open()
+        known = [self._introduce(peer) for peer in given]
         self._follow_addrs()
         outcome = await self._ask(lambda token: Join(token, tuple(known)))
         contacts = outcome.contacts if isinstance(outcome, Joined) else 0
@@ -169,10 +172,11 @@ class Dht:
         """Publish a record for ``lifetime`` seconds, republished while the DHT is open.
 
         Returns how many nodes took it. 0 copies is no error: it is republished when there is a
-        node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond
-        `MAX_PUBLICATIONS` records.
+        node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond 32
+        records (`p2p.dht.core.publications.MAX_PUBLICATIONS`).
         """
         self._check_put(namespace, name, value, lifetime)
+        self._check_open()
         async with self._slots:
             self._follow_addrs()
             wall = await self._wait_reserved()
@@ -189,6 +193,10 @@ class Dht:
         return outcome.copies if isinstance(outcome, Written) else 0
 
     def _check_put(self, namespace: str, name: bytes, value: bytes, lifetime: float) -> None:
+        check("namespace", namespace, str)
+        check("name", name, bytes)
+        check("value", value, bytes)
+        check("lifetime", lifetime, int, float)
         if not 0 < len(namespace) <= MAX_NAMESPACE or not namespace.isascii():
             raise ValueError(f"a namespace is 1 to {MAX_NAMESPACE} ASCII characters")
         if len(name) > MAX_NAME or len(value) > MAX_VALUE:
@@ -196,10 +204,19 @@ class Dht:
         known = self._namespaces.get(namespace)
         longest = MAX_LIFETIME if known is None else known.max_lifetime
         if not 1 <= lifetime <= longest:
-            raise ValueError(f"a {namespace} record lives 1 to {longest:.0f} seconds")
+            raise ValueError(
+                f"lifetime must be 1 to {longest:.0f} seconds for {namespace} records, not"
+                f" {lifetime:g}"
+            )
+
+    def _check_open(self) -> None:
+        if not self._driver.is_running:
+            raise trio.ClosedResourceError("this DHT is closed: its open_dht block has ended")
 
     def forget(self, namespace: str, name: bytes) -> None:
         """Stop republishing a record; it expires when its lifetime is over."""
+        check("namespace", namespace, str)
+        check("name", name, bytes)
         self._driver.feed(Forget(namespace, name))
 
     async def get(self, namespace: str, name: bytes) -> list[Record]:
@@ -208,6 +225,9 @@ class Dht:
 
         Takes at most `DhtConfig.timeout` seconds.
         """
+        check("namespace", namespace, str)
+        check("name", name, bytes)
+        self._check_open()
         async with self._slots:
             outcome = await self._ask(lambda token: Get(token, namespace, name))
         return list(outcome.records) if isinstance(outcome, Found) else []
@@ -215,6 +235,7 @@ class Dht:
     async def find_peer(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Where ``peer`` says it can be dialled, which the host learns as well; empty if no
         node knows."""
+        check("peer", peer, PeerId)
         records = await self.get(ADDR_NAMESPACE, peer.digest)
         addrs = [
             addr
@@ -252,7 +273,7 @@ class Dht:
         """Take messages, watch connections and keep the sequence number on disk ahead, for the
         length of the block. Callers that still wait at its end get no outcome."""
         host = self._host
-        async with trio.open_nursery() as nursery:
+        async with open_bare_nursery() as nursery:
             nursery.start_soon(self._keep_seqno)
             try:
                 with (
@@ -396,6 +417,11 @@ async def open_dht(
     ``namespaces`` describe what records may hold; addresses are built in. Raise
     `MissingDependency` if the package kademlia is not installed.
     """
+    check_world(world)
+    check_host(host)
+    if config is not None:
+        check("config", config, DhtConfig)
+    namespaces = check_each("namespaces", namespaces, Namespace)
     # Imported here: with kademlia comes asyncio, which a node without a DHT need not load.
     from p2p.dht.core.table import RoutingTable
 

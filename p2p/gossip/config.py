@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2p.door import check_fields
 from p2p.wire import KI, MIB
 
 
@@ -57,6 +58,7 @@ class GossipConfig:
     finds full and sends in one go."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 < self.low <= self.degree <= self.high <= 64:
             raise ValueError("the degrees must be 0 < low <= degree <= high <= 64")
         if not 0 <= self.outbound <= self.degree / 2:

@@ -7,6 +7,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 
+import trio
+
+from p2p.door import check, check_function, check_host, check_world
 from p2p.driver import Driver, on_host
 from p2p.errors import BadMessage
 from p2p.gossip.config import GossipConfig
@@ -72,10 +75,14 @@ class Gossip:
         forwarded.
 
         A message can come again when its id has left the seen cache after two minutes, so a
-        validator answers `IGNORE` to a version that it has had. Raises `ValueError` if the
-        topic's name is empty or longer than 128 bytes, or if this node subscribes to 64 topics
-        already.
+        validator answers `Validity.IGNORE` to a version that it has had. Subscribing again
+        replaces both functions. Raises `ValueError` if the topic's name is empty or longer than
+        128 bytes, or if this node subscribes to 64 topics already.
         """
+        check("topic", topic, str)
+        check_function("validate", validate, 2)
+        check_function("deliver", deliver, 2)
+        self._check_open()
         event = Subscribe(topic)
         if topic not in self._subscriptions and len(self._subscriptions) >= MAX_TOPICS_OF_PEER:
             most = MAX_TOPICS_OF_PEER
@@ -85,6 +92,7 @@ class Gossip:
 
     def unsubscribe(self, topic: str) -> None:
         """Leave ``topic``; nothing if it was not subscribed to."""
+        check("topic", topic, str)
         self._subscriptions.pop(topic, None)
         self._driver.feed(Unsubscribe(topic))
 
@@ -94,7 +102,16 @@ class Gossip:
 
         Raises `ValueError` if ``data`` is larger than 256 KiB or the topic's name too long.
         """
+        check("topic", topic, str)
+        check("data", data, bytes)
+        self._check_open()
         self._driver.feed(Publish(topic, data))
+
+    def _check_open(self) -> None:
+        if not self._driver.is_running:
+            raise trio.ClosedResourceError(
+                "this gossip is closed: its open_gossip block has ended"
+            )
 
     @property
     def topics(self) -> Mapping[str, tuple[PeerId, ...]]:
@@ -155,7 +172,9 @@ class Gossip:
         if subscription is None:
             return Validity.IGNORE
         try:
-            return subscription.validate(author, data)
+            validity = subscription.validate(author, data)
+            check("the answer of validate", validity, Validity)
+            return validity
         except BadMessage as error:
             logger.info("gossip.rejected topic=%s author=%r reason=%s", topic, author, error)
             return Validity.REJECT
@@ -168,6 +187,10 @@ async def open_gossip(
     config: GossipConfig | None = None,
 ) -> AsyncIterator[Gossip]:
     """Publish and subscribe on ``host`` for the length of the block."""
+    check_world(world)
+    check_host(host)
+    if config is not None:
+        check("config", config, GossipConfig)
     config = config or GossipConfig()
     if world.buggify("gossip/thin mesh"):
         config = replace(config, low=min(2, config.low), degree=config.low)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from p2p.door import check_fields
 from p2p.membership.heartbeat import MAX_INTERVAL, MIN_INTERVAL
 from p2p.membership.messages import MAX_HOPS
 
@@ -58,6 +59,7 @@ class MembershipConfig:
         return self.passive + self.active
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not MIN_INTERVAL <= self.interval <= MAX_INTERVAL:
             raise ValueError(
                 f"interval is {MIN_INTERVAL} to {MAX_INTERVAL} s, not {self.interval}",

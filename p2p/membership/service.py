@@ -11,7 +11,15 @@ from typing import Any, Final
 
 import trio
 
-from p2p.concurrency import Notifier
+from p2p.concurrency import Notifier, open_bare_nursery
+from p2p.door import (
+    check,
+    check_each,
+    check_function,
+    check_host,
+    check_values,
+    check_world,
+)
 from p2p.driver import Driver, on_host
 from p2p.errors import StorageError
 from p2p.host import Host, PeerEvent, PeerState
@@ -81,6 +89,7 @@ class LocalProfile:
         A change of roles, run or policy is told at once, the others with the next heartbeat.
         Raises `ValueError` if a value is out of range, `TypeError` if there is no such field.
         """
+        check_values(Profile, fields)
         profile = replace(self._profile, **fields)
         if profile != self._profile:
             self._profile = profile
@@ -132,8 +141,9 @@ class Membership:
         return peer in self._core
 
     def shown_by(self, peer: PeerId) -> bytes:
-        """What ``peer``, or this node, shows for itself now (`Profile.stamp`); nothing if it is
-        no member."""
+        """What ``peer``, or this node, shows for itself now: its profile's stamp, or nothing if
+        it is no member."""
+        check("peer", peer, PeerId)
         own = peer == self._host.peer_id
         return self.me.profile.stamp if own else self._core.shown_by(peer)
 
@@ -145,6 +155,7 @@ class Membership:
 
     def find(self, role: str) -> list[Member]:
         """The members that run ``role``."""
+        check("role", role, str)
         return [member for member in self._core.members() if role in member.roles]
 
     @property
@@ -159,6 +170,7 @@ class Membership:
 
     def on_change(self, listener: Callable[[MemberEvent], None]) -> None:
         """Call ``listener`` (which must not block) on every change in who is a member."""
+        check_function("listener", listener, 1)
         self._listeners.append(listener)
 
     @property
@@ -173,7 +185,7 @@ class Membership:
         ``has_audience`` says whether others have such an interest in us, so that all of them
         are kept.
         """
-        self._driver.feed(Interest(tuple(peers), has_audience))
+        self._driver.feed(Interest(check_each("peers", peers, PeerId), has_audience))
 
     async def join(self, addrs: Sequence[Multiaddr | str]) -> None:
         """Join the swarm through ``addrs`` (or their text), each ending in ``/p2p/``; return
@@ -184,7 +196,12 @@ class Membership:
         ourselves. The first time it also asks the neighbours of longest standing of this node's
         last life.
         """
-        known = (as_multiaddr(addr, "join") for addr in addrs)
+        given = check_each("addrs", addrs, Multiaddr, str)
+        if not self._driver.is_running:
+            raise trio.ClosedResourceError(
+                "this membership is closed: its open_membership block has ended"
+            )
+        known = (as_multiaddr(addr, "join") for addr in given)
         others = tuple(addr for addr in known if addr.peer_id not in (None, self._core.peer))
         anchors, self._anchors = self._anchors, ()
         if others or anchors:
@@ -193,14 +210,15 @@ class Membership:
             await self.wait_neighbour()
 
     async def locate(self, peer: PeerId, among: Iterable[PeerId]) -> None:
-        """Ask up to `MAX_ASKED` connected peers ``among`` others for the heartbeat of ``peer``,
-        unless it is a member; return when it has come, or after `FIND_TIMEOUT`.
+        """Ask up to two connected peers ``among`` others for the heartbeat of ``peer``,
+        unless it is a member; return when it has come, or after 2 s.
 
         The host knows its addresses then. For `Host.finding`: who makes a roster has a
         heartbeat of everyone on it, and those on it know few of one another. Of a hundred that
         pulled 4 MB as soon as it was pushed, relays could dial half of their children after
         2 s, and a third never.
         """
+        check("peer", peer, PeerId)
         others = (one for one in among if one != peer and one in self._host.connected)
         asked = tuple(islice(others, MAX_ASKED))
         if not asked or peer in self._core:
@@ -298,6 +316,14 @@ async def open_membership(
     nor listened to. ``stamp`` proves our own work, and ``is_stamped`` says whether another's is
     enough; without it no peer needs one.
     """
+    check_world(world)
+    check_host(host)
+    if config is not None:
+        check("config", config, MembershipConfig)
+    check_function("may", may, 1)
+    check("stamp", stamp, bytes)
+    if is_stamped is not None:
+        check_function("is_stamped", is_stamped, 2)
     config = config or MembershipConfig()
     first = max(await _read_ceiling(world) + 1, int(world.wall() * 1000))
     await _write_ceiling(world, first + SEQNO_BLOCK)
@@ -312,7 +338,7 @@ async def open_membership(
         is_stamped=is_stamped,
     )
     anchors = await _read_anchors(world)
-    async with trio.open_nursery() as nursery:
+    async with open_bare_nursery() as nursery:
 
         def write(path: str, data: bytes) -> None:
             nursery.start_soon(_write, world, path, data)

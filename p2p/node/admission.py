@@ -117,6 +117,11 @@ class SignedRun(Admission, Protocol):
         ...
 
     @property
+    def joins_as(self) -> tuple[str, str]:
+        """The role that others join with, and in words who of them may; empty if all may."""
+        ...
+
+    @property
     def components(self) -> dict[str, dict[str, object]]:
         """Settings that must be the same on every node, by component (``shardcast``), over the
         local ones.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.sockets import open_faces
 from p2p.node.invite import MAX_TEXT, PREFIX, decode_invite_untrusted
-from p2p.node.live import LiveScreen, Terminal
+from p2p.node.live import ENDED, LiveScreen, Terminal
 from p2p.node.logs import FORMATS
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import NO_ROLE, load_roles, open_run_untrusted
@@ -282,20 +282,27 @@ async def _run_node(start: Start) -> None:
             containment = await world.containment()
             asking = bool(config.bootstrap)
             _report_start(options, host, containment, url, has_run=has_run, asking=asking)
-            if not has_run and not config.bootstrap:
-                await trio.sleep_forever()
-            async with open_node(world, host, config, document=document) as node:
-                node.membership.me.update(version=_software())
-                _report_run(options, node.run)
-                sight.open(node)
-                async with trio.open_nursery() as nursery:
-                    if options.status is not None:
-                        nursery.start_soon(
-                            _report_health, node, start.roles, max(options.status, 0.05)
-                        )
-                    elif not options.json:
-                        nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
-                    await run_roles(node, start.roles)
+            joined = False
+            try:
+                if not has_run and not config.bootstrap:
+                    await trio.sleep_forever()
+                async with open_node(world, host, config, document=document) as node:
+                    joined = True
+                    node.membership.me.update(version=_software())
+                    _report_run(options, node.run, host, has_run=has_run)
+                    sight.open(node)
+                    async with trio.open_nursery() as nursery:
+                        if options.status is not None:
+                            nursery.start_soon(
+                                _report_health, node, start.roles, max(options.status, 0.05)
+                            )
+                        elif not options.json:
+                            nursery.start_soon(LiveScreen(node, start.roles, terminal).run)
+                        await run_roles(node, start.roles)
+            except trio.Cancelled:
+                if not joined and not options.json:
+                    terminal.say(f"ended    no run was joined; {ENDED}")
+                raise
 
 
 def _software() -> str:
@@ -354,17 +361,9 @@ def _report_start(
     lines += [f"roles    {', '.join(options.role)}", f"data     {options.data}"]
     lines.append(f"sandbox  {containment}")
     lines += [f"page     {url}"] if url else []
-    if has_run and addrs:
-        best = max(host.addrs, key=reach_of)
-        lines.append(
-            f"next     others join with: shoal node --role inference --bootstrap {best}"
-        )
-        lines += [f"         ({REACH[reach_of(best)]})"] if reach_of(best) in REACH else []
-    elif has_run:
-        lines.append("next     this node listens nowhere: others cannot join through it")
-    elif asking:
+    if asking and not has_run:
         lines.append(f"next     {ASKING}; nothing to do")
-    else:
+    elif not has_run:
         lines.append(f"next     {NO_RUN}")
         lines.append("         (a run of your own: docs/running.md)")
     tell("\n".join(lines))
@@ -384,7 +383,7 @@ REACH: Final = {
 """What people are told about an address that not everyone can dial."""
 
 
-def _report_run(options: Options, run: SignedRun) -> None:
+def _report_run(options: Options, run: SignedRun, host: Host, *, has_run: bool) -> None:
     if options.json:
         fields = {
             "run": run.id.hex(),
@@ -394,9 +393,21 @@ def _report_run(options: Options, run: SignedRun) -> None:
         }
         tell(json.dumps({"event": "joined", **fields}))
         return
-    tell(
-        f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}\nowner    {run.owner}"
-    )
+    lines = [
+        f"run      {run.name}, id {run.id.hex()[:16]}, epoch {run.epoch}",
+        f"owner    {run.owner}",
+    ]
+    tell("\n".join([*lines, *(_ways_in(run, host) if has_run else ())]))
+
+
+def _ways_in(run: SignedRun, host: Host) -> Iterator[str]:
+    """How others join through this node."""
+    if not host.addrs:
+        yield "next     this node listens nowhere: others cannot join through it"
+        return
+    best, (role, who) = max(host.addrs, key=reach_of), run.joins_as
+    yield f"next     others join with: shoal node --role {role} --bootstrap {best}"
+    yield from (f"         ({note})" for note in (who, REACH.get(reach_of(best))) if note)
 
 
 async def _report_health(node: Node, roles: Sequence[Role], interval: float) -> None:

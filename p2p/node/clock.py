@@ -2,23 +2,100 @@
 
 A node whose clock is hours off is not believed, so it gets no heartbeat that would tell it. A
 peer that asks sends an empty frame and gets ``[wall]``, seconds since 1970, which heartbeats
-tell everybody else. Nothing is decided by the answer: `shoal doctor` shows it to a person.
+tell everybody else. Nothing is decided by the answer: a node that stays alone asks
+(`PeerClocks`), and `shoal doctor`, and each shows it to its person.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import statistics
+from collections.abc import Sequence
 from typing import Final
 
+import trio
+
+from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
+from p2p.membership import Membership
+from p2p.node.trouble import PEER_TROUBLE
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World
 
 CLOCK_PROTOCOL: Final = ProtocolId("/shoal/clock/1.0.0")
 MAX_REPLY: Final = 16
 """Bytes: a list of one float has ten."""
+
+TOLERANCE: Final = 300.0
+"""Seconds by which clocks may differ: what signed records allow for."""
+ALONE: Final = 20.0
+"""Seconds for which a node that has been told of peers may be alone before it asks them for the
+time: four heartbeats. Then again after each `ASKED_EVERY`."""
+ASKED_EVERY: Final = 60.0
+ASK_SECONDS: Final = 10.0
+"""For one peer to answer."""
+MAX_ASKED: Final = 3
+"""Peers that are asked: their median is told, so that one that lies tells nothing."""
+
+logger = logging.getLogger(__name__)
+
+
+class PeerClocks:
+    """What a node knows of its own clock, for people."""
+
+    def __init__(self, world: World, host: Host, membership: Membership) -> None:
+        self._world = world
+        self._host = host
+        self._membership = membership
+        self._ahead: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED)
+        """By how many seconds our clock is ahead of that of peers that were asked."""
+        self._told = ""
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong with this clock, if peers say so; else empty."""
+        if self._membership.clock_off is not None:
+            return str(self._membership.clock_off)
+        if self._membership.size or not self._ahead:
+            return ""
+        ahead = statistics.median(self._ahead.values())
+        if abs(ahead) <= TOLERANCE:
+            return ""
+        return (
+            f"the clock of this machine differs by about {abs(ahead):.0f} s from that of"
+            f" {len(self._ahead)} peers that were asked, and no peer believes its heartbeats:"
+            " set it by NTP"
+        )
+
+    def __str__(self) -> str:
+        count = self._membership.size or len(self._ahead)
+        if not count:
+            return "unknown: no peer has told the time"
+        return self.trouble or f"agrees with that of {count} peer{'s' * (count > 1)}"
+
+    async def ask_while_alone(self, peers: Sequence[PeerId]) -> None:
+        """Ask ``peers``, and those that are connected, for as long as there are no members."""
+        pause = ALONE
+        while True:
+            await self._world.sleep_until(self._world.now() + pause)
+            pause = ASKED_EVERY
+            if self._membership.size:
+                continue
+            for peer in dict.fromkeys((*self._host.connected, *peers)):
+                await self._ask(peer)
+            if self.trouble and self.trouble != self._told:
+                self._told = self.trouble
+                logger.warning("clock.off %s", self.trouble)
+
+    async def _ask(self, peer: PeerId) -> None:
+        try:
+            with trio.fail_after(ASK_SECONDS):
+                self._ahead.renew(peer, await clock_ahead(self._world, self._host, peer))
+        except PEER_TROUBLE as error:
+            logger.info("clock.not_told peer=%s reason=%s", peer, error)
 
 
 def serve_clock(world: World, host: Host) -> None:

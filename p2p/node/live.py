@@ -42,7 +42,9 @@ def scene_of(node: Node, roles: Sequence[Role]) -> Scene:
     """Policy, what the roles do and did, peers: what a person asks of a node that runs."""
     policy = _policy(node, int(node.shardcast.newest))
     told = tuple(progress_of(node, roles))
-    return Scene(policy=policy, peers=node.membership.size, roles=told)
+    return Scene(
+        policy=policy, peers=node.membership.size, clock=node.clocks.trouble, roles=told
+    )
 
 
 def _policy(node: Node, newest: int) -> str:

@@ -30,6 +30,7 @@ import trio
 
 from p2p.dht import open_dht
 from p2p.dht.stamp import check_stamp
+from p2p.door import check, check_each, check_function, check_host, check_world
 from p2p.errors import BadMessage, ConfigError
 from p2p.gossip import open_gossip
 from p2p.host import Host
@@ -39,7 +40,7 @@ from p2p.membership import Membership, open_membership
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
 from p2p.node.bearer import serve_admission, shown_by, take_invite
-from p2p.node.clock import serve_clock
+from p2p.node.clock import PeerClocks, serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.credential import decode_credential_untrusted
 from p2p.node.plugins import open_run_untrusted
@@ -72,7 +73,13 @@ async def open_node(
     over (this waits for one, for ever if need be: the caller sets the deadline). Raises
     `ConfigError` when there is no document and no peer to ask, or when a document is void.
     """
-    bootstrap = (*config.bootstrap, *bootstrap)
+    check_world(world)
+    check_host(host)
+    check("config", config, NodeConfig)
+    if document is not None:
+        check("document", document, bytes)
+    check_function("reader", reader, 2)
+    bootstrap = (*config.bootstrap, *check_each("bootstrap", bootstrap, Multiaddr))
     book = RunBook(world, reader)
     await book.load(document)
     if book.expired is not None and not bootstrap:
@@ -144,6 +151,7 @@ async def _open_services(
                 shardcast=shardcast,
                 ledger=ledger,
                 ledgers=ledgers,
+                clocks=PeerClocks(world, host, membership),
                 shunned=shunned,
             )
 

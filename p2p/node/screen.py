@@ -36,6 +36,8 @@ class Scene:
     policy: str
     """The newest that is whole here, and what is known of newer ones."""
     peers: int
+    clock: str = ""
+    """What is wrong with this machine's clock; empty if nothing is known to be."""
     roles: tuple[Progress, ...] = ()
 
     @property
@@ -48,6 +50,8 @@ class Scene:
         peers = "1 peer" if self.peers == 1 else f"{self.peers:,} peers"
         yield from head
         yield Fact("policy", f"{self.policy}; {peers}")
+        if self.clock:
+            yield Fact("clock", self.clock)
         yield from rest
 
 

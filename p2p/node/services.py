@@ -15,6 +15,7 @@ from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.border import Border
+from p2p.node.clock import PeerClocks
 from p2p.node.config import NodeConfig
 from p2p.node.rest import Rest
 from p2p.node.rundoc import RunBook
@@ -80,6 +81,8 @@ class Node:
     ledgers: LedgerExchange
     """What the run's officers have signed, as far as peers have told; nothing unless the run
     has nodes exchange it."""
+    clocks: PeerClocks
+    """What is known of this machine's clock."""
     shunned: Shunned
     """Whom roles have shut out: as the trainer, this node feeds them last."""
     border: Border = field(default_factory=Border)
@@ -143,7 +146,7 @@ class Node:
             "share": {
                 name: value for name, value in asdict(self.config.share).items() if value
             },
-            "clock": str(self.membership.clock_off or "agrees with the peers'"),
+            "clock": str(self.clocks),
             "connected": len(self.host.connected),
             "shardcast": {"newest": int(self.shardcast.newest), **asdict(self.shardcast.stats)},
             "two_stories": [str(author) for author in self.ledgers.forks],

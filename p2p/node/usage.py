@@ -201,8 +201,14 @@ _JUDGED: Final = (
 """What may end a command without being a bug, or hold one too deep to be printed."""
 
 
-def interruptible(command: Callable[[], int]) -> int:
+BEGINS_AGAIN: Final = "interrupted: nothing is kept, and the same line begins again"
+"""What a command says after Ctrl-C that has no use for half of its work."""
+
+
+def interruptible(command: Callable[[], int], said: str = "") -> int:
     """Run a command of a person at a keyboard and return its exit code (docs/exit-codes.md).
+    After Ctrl-C `said` is printed, for commands that have not said by themselves what was done,
+    and how it goes on.
 
     This is the border of every command line. It answers what the command itself did not catch:
 
@@ -219,10 +225,14 @@ def interruptible(command: Callable[[], int]) -> int:
         try:
             return _with_flushed_output(command)
         except _JUDGED as error:
-            return _judge(error)
+            if not is_interrupt(error):
+                return _judge(error)
+            ignore_interrupts()
     except KeyboardInterrupt:  # the second, before it could be ignored
         ignore_interrupts()
-        return INTERRUPTED
+    if said and sys.stderr is not None:
+        print(said, file=sys.stderr)  # noqa: T201 - one sentence for people
+    return INTERRUPTED
 
 
 def _with_flushed_output(command: Callable[[], int]) -> int:
@@ -241,9 +251,6 @@ def _with_flushed_output(command: Callable[[], int]) -> int:
 def _judge(error: BaseException) -> int:
     """Answer what ended a command; the exit code. Raise what is a bug, and `SystemExit`."""
     causes = list(leaves(error))
-    if is_interrupt(error):
-        ignore_interrupts()
-        return INTERRUPTED
     if all(isinstance(cause, ShoalError) for cause in causes):
         for message in dict.fromkeys(map(str, causes)):
             complain(message)

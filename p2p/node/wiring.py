@@ -133,6 +133,9 @@ class Wiring:
             nursery.start_soon(node.ledgers.run, self._tell_head)
             nursery.start_soon(self._join)
             nursery.start_soon(self._find)
+            named = [addr.peer_id for addr in self._bootstrap]
+            others = [peer for peer in named if peer not in (None, node.peer_id)]
+            nursery.start_soon(node.clocks.ask_while_alone, others)
 
     async def _follow_run(self, run: SignedRun) -> None:
         """A later edition of the run document may name other officers, and this node no

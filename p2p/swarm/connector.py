@@ -51,7 +51,7 @@ from p2p.swarm.core.limits import (
 from p2p.transport.connection import Connection, ConnectionConfig
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
-from p2p.transport.dial import race
+from p2p.transport.dial import DIAL_FAILURES, race
 from p2p.transport.stream import MuxedStream
 from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured, secure
@@ -395,9 +395,9 @@ class Connector:
             async with slots:
                 await dawdle(self._world, "connector/slow dial")
                 with trio.fail_after(timeout):
-                    ready, addr = await race(
-                        peer, self.gater.book.of(peer), partial(self._dial_addr, peer)
-                    )
+                    places = self.gater.places_to_dial(peer, self._world.now())
+                    ready, addr = await race(peer, places, partial(self._dial_addr, peer))
+            self.gater.addr_answered(peer, addr)
             if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
                 await trio.aclose_forcefully(ready)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
@@ -414,6 +414,13 @@ class Connector:
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+        try:
+            return await self._dial_as_known(peer, addr)
+        except DIAL_FAILURES:
+            self.gater.addr_failed(peer, addr, self._world.now())
+            raise
+
+    async def _dial_as_known(self, peer: PeerId, addr: Multiaddr) -> _Ready:
         if addr in self.gater.book.certain(peer):
             return await self._dial_place(peer, addr)
         group, now = group_of(addr), self._world.now()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from p2p.door import check_host
 from p2p.errors import BadMessage
 from p2p.host import Host, Stream
 from p2p.identity import PeerId, ProtocolId
@@ -140,6 +141,7 @@ async def ping(host: TimedHost, peer: PeerId) -> float:
 
     Raises `PeerUnreachable`, `ProtocolNotSupported`, `BadMessage` if the echo differs.
     """
+    check_host(host)
     async with await host.open_stream(peer, PING_ID) as stream:
         question = host.world.entropy(PING_BYTES)
         start = host.world.now()

@@ -17,6 +17,7 @@ many is refused for a while (`gater`). Every task lives in the host's nursery: w
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -26,7 +27,16 @@ from typing import Final
 import trio
 
 from p2p.bounded import TokenBucket
-from p2p.concurrency import leaves, require_trio
+from p2p.concurrency import leaves, open_bare_nursery, require_trio
+from p2p.door import (
+    check,
+    check_each,
+    check_fields,
+    check_function,
+    check_has,
+    check_number,
+    check_world,
+)
 from p2p.errors import (
     ConfigError,
     LimitExceeded,
@@ -46,8 +56,9 @@ from p2p.host import (
     PeerState,
     Stream,
     StreamHandler,
+    check_handler,
+    check_message,
     check_protocol,
-    check_unserved,
 )
 from p2p.identity import KeyPair, PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, as_multiaddr
@@ -118,6 +129,9 @@ class SwarmConfig:
     """What strangers may hold; over TCP less, if the operating system allows fewer
     descriptors."""
 
+    def __post_init__(self) -> None:
+        check_fields(self)
+
 
 class SwarmHost:
     """The local endpoint that owns all connections (a `p2p.host.Host`). Open it with
@@ -133,6 +147,7 @@ class SwarmHost:
         self._config = config
         self._static = StaticKey.create(key, world.entropy(32))
         self._nursery: trio.Nursery | None = None
+        self._is_over = False
         self._listeners: list[Listener] = []
         self._handlers: dict[ProtocolId, StreamHandler] = {}
         self._infos: dict[PeerId, identify.PeerInfo] = {}
@@ -196,38 +211,48 @@ class SwarmHost:
 
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
         """A connected peer's claims about itself, once it has sent them."""
+        check("peer", peer, PeerId)
         return self._infos.get(peer)
 
-    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
-        id.
-        """
-        checked = check_protocol(protocol)
+    def set_handler(
+        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+    ) -> None:
+        """Serve incoming streams of ``protocol``; see `Host.set_handler`."""
+        self._check_open()
+        checked = check_handler(protocol, () if replaces else self._handlers, handler)
         self._message_handlers.pop(checked, None)
         self._handlers[checked] = handler
 
     def set_message_handler(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: MessageHandler,
+        *,
+        max_message: int = MAX_MESSAGE,
+        replaces: bool = False,
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes.
 
         A peer has one stream for them: when it opens another, the newest counts, as in
         go-libp2p-pubsub.
         """
-        checked = check_protocol(protocol)
+        self._check_open()
+        served = () if replaces else self._handlers
+        checked = check_handler(protocol, served, handler, takes_messages=True)
+        check_number("max_message", max_message, 0, MAX_MESSAGE)
         self._handlers[checked] = partial(self._take_messages, max_message)
         self._message_handlers[checked] = handler
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` whenever a peer connects or disconnects."""
+        check_function("listener", listener, 1)
         self._connector.watchers.add(listener)
 
     @contextmanager
     def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
-        checked = check_unserved(protocol, self._handlers)
-        self.set_handler(checked, handler)
-        with self._until_end_of_block(checked):
+        self.set_handler(protocol, handler)
+        with self._until_end_of_block(ProtocolId(protocol)):
             yield
 
     @contextmanager
@@ -235,15 +260,15 @@ class SwarmHost:
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> Iterator[None]:
         """Take incoming messages of ``protocol`` for the length of the block."""
-        checked = check_unserved(protocol, self._handlers)
-        self.set_message_handler(checked, handler, max_message=max_message)
-        with self._until_end_of_block(checked):
+        self.set_message_handler(protocol, handler, max_message=max_message)
+        with self._until_end_of_block(ProtocolId(protocol)):
             yield
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
         """Call ``listener`` whenever a peer connects or disconnects, for the length of the
         block."""
+        check_function("listener", listener, 1)
         with self._connector.watchers.watching(listener):
             yield
 
@@ -251,6 +276,7 @@ class SwarmHost:
     def finding(self, find: PeerFinder) -> Iterator[None]:
         """For the length of the block, ask ``find`` before dialling a peer without a known
         address."""
+        check_function("find", find, 1, is_async=True)
         with self._connector.finders.finding(find):
             yield
 
@@ -272,10 +298,13 @@ class SwarmHost:
         """Remember where ``peer`` may be dialled. Hearsay names no place that is nearer than
         ours.
         """
+        check("peer", peer, PeerId)
+        addrs = check_each("addrs", addrs, Multiaddr)
         self._connector.gater.add_addrs(peer, addrs, source, self._own_reach())
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """The last known addresses of ``peer``."""
+        check("peer", peer, PeerId)
         return self._connector.gater.addrs_of(peer)
 
     def _own_reach(self) -> int:
@@ -287,6 +316,8 @@ class SwarmHost:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        check("peer", peer, PeerId)
+        self._check_open()
         await self._connector.connect(peer)
 
     async def connect_addr(self, addr: Multiaddr | str) -> PeerId:
@@ -303,6 +334,7 @@ class SwarmHost:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connections, if there are any, and wait until they are."""
+        check("peer", peer, PeerId)
         for connection in self._connector.drop(peer):
             await connection.wait_closed()
         await trio.lowlevel.checkpoint()
@@ -314,17 +346,15 @@ class SwarmHost:
         the stream breaks. Raises `PeerUnreachable`, `WrongPeer`, `ProtocolNotSupported`,
         `LimitExceeded`.
         """
-        _, stream = await self._open(peer, ProtocolId(protocol))
+        _, stream = await self._open(peer, check_protocol(protocol))
         return stream
 
     def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message, connecting in the background if need be. False if it was dropped at
         once.
         """
-        if len(message) > MAX_MESSAGE:
-            raise LocalProtocolError(
-                f"a message of {len(message)} bytes (at most {MAX_MESSAGE})"
-            )
+        check_message(peer, protocol, message)
+        self._check_open()
         lane = ProtocolId(protocol)
         if not self._outbox.has_lane(peer, lane) and not self._connector.may_send(peer):
             self._outbox.dropped += 1
@@ -333,22 +363,28 @@ class SwarmHost:
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``, and room for them, when strangers fill this node."""
+        check("purpose", purpose, str)
+        peers = check_each("peers", peers, PeerId)
         self._connector.gater.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
         """The network that a connected peer is in, for limits; empty on loopback, or if it is
         unknown.
         """
+        check("peer", peer, PeerId)
         connection = self._connector.live(peer)
         group = UNKNOWN if connection is None else group_of(connection.remote_addr)
         return group.network if group.limited else ""
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
+        check("peer", peer, PeerId)
+        check_number("points", points, 0, math.inf, int, float)
         self._connector.penalise(peer, points, reason)
 
     def ban(self, peer: PeerId) -> None:
         """Disconnect and refuse for as long as this host lives."""
+        check("peer", peer, PeerId)
         self._connector.ban(peer)
 
     def __repr__(self) -> str:
@@ -574,6 +610,8 @@ class SwarmHost:
 
     async def listen(self, addr: Multiaddr) -> None:
         """Accept connections at ``addr`` as well. Raises `ConfigError`."""
+        check("addr", addr, Multiaddr)
+        self._check_open()
         self._listeners.append(await self._network.listen(addr))
         if self._nursery is not None:
             self._spawn(self._connector.accept_from, self._listeners[-1])
@@ -584,7 +622,7 @@ class SwarmHost:
         try:
             for addr in addrs:
                 await self.listen(addr)
-            async with trio.open_nursery() as nursery:
+            async with open_bare_nursery() as nursery:
                 self._nursery = nursery
                 for listener in self._listeners:
                     self._spawn(self._connector.accept_from, listener)
@@ -594,7 +632,12 @@ class SwarmHost:
                     await self._connector.wind_down()
                     nursery.cancel_scope.cancel()
         finally:
+            self._is_over = True
             await self._stop_listening()
+
+    def _check_open(self) -> None:
+        if self._is_over:
+            raise trio.ClosedResourceError("this host is closed: its open_host block has ended")
 
     async def _stop_listening(self) -> None:
         with trio.CancelScope(shield=True):
@@ -628,31 +671,30 @@ async def open_host(
     as tests want it. Raises `ConfigError` when an address in ``listen`` cannot be had.
     """
     require_trio()
-    failure: BaseException | None = None
-    try:
-        async with AsyncExitStack() as stack:
-            try:
-                if world is None:
-                    from p2p.machine import open_world
+    listen = check_each("listen", listen, str, Multiaddr)
+    for argument, value, kind in (("key", key, KeyPair), ("config", config, SwarmConfig)):
+        if value is not None:
+            check(argument, value, kind)
+    if network is not None:
+        check_has("network", network, "Network, such as TcpNetwork()", "dial", "listen")
+    if world is not None:
+        check_world(world)
+    check("strict", strict, bool)
+    async with AsyncExitStack() as stack:
+        if world is None:
+            from p2p.machine import open_world
 
-                    world = await stack.enter_async_context(open_world(key=key))
-                config = config or SwarmConfig()
-                config = replace(config, strict=strict or config.strict)
-                network = network or TcpNetwork()
-                if isinstance(network, TcpNetwork):
-                    config = replace(config, limits=config.limits.within(network.descriptors))
-                host = SwarmHost(world, network, key or _key_of(world), config)
-                await stack.enter_async_context(
-                    host.running([as_multiaddr(addr, "listen") for addr in listen])
-                )
-                yield host
-            except BaseException as error:
-                failure = error
-                raise
-    except BaseExceptionGroup as group:
-        if failure is not None and list(leaves(group)) == [failure]:
-            raise failure from None  # as it was, without the wrapping of our nurseries
-        raise
+            world = await stack.enter_async_context(open_world(key=key))
+        config = config or SwarmConfig()
+        config = replace(config, strict=strict or config.strict)
+        network = network or TcpNetwork()
+        if isinstance(network, TcpNetwork):
+            config = replace(config, limits=config.limits.within(network.descriptors))
+        host = SwarmHost(world, network, key or _key_of(world), config)
+        await stack.enter_async_context(
+            host.running([as_multiaddr(addr, "listen") for addr in listen])
+        )
+        yield host
 
 
 def _key_of(world: World) -> KeyPair:

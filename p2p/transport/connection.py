@@ -33,6 +33,7 @@ from typing import Final
 import trio
 
 from p2p.bounded import TokenBucket
+from p2p.door import check_fields
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
@@ -110,6 +111,13 @@ class ConnectionConfig:
 
     yield_every: int = 64 * KI
     """Bytes a task may send or receive on a stream between two schedule points."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not (self.keepalive > 0 and self.close_timeout >= 0 and self.yield_every >= 0):
+            raise ValueError(
+                "keepalive is positive, close_timeout and yield_every are not negative"
+            )
 
 
 class _Keepalive:

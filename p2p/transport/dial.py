@@ -7,7 +7,13 @@ from typing import Final, TypeVar
 
 import trio
 
-from p2p.errors import PeerUnreachable, ProtocolNotSupported, RemoteProtocolError, WrongPeer
+from p2p.errors import (
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    ShoalError,
+    WrongPeer,
+)
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 
@@ -19,6 +25,20 @@ AT_ONCE: Final = 4
 """Addresses of one peer tried at the same time: two families, inside and outside. 32 dials: 128
 sockets.
 """
+
+MAX_NAMED: Final = 2
+"""Addresses that an error names: the surest two. A person mends one at a time."""
+MAX_REASON: Final = 120
+"""Characters of what went wrong at one."""
+
+DIAL_FAILURES: Final = (
+    PeerUnreachable,
+    ProtocolNotSupported,
+    RemoteProtocolError,
+    trio.BrokenResourceError,
+    trio.TooSlowError,
+)
+"""What a dial of one address raises when nobody, or somebody else, answers there."""
 
 D = TypeVar("D", bound=trio.abc.AsyncResource)
 
@@ -38,10 +58,11 @@ async def race(
     async def try_addr(addr: Multiaddr) -> bool:
         try:
             won.append((await attempt(addr), addr))
-        except (PeerUnreachable, ProtocolNotSupported, RemoteProtocolError) as error:
-            errors.append(error)
-        except (trio.BrokenResourceError, trio.TooSlowError) as error:
-            errors.append(PeerUnreachable(f"{addr}: {error or 'too slow'}"))
+        except DIAL_FAILURES as error:
+            is_ours = isinstance(error, ShoalError)
+            errors.append(
+                error if is_ours else PeerUnreachable(f"{addr}: {error or 'too slow'}")
+            )
         else:
             return True
         return False
@@ -57,8 +78,10 @@ async def race(
     wrong = [error for error in errors if isinstance(error, WrongPeer)]
     if wrong:
         raise wrong[0]
-    reasons = "; ".join(str(error) for error in errors)
-    raise PeerUnreachable(f"{peer} cannot be reached: {reasons}")
+    reasons = [f"{error!s:.{MAX_REASON}}" for error in errors[:MAX_NAMED]]
+    if len(errors) > MAX_NAMED:
+        reasons.append(f"and {len(errors) - MAX_NAMED} more addresses")
+    raise PeerUnreachable(f"{peer} cannot be reached: {'; '.join(reasons)}")
 
 
 async def _stagger(

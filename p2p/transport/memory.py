@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from p2p.concurrency import ConflictDetector
+from p2p.door import check
 from p2p.errors import ConfigError, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
@@ -188,6 +189,7 @@ class MemoryNetwork:
 
     async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
         """Open a stream to a listener. Raises `PeerUnreachable`."""
+        check("addr", addr, Multiaddr)
         await trio.lowlevel.checkpoint()
         listener = self._listeners.get(addr.transport)
         ours, theirs = memory_pair()
@@ -197,6 +199,7 @@ class MemoryNetwork:
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen at ``/memory/N``; 0 picks a free number. Raises `ConfigError`."""
+        check("addr", addr, Multiaddr)
         await trio.lowlevel.checkpoint()
         place = addr.transport
         if [name for name, _ in place.parts] != ["memory"]:

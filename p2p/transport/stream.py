@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 import trio
 
+from p2p.door import check, check_number
 from p2p.errors import LimitExceeded, LocalProtocolError, ProtocolError, ProtocolNotSupported
 from p2p.host import Stream
 from p2p.identity import PeerId, ProtocolId
@@ -137,6 +138,8 @@ class MuxedStream(Stream):
 
         Raises `trio.BrokenResourceError`, `trio.ClosedResourceError`, `trio.BusyResourceError`.
         """
+        if not isinstance(data, bytes | bytearray | memoryview):
+            check("data", data, bytes, bytearray, memoryview)
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_sending()
@@ -175,6 +178,7 @@ class MuxedStream(Stream):
         What other streams of the connection had sealed before counts too; what they say later
         does not.
         """
+        check_number("at_most", at_most)
         if self._sending:
             raise trio.BusyResourceError("another task is sending on this stream")
         self._check_draining()

@@ -21,6 +21,7 @@ from typing import Final
 import trio
 
 from p2p.concurrency import ConflictDetector
+from p2p.door import check
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
@@ -368,6 +369,7 @@ class TcpNetwork:
         """Connect to ``addr``, of a name to the first address that answers. Raises
         `PeerUnreachable`.
         """
+        check("addr", addr, Multiaddr)
         try:
             host, port = addr.host_port
             hosts = await self._look_up(addr.parts[0][0], host, port)
@@ -389,6 +391,7 @@ class TcpNetwork:
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen on an IP address and port; 0 picks a free port. Raises `ConfigError`."""
+        check("addr", addr, Multiaddr)
         try:
             host, port = addr.host_port
             listeners = await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)

@@ -24,6 +24,7 @@ from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from p2p.machine import open_world
 from p2p.node.usage import (
+    BEGINS_AGAIN,
     FAILED,
     WRONG_USAGE,
     CommandParser,
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
-    return interruptible(partial(_main, argv))
+    return interruptible(partial(_main, argv), BEGINS_AGAIN)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -28,7 +28,13 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from p2p.node.usage import STANDARD_OUTPUT, CommandParser, write_text
+from p2p.node.usage import (
+    STANDARD_OUTPUT,
+    CommandParser,
+    ignore_interrupts,
+    interruptible,
+    write_text,
+)
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
@@ -229,7 +235,11 @@ def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
 
 
 def main() -> int:
-    """Run the recipe and judge it; 1 if the gate is not passed."""
+    """Run the recipe and judge it; 1 if the gate is not passed, 130 after Ctrl-C."""
+    return interruptible(_main)
+
+
+def _main() -> int:
     parser = CommandParser(
         prog="python -m roles.demo.alone", description=__doc__.partition("\n")[0]
     )
@@ -241,8 +251,24 @@ def main() -> int:
     )
     options = parser.parse_args()
     config = EngineConfig(seed=options.seed, recipe=Recipe(steps=options.steps))
-    with progress_bar(f"seed {options.seed}", options.steps) as progressed:
-        course = run(config, options.steps, options.every, progressed)
+    done = 0
+
+    def note(step: int, evaluation: Evaluation | None) -> None:
+        nonlocal done
+        done = step
+        progressed(step, evaluation)
+
+    try:
+        with progress_bar(f"seed {options.seed}", options.steps) as progressed:
+            course = run(config, options.steps, options.every, note)
+    except KeyboardInterrupt:
+        ignore_interrupts()
+        Console(stderr=True).print(
+            f"interrupted after {done} of {options.steps} steps: nothing is kept, and the same"
+            " line begins again",
+            highlight=False,
+        )
+        raise
     write_text("--json", options.json, json.dumps(course.summary(), indent=2))
     spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in course.seconds.items())
     Console(stderr=options.json == STANDARD_OUTPUT).print(

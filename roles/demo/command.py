@@ -24,7 +24,7 @@ from rich.live import Live
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, MissingDependency, StorageError
-from p2p.node.process import check_key_place, told_by_signals
+from p2p.node.process import check_key_place
 from p2p.node.usage import (
     FAILED,
     STANDARD_OUTPUT,
@@ -41,8 +41,8 @@ from p2p.node.usage import (
 )
 from roles.demo import pretraining
 from roles.demo.guests import Doorbell
-from roles.demo.page import DemoPage, open_page
-from roles.demo.processes import RUN_FILE, DemoError, DemoFaces, DemoNodes, DemoPlan
+from roles.demo.page import INTERRUPTED, on_stage
+from roles.demo.processes import RUN_FILE, DemoFaces, DemoNodes, DemoPlan, write_run
 from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
 from roles.demo.view import Readable, draw, plain, sample_line, size
@@ -133,26 +133,24 @@ def _main(arguments: Sequence[str] | None) -> int:
             show = replace(show, recipe=replace(show.recipe, steps=options.steps))
         check_machine(show.memory)
         folder = _folder(options.data, show.disk)
+        promised = promised and not (folder / RUN_FILE).exists()
+        plan = DemoPlan(seed=options.seed, show=show, folder=folder, faces=faces_of(options))
+        write_run(plan)
     except (ConfigError, BadModel, MissingDependency) as error:
         complain(error)
         return WRONG_USAGE
-    plan = DemoPlan(seed=options.seed, show=show, folder=folder, faces=faces_of(options))
     figures = _played(partial(play, plan, console), console, folder)
     if figures is None:
         return FAILED
     write_text("--json", options.json, json.dumps(figures, indent=2))
-    failures = list(complaints(figures, show, promised=promised))
+    is_whole = not figures["ended"]
+    failures = list(complaints(figures, show, promised=promised)) if is_whole else []
     report(console, figures, failures)
-    for line in shortfalls(figures, show) if promised else ():
+    for line in shortfalls(figures, show) if promised and is_whole else ():
         console.print(f"  not quite: {line}", markup=False, highlight=False, soft_wrap=True)
     for line in (*by_kind(figures, show), *answers(figures, show)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
-    if failures:
-        console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
-    elif options.data is None:
-        shutil.rmtree(folder)
-    _name_report(console, figures)
-    return FAILED if failures else 0
+    return _end(options, console, figures, folder, failures)
 
 
 def faces_of(options: argparse.Namespace) -> DemoFaces:
@@ -163,26 +161,56 @@ def faces_of(options: argparse.Namespace) -> DemoFaces:
     return DemoFaces(options.dashboard, options.report, " ".join(words))
 
 
-def _name_report(console: Console, figures: dict[str, Any]) -> None:
+def _end(
+    options: argparse.Namespace,
+    console: Console,
+    figures: dict[str, Any],
+    folder: Path,
+    failures: list[str],
+) -> int:
+    """Say why a play ended, what is kept of it, and how it goes on; the exit code.
+
+    Raises `KeyboardInterrupt` if that is what ended it.
+    """
+    ended = figures["ended"]
+    if ended:
+        console.print(f"\n{ended}", style="" if ended == INTERRUPTED else "red", markup=False,
+                      highlight=False, soft_wrap=True)  # fmt: skip
+    if ended or failures:
+        _say_kept(console, folder)
+    elif options.data is None:
+        shutil.rmtree(folder)
+    if ended:
+        line = faces_of(options).command
+        console.print(f"it goes on there with: {line} --data {folder}", soft_wrap=True,
+                      highlight=False, markup=False)  # fmt: skip
     console.print(f"\nthe whole run as a page: {figures['report']}", highlight=False,
                   soft_wrap=True, markup=False)  # fmt: skip
+    if ended == INTERRUPTED:
+        raise KeyboardInterrupt
+    return FAILED if failures or ended else 0
+
+
+def _say_kept(console: Console, folder: Path) -> None:
+    console.print(f"the nodes' data is kept in {folder}", soft_wrap=True, markup=False,
+                  highlight=False)  # fmt: skip
 
 
 def _played(
     work: Callable[[], Awaitable[dict[str, Any]]], console: Console, folder: Path
 ) -> dict[str, Any] | None:
-    """The figures of a play, or None if it came to no end. Raises `KeyboardInterrupt`."""
+    """The figures of a play, or None if it did not begin. Raises `KeyboardInterrupt`."""
     trouble: list[BaseException] = []
     try:
         return trio.run(work)
-    except* (DemoError, StorageError, KeyboardInterrupt) as errors:
+    except* (ConfigError, StorageError, KeyboardInterrupt) as errors:
         trouble.extend(leaves(errors))
     ignore_interrupts()
-    interrupted = any(map(is_interrupt, trouble))
-    console.print("interrupted" if interrupted else f"[red]{trouble[0]}[/red]")
-    console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
-    if interrupted:
+    if any(map(is_interrupt, trouble)):
+        console.print(INTERRUPTED)
+        _say_kept(console, folder)
         raise KeyboardInterrupt
+    complain(trouble[0])
     return None
 
 
@@ -192,23 +220,21 @@ def _pretrain(options: argparse.Namespace, console: Console) -> int:
         raise ConfigError("--diloco pre-trains a model of its own: leave --model out")
     check_machine(pretraining.MEMORY)
     folder = _folder(options.data, pretraining.DISK)
+    is_judged = options.steps is None and not (folder / RUN_FILE).exists()
     plan = pretraining.with_rounds(
         pretraining.PretrainingPlan(seed=options.seed, folder=folder, faces=faces_of(options)),
         options.steps,
     )
+    pretraining.write_run(plan)
     found = _played(partial(pretraining.play, plan, console), console, folder)
     if found is None:
         return FAILED
     found["cpu_seconds"] = round(cpu_seconds(), 1)
     write_text("--json", options.json, json.dumps(found, indent=2))
-    failures = list(pretraining.complaints(found)) if options.steps is None else []
+    is_judged = is_judged and not found["ended"]
+    failures = list(pretraining.complaints(found)) if is_judged else []
     pretraining.report(console, found, failures)
-    if failures:
-        console.print(f"the nodes' data is kept in {folder}", soft_wrap=True)
-    elif options.data is None:
-        shutil.rmtree(folder)
-    _name_report(console, found)
-    return FAILED if failures else 0
+    return _end(options, console, found, folder, failures)
 
 
 def _is_piped(target: Path | None) -> bool:
@@ -262,11 +288,6 @@ def _number_in(path: Path, key: str = "") -> float:
 
 def _folder(data: Path | None, disk: int) -> Path:
     """Where the nodes keep their data. Raises `ConfigError` if they cannot."""
-    if data is not None and (data / RUN_FILE).exists():
-        raise ConfigError(
-            f"--data {data} holds the nodes of an earlier demo, whose run has its own seed and "
-            "steps: name another folder, or remove that one"
-        )
     try:
         folder = Path(tempfile.mkdtemp(prefix="shoal-demo-")) if data is None else data
         folder.mkdir(parents=True, exist_ok=True)
@@ -287,45 +308,33 @@ def _folder(data: Path | None, disk: int) -> Path:
 
 
 async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
-    """Run the whole swarm once; returns the figures. Raises `KeyboardInterrupt` once all have
-    ended."""
+    """Run the whole swarm once; returns the figures, also of a play that ended early.
+
+    Raises what `roles.demo.page.on_stage` raises.
+    """
     began = time.monotonic()  # noqa: TID251 - a command line tool, outside every world
-    told: list[bool] = []
 
     def seconds() -> float:
         return time.monotonic() - began  # noqa: TID251
 
-    async with trio.open_nursery() as nursery:
+    async def act(nodes: DemoNodes, invitation: str) -> None:
+        with live_view(console, plan.show) as live:
+            console.print(invitation, soft_wrap=True, markup=False)
+            await nodes.start()
+            _invite(console, nodes)
+            await nodes.wait_done(lambda now: live(now, seconds()))
 
-        def end() -> None:
-            told.append(True)
-            nursery.cancel_scope.cancel()
-
-        nodes = DemoNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, plan.faces.command)
-        with told_by_signals(end):
-            try:
-                async with open_page(page, plan.faces.address):
-                    with live_view(console, plan.show) as live:
-                        console.print(page.invitation, soft_wrap=True, markup=False)
-                        await nodes.start()
-                        _invite(console, nodes)
-                        status = await nodes.wait_done(lambda now: live(now, seconds()))
-                    report_path = page.report(plan.faces.report)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await nodes.stop()
-        nursery.cancel_scope.cancel()
-    if told:
-        raise KeyboardInterrupt
+    played = await on_stage(partial(DemoNodes, plan), act, plan.faces)
+    status = played.cast.status
     return {
         "seed": plan.seed,
         "steps": plan.show.recipe.steps,
+        "ended": played.trouble,
         **status.figures(),
         **status.answers(),
         "seconds": round(seconds(), 1),
         "cpu_seconds": round(cpu_seconds(), 1),
-        "report": str(report_path),
+        "report": str(played.report),
     }
 
 
@@ -454,7 +463,7 @@ def by_kind(figures: dict[str, Any], show: Show) -> Iterator[str]:
 
 def answers(figures: dict[str, Any], show: Show) -> Iterator[str]:
     """What the policy said to a few held-out questions, before and after."""
-    before, after = figures["shown_start"], figures["shown_end"]
+    before, after = figures["shown_start"] or [], figures["shown_end"] or []
     if show.answers and before and after:
         yield "\n  held-out questions: before → after (✓ right)"
     for (prompt, first, paid), (_, last, earned) in list(zip(before, after, strict=False))[
@@ -472,21 +481,47 @@ def report(console: Console, figures: dict[str, Any], failures: list[str]) -> No
     console.print(
         f"\n[bold]{figures['peers']} peers, {figures['policies']} policies, "
         f"{figures['seconds']:.0f} s, {figures['cpu_seconds']:.0f} CPU s[/bold]\n"
-        f"  held-out reward   "
-        f"greedy {figures['greedy_start']:.3f} → {figures['greedy_end']:.3f}, "
-        f"sampled {figures['reward_start']:.3f} → {figures['reward_end']:.3f}\n"
+        f"  held-out reward   {gain(figures)}\n"
         f"  rollouts          {figures['rollouts_accepted']} accepted, "
-        f"{figures['rollouts_rejected']} rejected, "
-        f"staleness at most {figures['staleness_max']}\n"
+        f"{figures['rollouts_rejected']} rejected{_staleness(figures)}\n"
         f"  the cheater       {figures['cheater_submitted']} submissions, "
         f"{figures['cheater_accepted']} accepted; honest work rejected: "
         f"{figures['honest_rejected']}\n"
-        f"  its bans          {figures['cheater_bans']}, proven by the trainer's own replay\n"
-        f"  weights           {size(figures['policy_bytes'])} a whole policy; for "
-        f"{figures['policies']} the trainer sent {size(figures['origin_upload_bytes'])},\n"
-        "                    five receivers got "
-        f"{figures['leaf_share_from_peers']:.0%} from each other",
+        f"  its bans          {_bans(figures)}\n"
+        f"  weights           {_weights(figures)}",
         highlight=False,
     )
     for failure in failures:
         console.print(f"[red]not as promised: {failure}[/red]", soft_wrap=True)
+
+
+def gain(figures: dict[str, Any]) -> str:
+    """The held-out rewards at the start and at the end, in words."""
+    if figures["greedy_start"] is None:
+        return "no policy was examined"
+    return (
+        f"greedy {figures['greedy_start']:.3f} → {figures['greedy_end']:.3f},"
+        f" sampled {figures['reward_start']:.3f} → {figures['reward_end']:.3f}"
+    )
+
+
+def _staleness(figures: dict[str, Any]) -> str:
+    learnt = figures["policies"] > 1
+    return f", staleness at most {figures['staleness_max']}" if learnt else ""
+
+
+def _bans(figures: dict[str, Any]) -> str:
+    times = figures["cheater_bans"]
+    return f"{times}, proven by the trainer's own replay" if times else "none"
+
+
+def _weights(figures: dict[str, Any]) -> str:
+    """What policies cost to spread, in words."""
+    if not figures["policy_bytes"]:
+        return "no policy was published"
+    return (
+        f"{size(figures['policy_bytes'])} a whole policy; for "
+        f"{figures['policies']} the trainer sent {size(figures['origin_upload_bytes'])},\n"
+        "                    five receivers got "
+        f"{figures['leaf_share_from_peers']:.0%} from each other"
+    )

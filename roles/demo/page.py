@@ -1,20 +1,22 @@
-"""The demo's page: all its nodes in one picture, live and, at the end, as a file.
+"""The stage of a swarm of processes: it is shown on a page while it plays, and ended in order.
 
-The demo hears its nodes' statuses anyway. What a node's own page cannot know is here: names,
-and who was killed.
+A demo hears its nodes' statuses anyway. What a node's own page cannot know is here: names, and
+who was killed.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 import trio
 
-from p2p.errors import StorageError
+from p2p.concurrency import leaves
+from p2p.errors import ConfigError, ShoalError, StorageError
 from p2p.machine import open_world
 from p2p.node.dashboard.core.picture import Known, Scene
 from p2p.node.dashboard.feed import Feed
@@ -22,9 +24,101 @@ from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import Faces
 from p2p.node.entries import installed
 from p2p.node.panels import PANELS, load_panels
-from roles.demo.processes import NodeProcess
+from p2p.node.process import told_by_signals
+from p2p.node.usage import ignore_interrupts
+from roles.demo.processes import DemoFaces, NodeProcess
 from roles.demo.view import work_of
 from roles.run import Run
+
+INTERRUPTED: Final = "interrupted"
+"""How a play ended that Ctrl-C, or SIGTERM, has ended."""
+
+
+class Cast(Protocol):
+    """Node processes that play together."""
+
+    @property
+    def run(self) -> Run:
+        """What they play."""
+        ...
+
+    @property
+    def children(self) -> Mapping[str, NodeProcess]:
+        """By name."""
+        ...
+
+    async def stop(self) -> None:
+        """End all of them."""
+        ...
+
+
+CastT = TypeVar("CastT", bound=Cast)
+
+
+@dataclass(frozen=True, slots=True)
+class Played(Generic[CastT]):
+    """A play that is over."""
+
+    cast: CastT
+    """Its nodes have ended; what they said last is still there."""
+    report: Path
+    """The page, as a file."""
+    trouble: str
+    """Why it ended before its end: `INTERRUPTED`, or what failed; empty if it did not."""
+
+
+async def on_stage(
+    make: Callable[[trio.Nursery], CastT],
+    act: Callable[[CastT, str], Awaitable[None]],
+    faces: DemoFaces,
+) -> Played[CastT]:
+    """Let a cast play until ``act`` returns, a node fails, or a signal comes; then end it.
+
+    However it ends, the page is written, and what was played so far is returned.
+
+    Args:
+        make: Makes the cast, whose tasks run in the nursery.
+        act: Plays; it gets the cast and the line that says where the page is.
+        faces: Where the play is shown.
+
+    Raises:
+        ConfigError: There is no page at that address.
+        StorageError: The page cannot be written.
+        KeyboardInterrupt: The signal came before anything was played.
+    """
+    told: list[bool] = []
+    trouble: list[BaseException] = []
+    report: Path | None = None
+    try:
+        async with trio.open_nursery() as nursery:
+
+            def end() -> None:
+                told.append(True)
+                nursery.cancel_scope.cancel()
+
+            cast = make(nursery)
+            page = DemoPage(cast.run, cast.children, faces.command)
+            with told_by_signals(end):
+                try:
+                    async with open_page(page, faces.address):
+                        try:
+                            await act(cast, page.invitation)
+                        finally:
+                            report = page.report(faces.report)
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await cast.stop()
+            if told:
+                ignore_interrupts()  # what is left to say is short
+            nursery.cancel_scope.cancel()
+    except* ShoalError as errors:
+        trouble.extend(leaves(errors))
+    for failure in trouble:
+        if report is None or isinstance(failure, ConfigError | StorageError):
+            raise failure
+    if report is None:  # the signal came before there was a page
+        raise KeyboardInterrupt
+    return Played(cast, report, INTERRUPTED if told else "".join(map(str, trouble[:1])))
 
 
 class DemoPage:
@@ -99,6 +193,8 @@ def says(nodes: Mapping[str, Mapping[str, Any]]) -> str:
         trainers, key=lambda one: int(one.get("step", -1)), default={}
     )
     peers = f"{len(nodes)} peers on this machine"
+    if trainer.get("algorithm") == "diloco" and trainer["step"] < 0:
+        return f"{peers} find each other; the trainers read their text."
     if trainer.get("algorithm") == "diloco":
         rounds = f"{trainer['step']} of {trainer.get('steps')}"
         return f"{peers} pre-train one model: round {rounds}."

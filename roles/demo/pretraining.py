@@ -12,6 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,16 +23,22 @@ from rich.table import Table
 
 from p2p.concurrency import Notifier
 from p2p.machine import load_or_create_key
-from p2p.node.process import told_by_signals
-from roles.demo.page import DemoPage, open_page
-from roles.demo.processes import HERE, RUN_FILE, DemoError, DemoFaces, NodeProcess
+from roles.demo.page import on_stage
+from roles.demo.processes import (
+    HERE,
+    RUN_FILE,
+    RUN_SECONDS,
+    DemoError,
+    DemoFaces,
+    NodeProcess,
+    signed_run,
+)
 from roles.demo.view import size
 from roles.diloco.core.quant import Codec
 from roles.diloco.core.terms import Algorithm, DilocoTerms
 from roles.engines.config import ModelShape
 from roles.run import Run, Terms
 from roles.run.core.file import Model
-from roles.run.editions import sign_edition, write_edition
 from roles.shared.reasons import printable
 
 TRAINERS: Final = ("trainer-1", "trainer-2", "trainer-3", "trainer-4")
@@ -82,37 +89,40 @@ class PretrainingPlan:
     faces: DemoFaces = HERE
 
 
+def write_run(plan: PretrainingPlan) -> Run:
+    """Make every node's key, and the run file that names the trainers.
+
+    Returns the run. Raises what `roles.demo.processes.signed_run` raises.
+    """
+    keys = {name: load_or_create_key(plan.folder / name / "key") for name in (RELAY, *TRAINERS)}
+    terms = Terms(
+        name=f"pretraining-{plan.seed}",
+        expiry=int(time.time()) + RUN_SECONDS,  # noqa: TID251 - a command line tool
+        environments=(),
+        trainers=tuple(keys[name].peer_id for name in TRAINERS),
+        validators=(),
+        model=Model(shape=plan.shape, seed=plan.seed),
+        algorithm=Algorithm.DILOCO,
+        diloco=plan.terms,
+    )
+    (plan.folder / "node.toml").write_text("[membership]\ninterval = 1.0\n")
+    return signed_run(plan.folder, terms)
+
+
 class PretrainingNodes:
     """The cast at work, inside a nursery that ends with it."""
 
     def __init__(self, plan: PretrainingPlan, nursery: trio.Nursery) -> None:
         self.plan = plan
-        self.children = {name: NodeProcess(name, plan.folder) for name in (RELAY, *TRAINERS)}
-        self.run = self._write_run()
+        self.children: Mapping[str, NodeProcess] = {
+            name: NodeProcess(name, plan.folder) for name in (RELAY, *TRAINERS)
+        }
+        self.run = write_run(plan)
+        self.peers = dict(zip(map(str, self.run.terms.trainers), TRAINERS, strict=True))
         self.killed = False
         self._nursery = nursery
         self._stopping = False
         self._news = Notifier()
-
-    def _write_run(self) -> Run:
-        plan, now = self.plan, int(time.time())  # noqa: TID251 - a command line tool
-        keys = {name: load_or_create_key(plan.folder / name / "key") for name in self.children}
-        self.peers = {str(keys[name].peer_id): name for name in TRAINERS}
-        terms = Terms(
-            name=f"pretraining-{plan.seed}",
-            expiry=now + 24 * 3600,
-            environments=(),
-            trainers=tuple(keys[name].peer_id for name in TRAINERS),
-            validators=(),
-            model=Model(shape=plan.shape, seed=plan.seed),
-            algorithm=Algorithm.DILOCO,
-            diloco=plan.terms,
-        )
-        key, out = plan.folder / "owner.key", plan.folder / RUN_FILE
-        run = sign_edition(terms, load_or_create_key(key), key, out)
-        write_edition(run, key, out)
-        (plan.folder / "node.toml").write_text("[membership]\ninterval = 1.0\n")
-        return run
 
     async def start(self, name: str) -> None:
         """Start one of the cast."""
@@ -142,10 +152,10 @@ class PretrainingNodes:
             )
 
     def health(self, name: str) -> Mapping[str, Any]:
-        """What a trainer last said of its part; empty before."""
+        """What a trainer last said of its part; empty until it has read the run."""
         status = self.children[name].status
         found: Mapping[str, Any] = {} if status is None else status["roles"].get("trainer", {})
-        return found
+        return found if found.get("algorithm") == "diloco" else {}
 
     @property
     def step(self) -> int:
@@ -192,36 +202,25 @@ class PretrainingNodes:
 
 
 async def play(plan: PretrainingPlan, console: Console) -> dict[str, Any]:
-    """Play once; returns the figures. Raises `KeyboardInterrupt` once all have ended."""
+    """Play once; returns the figures, also of a play that ended early.
+
+    Raises what `roles.demo.page.on_stage` raises.
+    """
     began = time.monotonic()  # noqa: TID251 - a command line tool, outside every world
-    told: list[bool] = []
-    async with trio.open_nursery() as nursery:
 
-        def end() -> None:
-            told.append(True)
-            nursery.cancel_scope.cancel()
+    async def act(nodes: PretrainingNodes, invitation: str) -> None:
+        with _live(console, began) as live:
+            console.print(invitation, soft_wrap=True, markup=False)
+            await nodes.play(live)
 
-        nodes = PretrainingNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, plan.faces.command)
-        with told_by_signals(end):
-            try:
-                async with open_page(page, plan.faces.address):
-                    with _live(console, began) as live:
-                        console.print(page.invitation, soft_wrap=True, markup=False)
-                        await nodes.play(live)
-                    report_path = page.report(plan.faces.report)
-            finally:
-                with trio.CancelScope(shield=True):
-                    await nodes.stop()
-        nursery.cancel_scope.cancel()
-    if told:
-        raise KeyboardInterrupt
+    played = await on_stage(partial(PretrainingNodes, plan), act, plan.faces)
     seconds = time.monotonic() - began  # noqa: TID251
     return {
-        **figures(nodes),
+        **figures(played.cast),
+        "ended": played.trouble,
         "seed": plan.seed,
         "seconds": round(seconds, 1),
-        "report": str(report_path),
+        "report": str(played.report),
     }
 
 
@@ -229,30 +228,31 @@ def figures(nodes: PretrainingNodes) -> dict[str, Any]:
     """What came of it, from what the trainers said of themselves."""
     healths = {name: nodes.health(name) for name in TRAINERS}
     first = healths[TRAINERS[0]]
+    rounds = first.get("rounds", [])
     digests: dict[int, set[str]] = {}
     for health in healths.values():
         for one in health.get("rounds", ()):
             digests.setdefault(one["step"], set()).add(one["digest"])
-    losses = [one["loss"] for one in first["rounds"] if one["loss"] is not None]
+    losses = [one["loss"] for one in rounds if one["loss"] is not None]
     sent = sum(int(health.get("sent", 0)) for health in healths.values())
     steps = sum(int(health.get("inner_steps", 0)) for health in healths.values())
-    parallel = 2 * 3 / 4 * 4 * int(first["weights"]) * steps
+    parallel = 2 * 3 / 4 * 4 * int(first.get("weights", 0)) * steps
     utilised = [float(health.get("utilised", 0)) for health in healths.values()]
     return {
-        "rounds": first["step"],
-        "weights": first["weights"],
+        "rounds": max(0, first.get("step", 0)),
+        "weights": first.get("weights", 0),
         "tokens": sum(int(health.get("tokens", 0)) for health in healths.values()),
-        "loss_start": losses[0],
-        "loss_end": losses[-1],
+        "loss_start": losses[0] if losses else None,
+        "loss_end": losses[-1] if losses else None,
         "losses": losses,
-        "members": [one["members"] for one in first["rounds"]],
-        "members_end": [nodes.peers[peer] for peer in first["members"]],
+        "members": [one["members"] for one in rounds],
+        "members_end": [nodes.peers[peer] for peer in first.get("members", [])],
         "digests_differ": sum(len(found) > 1 for found in digests.values()),
         "sent": sent,
         "data_parallel": parallel,
-        "factor": round(parallel / max(1, sent), 1),
+        "factor": round(parallel / sent, 1) if sent else None,
         "utilised": utilised,
-        "sample": first["sample"],
+        "sample": first.get("sample", ""),
     }
 
 
@@ -264,31 +264,42 @@ def complaints(found: Mapping[str, Any]) -> Iterator[str]:
         yield f"{LATE} came late and is no member"
     if found["digests_differ"]:
         yield f"replicas differed at {found['digests_differ']} steps"
-    if found["factor"] < FACTOR:
+    if found["factor"] is None:
+        yield "nothing was sent"
+    elif found["factor"] < FACTOR:
         yield f"traffic is {found['factor']} times less than data parallel's, not {FACTOR:g}"
-    if found["loss_start"] - found["loss_end"] < FALL:
+    if not found["losses"]:
+        yield "no round came to its end, so that no loss is known"
+    elif found["loss_start"] - found["loss_end"] < FALL:
         yield f"the loss went from {found['loss_start']:.3f} to {found['loss_end']:.3f} only"
 
 
 def report(console: Console, found: Mapping[str, Any], failures: list[str]) -> None:
     """The summary for people."""
-    text = " ".join(printable(found["sample"]).split())
-    console.print(
+    lines = [
         f"\n{found['rounds']} rounds, {found['tokens']:,} tokens, {found['weights']:,} weights,"
-        f" {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} CPU s\n"
-        f"  held-out loss     {found['loss_start']:.3f} → {found['loss_end']:.3f} nats a byte\n"
-        f"  members           {' '.join(map(str, found['members']))}; at the end"
-        f" {', '.join(found['members_end'])}\n"
-        f"  replicas          differed at {found['digests_differ']} steps\n"
-        f"  traffic           {size(found['sent'])} sent by all; averaging gradients"
-        f" {size(found['data_parallel'])}, {found['factor']:g} times as much\n"
-        f"  inner steps       {min(found['utilised']):.0%} to {max(found['utilised']):.0%} of"
-        " the time\n"
-        f"  it writes         def {text}",
-        highlight=False,
-        markup=False,
-        soft_wrap=True,
-    )
+        f" {found['seconds']:.0f} s, {found['cpu_seconds']:.0f} CPU s"
+    ]
+    if found["losses"]:
+        lines += [
+            f"  held-out loss     {found['loss_start']:.3f} → {found['loss_end']:.3f} nats a"
+            " byte",
+            f"  members           {' '.join(map(str, found['members']))}; at the end"
+            f" {', '.join(found['members_end'])}",
+            f"  replicas          differed at {found['digests_differ']} steps",
+        ]
+    else:
+        lines.append("  no round was evaluated")
+    if found["factor"] is not None:
+        lines += [
+            f"  traffic           {size(found['sent'])} sent by all; averaging gradients"
+            f" {size(found['data_parallel'])}, {found['factor']:g} times as much",
+            f"  inner steps       {min(found['utilised']):.0%} to"
+            f" {max(found['utilised']):.0%} of the time",
+        ]
+    if found["sample"]:
+        lines.append(f"  it writes         def {' '.join(printable(found['sample']).split())}")
+    console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
     for failure in failures:
         console.print(f"[red]not as promised: {failure}[/red]", soft_wrap=True)
 

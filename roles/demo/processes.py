@@ -8,6 +8,7 @@ ends when its parent does, however that dies: its standard input ends.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,20 +23,22 @@ from typing import Any, Final
 import trio
 
 from p2p.concurrency import Notifier
-from p2p.errors import ShoalError
+from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
 from roles.demo.players import CAST
 from roles.demo.shows import SORTING, Show
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
-from roles.run import Run
+from roles.run import Run, decode_run_untrusted
 from roles.run.core.file import Delivery, EnvironmentPin, Terms
 from roles.run.editions import sign_edition, write_edition
 from roles.shared.model_files import FOLDER
 
 RUN_FILE: Final = "run.shoal"
 """The signed run file, in the demo's folder."""
+RUN_SECONDS: Final = 24 * 3600
+"""How long a demo's run is valid."""
 START_SECONDS: Final = 60.0
 """How long a process may take to say its address on a busy machine."""
 FINISH_SECONDS: Final = 60.0
@@ -90,14 +93,39 @@ class DemoPlan:
     faces: DemoFaces = HERE
 
 
+def signed_run(folder: Path, terms: Terms) -> Run:
+    """Return the run of a demo's folder: an earlier demo's, which goes on, or a new one.
+
+    Raises:
+        ConfigError: The folder has a run of other terms, or one that has expired.
+    """
+    path = folder / RUN_FILE
+    if not path.exists():
+        key = folder / "owner.key"
+        run = sign_edition(terms, load_or_create_key(key), key, path)
+        write_edition(run, key, path)
+        return run
+    with contextlib.suppress(BadMessage):
+        run = decode_run_untrusted(path.read_bytes())
+        is_over = run.expiry <= terms.expiry - RUN_SECONDS
+        if not is_over and replace(run.terms, expiry=terms.expiry) == terms:
+            return run
+    raise ConfigError(
+        f"--data {folder} holds the nodes of an earlier demo, whose run has its own seed and"
+        " steps, and ends after a day: name another folder, or remove that one"
+    )
+
+
 def write_run(plan: DemoPlan) -> Run:
-    """Make every node's key, and the run file that names trainer and validator; returns the
-    run."""
+    """Make every node's key, and the run file that names trainer and validator.
+
+    Returns the run. Raises what `signed_run` raises.
+    """
     show = plan.show
     keys = {name: load_or_create_key(plan.folder / name / "key") for name in CAST}
     terms = Terms(
         name=f"demo-{plan.seed}",
-        expiry=int(time.time()) + 24 * 3600,  # noqa: TID251 - a command line tool, outside every world
+        expiry=int(time.time()) + RUN_SECONDS,  # noqa: TID251 - a command line tool, outside every world
         environments=(
             EnvironmentPin(
                 name=show.environment,
@@ -113,9 +141,7 @@ def write_run(plan: DemoPlan) -> Run:
         delivery=Delivery(chunk_bytes=show.chunk_bytes),
         trust=show.trust,
     )
-    key, out = plan.folder / "owner.key", plan.folder / RUN_FILE
-    run = sign_edition(terms, load_or_create_key(key), key, out)
-    write_edition(run, key, out)
+    run = signed_run(plan.folder, terms)
     (plan.folder / "node.toml").write_text(
         f"[role.trainer]\n{_ONE_THREAD}evaluate_every = {show.evaluate_every}\n"
         f"checkpoint_every = {show.checkpoint_every}\n\n"

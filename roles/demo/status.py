@@ -156,7 +156,7 @@ class SwarmStatus:
             "greedy_end": trainer.get("greedy"),
             "reward_start": trainer.get("reward_start"),
             "reward_end": trainer.get("reward"),
-            "policies": trainer.get("step", -1) + 1,
+            "policies": max((stats["newest"] for stats in origins), default=-1) + 1,
             "policies_skipped": sum(
                 health["policies_skipped"] for health in self.role("inference")
             ),

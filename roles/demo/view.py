@@ -101,13 +101,18 @@ def _headlines(trainer: Any, seconds: float, show: Readable) -> list[Text]:
         *([_line(f"        {warning}", "yellow")] if warning else []),
         _line(
             f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   "
-            f"staleness ≤ {trainer['staleness_max']}   {sparkline(curve[-CURVE:])}"
+            f"{_staleness(trainer)}{sparkline(curve[-CURVE:])}"
         ),
         _line(
             f"        held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}  "
             f" sampled {trainer['reward_start']:.2f} → {trainer['reward']:.2f}"
         ),
     ]
+
+
+def _staleness(trainer: Any) -> str:
+    """How old the policies were that groups came from, once one was learnt from."""
+    return f"staleness ≤ {trainer['staleness_max']}   " if trainer["groups_used"] else ""
 
 
 def _line(text: str, style: str = "") -> Text:
@@ -135,7 +140,9 @@ def work_of(roles: Any) -> str:
     if "trainer" in roles:
         health = roles["trainer"]
         if health.get("algorithm") == "diloco":
-            return f"round {health['step']}"
+            return f"round {health['step']}" if health["step"] >= 0 else "starts"
+        if "pooled" not in health:
+            return "starts"
         return f"{health['groups_used']} learnt, {health['pooled']} waiting"
     if "validator" in roles:
         health = roles["validator"]

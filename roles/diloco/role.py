@@ -44,7 +44,7 @@ class DilocoMember:
 
     def progress(self) -> Progress:
         """For the live line."""
-        if self.session is None:
+        if self.session is None or self.session.step < 0:
             return Progress(facts=(Fact("now", "reading the corpus"),))
         health = self.session.health()
         members = health.get("members")

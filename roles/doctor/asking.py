@@ -43,8 +43,8 @@ class Answer:
     """Whether a peer of another id answers there."""
     run: Run | None = None
     """That it is in."""
-    skew: float = 0.0
-    """Seconds by which our clock is ahead of its."""
+    skew: float | None = None
+    """Seconds by which our clock is ahead of its; None if it does not say."""
     observed: str = ""
     """The IP address from which it sees us come."""
     local: str = ""
@@ -89,13 +89,13 @@ async def _ask_one(addr: Multiaddr) -> Answer:
         return replace(answer, run=run, skew=skew, observed=observed, local=local)
 
 
-async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float:
-    """By how much our clock is ahead of the peer's; 0 if it does not say."""
+async def _skew(world: World, host: SwarmHost, peer: PeerId) -> float | None:
+    """By how much our clock is ahead of the peer's; None if it does not say."""
     try:
         with trio.fail_after(ASK_SECONDS):
             return await clock_ahead(world, host, peer)
     except PEER_TROUBLE:
-        return 0.0
+        return None
 
 
 async def _observed(host: SwarmHost, peer: PeerId) -> str:

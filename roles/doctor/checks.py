@@ -30,6 +30,8 @@ class Level(Enum):
     OK = "ok"
     WARN = "warn"
     FAIL = "fail"
+    SKIP = "skip"
+    """There was nothing to judge by: neither good nor bad."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,7 @@ def _amount(size: int) -> str:
 def check_gpu_memory(seen: Sighting) -> Finding:
     """Whether the run fits the GPU that ``auto`` takes."""
     if not seen.torch.cards:
-        return Finding("gpu memory", Level.OK, "no GPU of which torch knows")
+        return Finding("gpu memory", Level.SKIP, "no GPU of which torch knows")
     card = seen.torch.cards[0]
     has = f"{card.memory / GIB:.1f} GiB on {card.name}"
     if seen.need is None:
@@ -115,8 +117,9 @@ def check_gpu_memory(seen: Sighting) -> Finding:
 def check_memory(seen: Sighting) -> Finding:
     """Whether the run fits the CPU's memory, and what its owner allows by default."""
     has = f"{seen.memory / GIB:.1f} GiB" if seen.memory else "unknown"
+    known = Level.OK if seen.memory else Level.SKIP
     if seen.need is None:
-        return Finding("memory", Level.OK, has)
+        return Finding("memory", known, has)
     wants = f"{has}, the run {seen.need.name!r} asks for {_amount(seen.need.memory)}"
     if seen.memory and seen.memory < seen.need.memory and not seen.torch.cards:
         return Finding("memory", Level.FAIL, wants, "take another machine, or another run")
@@ -125,7 +128,7 @@ def check_memory(seen: Sighting) -> Finding:
             "memory", Level.WARN, wants,
             f"roles refuse it until [role.NAME.machine] says memory = {seen.need.memory}",
         )  # fmt: skip
-    return Finding("memory", Level.OK, wants)
+    return Finding("memory", known, wants)
 
 
 def check_cores(seen: Sighting) -> Finding:
@@ -150,13 +153,18 @@ def check_disk(seen: Sighting) -> Finding:
 
 
 def check_clock(seen: Sighting) -> Finding:
-    """Whether the clock can be right, as far as that shows without a network."""
+    """Whether the clock is right, as far as files and bootstrap peers tell."""
     said = f"{datetime.fromtimestamp(seen.now, UTC):%Y-%m-%d %H:%M} UTC"
     remedy = "set the clock (timedatectl set-ntp true): peers refuse records 5 minutes off"
     if seen.now < seen.newest - TOLERANCE:
         written = f"{datetime.fromtimestamp(seen.newest, UTC):%Y-%m-%d %H:%M}"
         return Finding("clock", Level.FAIL, f"{said}, and a file was written {written}", remedy)
-    skews = [one.skew for one in seen.answers if abs(one.skew) > TOLERANCE]
+    told = [one.skew for one in seen.answers if one.skew is not None]
+    if not told:
+        return Finding(
+            "clock", Level.SKIP, f"{said}, compared with no peer's: --bootstrap ADDR"
+        )
+    skews = [skew for skew in told if abs(skew) > TOLERANCE]
     if skews:
         skew = median(skews)
         side = "ahead of" if skew > 0 else "behind"
@@ -164,14 +172,15 @@ def check_clock(seen: Sighting) -> Finding:
             "clock", Level.FAIL,
             f"{said}, {abs(skew):,.0f} s {side} that of {len(skews)} bootstrap peers", remedy,
         )  # fmt: skip
-    return Finding("clock", Level.OK, said)
+    peers = "1 bootstrap peer" if len(told) == 1 else f"{len(told)} bootstrap peers"
+    return Finding("clock", Level.OK, f"{said}, as {peers} say{'s' * (len(told) == 1)}")
 
 
 def check_run(seen: Sighting) -> Finding:
     """Whether there is a run to work in."""
     need = seen.need
     if need is None:
-        return Finding("run", Level.OK, "none named: --run FILE, or --bootstrap ADDR")
+        return Finding("run", Level.SKIP, "none named: --run FILE, or --bootstrap ADDR")
     ends = f"{datetime.fromtimestamp(need.expiry, UTC):%Y-%m-%d %H:%M} UTC"
     named = f"{need.name!r}, epoch {need.epoch}"
     if seen.now >= need.expiry:
@@ -191,7 +200,7 @@ def check_run(seen: Sighting) -> Finding:
 def check_port(seen: Sighting) -> Finding:
     """Whether the node can listen where it is to."""
     if not seen.port:
-        return Finding("port", Level.OK, "any that is free; --port N looks at one")
+        return Finding("port", Level.SKIP, "any that is free; --port N looks at one")
     if seen.port_failure:
         return Finding(
             "port", Level.FAIL, f"{seen.port}: {seen.port_failure}",
@@ -219,7 +228,9 @@ def check_key(seen: Sighting) -> Finding:
             "restore it from a copy, or move it away: the node makes another, and is another"
             " peer then",
         )  # fmt: skip
-    return Finding("key", Level.OK, "sound, or made at the first start")
+    if not seen.has_key:
+        return Finding("key", Level.SKIP, "none yet: it is made at the first start")
+    return Finding("key", Level.OK, "sound")
 
 
 def check_sandbox(seen: Sighting) -> Finding:
@@ -247,7 +258,7 @@ def check_packages(seen: Sighting) -> Finding:
 def check_bootstrap(seen: Sighting) -> Finding:
     """Whether some peer can be joined through, and is who it should be."""
     if not seen.answers:
-        return Finding("bootstrap", Level.OK, "none named: --bootstrap ADDR asks one")
+        return Finding("bootstrap", Level.SKIP, "none named: --bootstrap ADDR asks one")
     troubled = [one for one in seen.answers if one.trouble]
     if not troubled:
         return Finding("bootstrap", Level.OK, f"{len(seen.answers)} asked, all answer")
@@ -265,7 +276,9 @@ def check_reachable(seen: Sighting) -> Finding:
     """Whether peers can dial this machine, as far as their view of it tells."""
     views = [one for one in seen.answers if one.observed]
     if not views:
-        return Finding("reachable", Level.OK, "unknown: no bootstrap peer says how it sees us")
+        return Finding(
+            "reachable", Level.SKIP, "unknown: no bootstrap peer says how it sees us"
+        )
     view = views[0]
     if view.observed != view.local:
         port = seen.port or "N"

@@ -13,6 +13,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import PATH
 from p2p.node.usage import (
+    BEGINS_AGAIN,
     DATA,
     FAILED,
     WRONG_USAGE,
@@ -34,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, 1 if a check fails, or 2 if the command makes no sense.
     """
-    return interruptible(partial(_main, argv))
+    return interruptible(partial(_main, argv), BEGINS_AGAIN)
 
 
 def _main(argv: Sequence[str] | None) -> int:

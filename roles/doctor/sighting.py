@@ -114,6 +114,8 @@ class Sighting:
     """Of the run that was named, is pinned in the folder, or that a bootstrap peer is in."""
     folder_failure: str = ""
     """Why nothing can be written to the folder."""
+    has_key: bool = True
+    """Whether there is a key in it."""
     key_failure: str = ""
     """Why the key in it cannot be used."""
     sandbox: Containment = field(default_factory=Containment)
@@ -166,6 +168,7 @@ def look(
         port_failure=try_port(port) if port else "",
         need=_newest(run, answers),
         folder_failure=try_folder(folder),
+        has_key=(folder / KEY).exists(),
         key_failure=try_key(folder / KEY),
         sandbox=_containment(folder),
         owners=tuple(other_owners()),

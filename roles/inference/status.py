@@ -160,6 +160,8 @@ def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]
     """The lines of a screen, the most wanted first."""
     life = status.life
     yield Fact("now", status.now)
+    if status.doing == Doing.STARTS.value:
+        return  # what earlier lives did is not read yet
     made = f"{life.made:,} rollouts made, {life.accepted:,} accepted"
     rejected = f", {life.rejected:,} rejected{because(counts.reasons)}" if life.rejected else ""
     yield Fact("work", made + rejected)

@@ -24,6 +24,7 @@ from p2p.identity import verify
 from p2p.ledger import Entry
 from p2p.machine import KEY, load_or_create_key
 from p2p.node.usage import (
+    BEGINS_AGAIN,
     DATA,
     FAILED,
     WRONG_USAGE,
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, 1 if something is not as it should be, or 2 if the command makes no sense.
     """
-    return interruptible(partial(_main, argv))
+    return interruptible(partial(_main, argv), BEGINS_AGAIN)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from p2p.node.usage import CommandParser, interruptible
+from p2p.node.usage import BEGINS_AGAIN, CommandParser, interruptible
 from roles.models import fetch, inspect, merge
 
 
@@ -15,7 +15,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
-    return interruptible(partial(_main, argv))
+    return interruptible(partial(_main, argv), BEGINS_AGAIN)
 
 
 def _main(argv: Sequence[str] | None) -> int:

@@ -34,6 +34,7 @@ from rich.progress import Progress
 from p2p.errors import ConfigError, ShoalError
 from p2p.naming import derived
 from p2p.node.usage import (
+    BEGINS_AGAIN,
     FAILED,
     WRONG_USAGE,
     CommandParser,
@@ -354,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Fetch a base model: ``python -m roles.models.fetch smollm2``."""
     parser = CommandParser(prog="python -m roles.models.fetch", description=__doc__)
     add_arguments(parser)
-    return interruptible(partial(run, parser.parse_args(argv)))
+    return interruptible(partial(run, parser.parse_args(argv)), BEGINS_AGAIN)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, ShoalError
-from p2p.node.process import check_platform, told_by_signals
+from p2p.node.process import check_platform
 from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
@@ -28,9 +28,9 @@ from p2p.node.usage import (
     ignore_interrupts,
     is_interrupt,
 )
-from roles.demo.command import live_view
-from roles.demo.page import DemoPage, open_page
-from roles.demo.processes import LocalNodes
+from roles.demo.command import gain, live_view
+from roles.demo.page import INTERRUPTED, Played, on_stage
+from roles.demo.processes import DemoError, DemoFaces, LocalNodes
 from roles.demo.shows import Decode
 from roles.demo.status import SwarmStatus
 from roles.envs import sort
@@ -63,13 +63,24 @@ def main(options: argparse.Namespace) -> int:
         complain(error)
         return WRONG_USAGE
     trouble: list[BaseException] = []
+    played: Played[LocalNodes] | None = None
+    console = Console()
     try:
-        trio.run(partial(play, folder, run, view, Console(), options.dashboard))
+        played = trio.run(partial(play, folder, run, view, console, options.dashboard))
     except* (ShoalError, KeyboardInterrupt) as errors:
         trouble.extend(leaves(errors))
-    if any(map(is_interrupt, trouble)):
-        ignore_interrupts()
-        Console().print(f"ended; shoal run start {folder.path} goes on", soft_wrap=True)
+    ignore_interrupts()
+    is_interrupted = any(map(is_interrupt, trouble))
+    if played is not None:
+        is_interrupted = played.trouble == INTERRUPTED
+        trouble += [DemoError(played.trouble)] if played.trouble and not is_interrupted else []
+        lines = [
+            *results(folder, run, played.cast.status),
+            f"  as a page         {played.report}",
+        ]
+        console.print("\n".join(lines), soft_wrap=True, markup=False, highlight=False)
+    if is_interrupted:
+        console.print(f"ended; shoal run start {folder.path} goes on", soft_wrap=True)
         raise KeyboardInterrupt
     for failure in trouble:
         complain(failure)
@@ -116,60 +127,46 @@ def _decoder(folder: RunFolder) -> Decode:
 
 async def play(
     folder: RunFolder, run: Run, view: OwnRun, console: Console, address: tuple[str, int]
-) -> None:
-    """Start the nodes, show how they get on, and end them when the run is over. Raises
-    `KeyboardInterrupt` once all have ended, if that was told."""
+) -> Played[LocalNodes]:
+    """Start the nodes, show how they get on, and end them when the run is over.
+
+    Raises what `roles.demo.page.on_stage` raises.
+    """
     began = time.monotonic()  # noqa: TID251 - a command line tool, outside every world
-    told: list[bool] = []
 
     def seconds() -> float:
         return time.monotonic() - began  # noqa: TID251
 
-    status: SwarmStatus | None = None
-    async with trio.open_nursery() as nursery:
-
-        def end() -> None:
-            told.append(True)
-            nursery.cancel_scope.cancel()
-
-        nodes = LocalNodes(folder.path, run, folder.cast(), nursery)
+    async def act(nodes: LocalNodes, invitation: str) -> None:
         console.print(f"{run}: {', '.join(nodes.cast)}; Ctrl-C ends them", soft_wrap=True)
-        page = DemoPage(run, nodes.children, f"shoal run start {folder.path}")
-        with told_by_signals(end):
-            try:
-                async with open_page(page, address):
-                    with live_view(console, view) as live:
-                        await nodes.start()
-                        console.print(_invitation(nodes, page), soft_wrap=True, markup=False)
-                        status = await nodes.wait_done(lambda now: live(now, seconds()))
-            finally:
-                with trio.CancelScope(shield=True):
-                    await nodes.stop()
-        nursery.cancel_scope.cancel()
-    if told or status is None:
-        raise KeyboardInterrupt
-    for line in results(folder, run, status):
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+        with live_view(console, view) as live:
+            await nodes.start()
+            console.print(_invitation(nodes, invitation), soft_wrap=True, markup=False)
+            await nodes.wait_done(lambda now: live(now, seconds()))
+
+    faces = DemoFaces(address, None, f"shoal run start {folder.path}")
+    return await on_stage(partial(LocalNodes, folder.path, run, folder.cast()), act, faces)
 
 
-def _invitation(nodes: LocalNodes, page: DemoPage) -> str:
+def _invitation(nodes: LocalNodes, invitation: str) -> str:
     folder = f"~/shoal-{nodes.run.id.hex()[:6]}"
     return (
-        f"{page.invitation}\n"
+        f"{invitation}\n"
         f"join from another shell: shoal node --role inference --data {folder}"
         f" --bootstrap {nodes.bootstrap}"
     )
 
 
 def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Sequence[str]:
-    """What came of a run that is over."""
+    """What came of a run until now."""
     figures: dict[str, Any] = status.figures()
-    policy = f"{run.terms.recipe.steps:08d}"
-    weights = policy if run.terms.model.base else f"{policy}.safetensors"
+    step = status.trainer.get("step")
+    if step is None:
+        return ["nothing was learnt yet"]
+    policy = f"{step:08d}{'' if run.terms.model.base else '.safetensors'}"
     return [
-        f"{run.terms.recipe.steps} steps, {figures['rollouts_accepted']:,} answers accepted",
-        f"  held-out reward   greedy {figures['greedy_start']:.3f} →"
-        f" {figures['greedy_end']:.3f}, sampled {figures['reward_start']:.3f} →"
-        f" {figures['reward_end']:.3f}",
-        f"  last policy       {folder.node(TRAINER) / 'trainer' / 'weights' / weights}",
+        f"{step} of {run.terms.recipe.steps} steps, {figures['rollouts_accepted']:,} answers"
+        " accepted",
+        f"  held-out reward   {gain(figures)}",
+        f"  last policy       {folder.node(TRAINER) / 'trainer' / 'weights' / policy}",
     ]

@@ -56,7 +56,7 @@ class Learnt:
     """The same as text, question, answer and reward, if the environment can write it."""
     staleness_max: int = 0
     groups_used: int = 0
-    train_reward: float = 0.0
+    train_reward: float | None = None
     """Mean reward of the last step's groups, which are those with spread."""
     sample: tuple[list[int], list[int], float] | None = None
     """One prompt, answer and reward of the last step."""
@@ -97,17 +97,21 @@ class LearningCurve:
         except StorageError as error:
             logger.info("progress_not_kept step=%d: %s", self.learnt.step, error)
 
-    def note_step(self, step: int, groups: Sequence[TrainingGroup], staleness_max: int) -> None:
-        """The engine has learnt from ``groups`` and is at ``step`` now."""
+    def note_step(
+        self, step: int, groups: Sequence[TrainingGroup], staleness_max: int
+    ) -> float:
+        """The engine has learnt from ``groups`` and is at ``step`` now. Returns their mean
+        reward."""
         learnt = self.learnt
         rewards = [reward for group in groups for reward in group.rewards]
         learnt.step = step
-        learnt.train_reward = sum(rewards) / len(rewards)
+        learnt.train_reward = reward = sum(rewards) / len(rewards)
         learnt.groups_used += len(groups)
         learnt.staleness_max = max(learnt.staleness_max, staleness_max)
         one = groups[0]
         answer = list(one.completions[0].tokens)
         learnt.sample = (list(one.prompt), answer, one.rewards[0])
+        return reward
 
     async def evaluate(self, engine: Engine, step: int) -> None:
         """Look at the held-out tasks, if it is time for it: at the start, now and then, at the

@@ -41,8 +41,8 @@ from roles.shared.durable import Durable
 from roles.shared.model_files import check_base, keep_model_files
 from roles.shared.standing import RoleStanding
 from roles.trainer.config import TrainerConfig
-from roles.trainer.core.buffer import BufferCounts, GroupBuffer
-from roles.trainer.curve import LearningCurve, Learnt
+from roles.trainer.core.buffer import GroupBuffer
+from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
@@ -78,29 +78,29 @@ class Trainer:
         return cls(config)
 
     def health(self) -> dict[str, object]:
-        """Counts for people and dashboards."""
+        """Counts for people and dashboards; only what it does, until its folder is read."""
         if self._member is not None:
             return self._member.health()
         session = self.session
-        learnt = Learnt() if session is None else session.curve.learnt
-        counts = BufferCounts() if session is None else session.intake.buffer.counts
-        last = None if session is None else session.last_step
+        told = {**asdict(self.status()), "steps": self._steps}
+        if session is None or session.doing is TrainerDoing.OPENS:
+            return {**told, "done": False}
+        counts, last = session.intake.buffer.counts, session.last_step
         return {
-            **asdict(learnt),
-            **asdict(self.status()),
-            "steps": self._steps,
-            "done": session is not None and session.is_over,
-            "policy_bytes": 0 if session is None else session.policy_bytes,
-            "pooled": 0 if session is None else len(session.intake.buffer),
+            **asdict(session.curve.learnt),
+            **told,
+            "done": session.is_over,
+            "policy_bytes": session.policy_bytes,
+            "pooled": len(session.intake.buffer),
             "staleness": dict(counts.staleness),
             "groups_stale": counts.stale,
             "groups_without_spread": counts.without_spread,
             "groups_discredited": counts.discredited,
-            "submissions_taken": 0 if session is None else session.intake.taken,
-            **({} if session is None else session.desk.health()),
-            "workers": {} if session is None else session.workers(),
-            "waits_for_disk": 0 if session is None else session.writes_waiting,
-            "warning": "" if session is None else session.warning,
+            "submissions_taken": session.intake.taken,
+            **session.desk.health(),
+            "workers": session.workers(),
+            "waits_for_disk": session.writes_waiting,
+            "warning": session.warning,
             "last_step": None if last is None else asdict(last),
         }
 

@@ -216,9 +216,9 @@ class TrainerSession:
         report = self.last_step = await self.engine.step(groups)
         seconds = self.node.world.now() - began
         step += 1
-        self.curve.note_step(step, groups, self.intake.buffer.counts.staleness_max)
+        reward = self.curve.note_step(step, groups, self.intake.buffer.counts.staleness_max)
         learnt = self.curve.learnt
-        logger.info("step %d: reward %.3f, k3 %.4f", step, learnt.train_reward, report.k3)
+        logger.info("step %d: reward %.3f, k3 %.4f", step, reward, report.k3)
         self.wrong = self._guards.why_wrong(report)
         if self._guards.is_news(self.wrong):
             logger.warning("%s", self.wrong)
@@ -231,7 +231,7 @@ class TrainerSession:
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
         await self.curve.metrics.note(
-            report, learnt.train_reward, staleness, seconds, self.desk.repeated, self.desk.lies
+            report, reward, staleness, seconds, self.desk.repeated, self.desk.lies
         )
         await self.intake.forget_used(self._policies.covered)
         self.doing = TrainerDoing.EVALUATES

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 import trio
 
 from p2p.concurrency import ConflictDetector
+from p2p.door import check, check_number
 from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 
@@ -82,6 +83,7 @@ class SimStream(trio.abc.HalfCloseableStream):
 
     async def send_all(self, data: bytes | bytearray | memoryview) -> None:
         """Return when the last byte is under way."""
+        check("data", data, bytes, bytearray, memoryview)
         with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_sendable()
@@ -149,6 +151,7 @@ class SimStream(trio.abc.HalfCloseableStream):
     async def drained(self, at_most: int = 0) -> None:
         """Return once at most ``at_most`` bytes of what was sent wait for this machine's
         line."""
+        check_number("at_most", at_most)
         with self._sending:
             await trio.lowlevel.checkpoint()
             self._check_unbroken()

@@ -11,6 +11,7 @@ receiving node, with no task switch. Streams are served by one task each.
 from __future__ import annotations
 
 import logging
+import math
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -20,10 +21,10 @@ from typing import Any, Final
 import trio
 
 from p2p.concurrency import leaves
+from p2p.door import check, check_each, check_function, check_number
 from p2p.errors import (
     BadMessage,
     ConfigError,
-    LocalProtocolError,
     PeerUnreachable,
     ProtocolNotSupported,
     RemoteProtocolError,
@@ -41,8 +42,9 @@ from p2p.host import (
     PeerState,
     PeerWatchers,
     StreamHandler,
+    check_handler,
+    check_message,
     check_protocol,
-    check_unserved,
 )
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr, as_multiaddr
@@ -76,7 +78,7 @@ class SimHost:
         "_addrs", "_closed", "_dials", "_endpoint", "_ends", "_finders", "_gater",
         "_message_handlers",
         "_nursery", "_peer_id", "_queue", "_served", "_traffic", "_watchers", "_world",
-        "dropped", "fabric", "handlers", "name",
+        "dropped", "fabric", "handlers", "is_over", "name",
     )  # fmt: skip
 
     def __init__(
@@ -104,6 +106,8 @@ class SimHost:
             Multiaddr((("memory", str(endpoint.index)), ("p2p", str(self._peer_id)))),
         )
         self._closed = False
+        self.is_over = False
+        """Whether the block that it was opened for has ended."""
 
     def __repr__(self) -> str:
         return f"SimHost({self.name}, {len(self._ends)} peers)"
@@ -123,31 +127,42 @@ class SimHost:
         """Peers with a live connection, oldest first."""
         return tuple(self._ends)
 
-    def set_handler(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve incoming streams of ``protocol``. Raises `ValueError` if that is no protocol
-        id."""
-        self.handlers[check_protocol(protocol)] = handler
+    def set_handler(
+        self, protocol: str, handler: StreamHandler, *, replaces: bool = False
+    ) -> None:
+        """Serve incoming streams of ``protocol``; see `Host.set_handler`."""
+        self._check_open()
+        served = () if replaces else (*self.handlers, *self._message_handlers)
+        self.handlers[check_handler(protocol, served, handler)] = handler
 
     def set_message_handler(
-        self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
+        self,
+        protocol: str,
+        handler: MessageHandler,
+        *,
+        max_message: int = MAX_MESSAGE,
+        replaces: bool = False,
     ) -> None:
         """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
-        self._message_handlers[check_protocol(protocol)] = (handler, max_message)
+        self._check_open()
+        served = () if replaces else (*self.handlers, *self._message_handlers)
+        checked = check_handler(protocol, served, handler, takes_messages=True)
+        check_number("max_message", max_message, 0, MAX_MESSAGE)
+        self._message_handlers[checked] = (handler, max_message)
 
     def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
         """Call ``listener`` whenever a peer connects or disconnects."""
+        check_function("listener", listener, 1)
         self._watchers.add(listener)
 
     @contextmanager
     def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
-        checked = check_unserved(protocol, (*self.handlers, *self._message_handlers))
-        self.handlers[checked] = handler
+        self.set_handler(protocol, handler)
         try:
             yield
         finally:
-            if self.handlers.get(checked) is handler:
-                del self.handlers[checked]
+            del self.handlers[ProtocolId(protocol)]
             for stream, scope in list(self._served.items()):
                 if stream.protocol == protocol:
                     scope.cancel()
@@ -157,18 +172,17 @@ class SimHost:
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> Iterator[None]:
         """Take incoming messages of ``protocol`` for the length of the block."""
-        checked = check_unserved(protocol, (*self.handlers, *self._message_handlers))
-        taker = self._message_handlers[checked] = (handler, max_message)
+        self.set_message_handler(protocol, handler, max_message=max_message)
         try:
             yield
         finally:
-            if self._message_handlers.get(checked) is taker:
-                del self._message_handlers[checked]
+            del self._message_handlers[ProtocolId(protocol)]
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
         """Call ``listener`` whenever a peer connects or disconnects, for the length of the
         block."""
+        check_function("listener", listener, 1)
         with self._watchers.watching(listener):
             yield
 
@@ -176,6 +190,7 @@ class SimHost:
     def finding(self, find: PeerFinder) -> Iterator[None]:
         """For the length of the block, ask ``find`` before dialling a peer without a known
         address."""
+        check_function("find", find, 1, is_async=True)
         with self._finders.finding(find):
             yield
 
@@ -183,10 +198,13 @@ class SimHost:
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
         """Remember where ``peer`` may be dialled."""
+        check("peer", peer, PeerId)
+        addrs = check_each("addrs", addrs, Multiaddr)
         self._gater.add_addrs(peer, addrs, source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """The last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
+        check("peer", peer, PeerId)
         return self._gater.addrs_of(peer)
 
     def traffic(self, peer: PeerId) -> tuple[int, int]:
@@ -202,6 +220,8 @@ class SimHost:
 
     async def connect(self, peer: PeerId) -> None:
         """Make sure there is a connection. Raises `PeerUnreachable`, `WrongPeer`."""
+        check("peer", peer, PeerId)
+        self._check_open()
         await trio.lowlevel.checkpoint()
         if peer in self._ends:
             return
@@ -335,6 +355,7 @@ class SimHost:
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close the connection, if there is one."""
+        check("peer", peer, PeerId)
         await trio.lowlevel.checkpoint()
         self._disconnect(peer)
 
@@ -364,6 +385,10 @@ class SimHost:
     def _tell(self, event: PeerEvent) -> None:
         self._watchers.tell(event)
 
+    def _check_open(self) -> None:
+        if self.is_over:
+            raise trio.ClosedResourceError("this host is closed: its block has ended")
+
     def close(self) -> None:
         """End all connections; nothing is answered any more."""
         self._closed = True
@@ -388,10 +413,9 @@ class SimHost:
 
     def send(self, peer: PeerId, protocol: str, message: bytes) -> bool:
         """Queue a message. False if it was dropped at once."""
-        if len(message) > MAX_MESSAGE:
-            raise LocalProtocolError(
-                f"a message of {len(message)} bytes is over the limit of {MAX_MESSAGE}"
-            )
+        check_message(peer, protocol, message)
+        self._check_open()
+        message = bytes(message)
         end = self._ends.get(peer)
         if end is not None:
             return end.send(ProtocolId(protocol), message)
@@ -430,11 +454,11 @@ class SimHost:
     async def open_stream(self, peer: PeerId, protocol: str) -> SimHostStream:
         """Connect if need be and open a stream. Raises `PeerUnreachable`,
         `ProtocolNotSupported`."""
+        asked = check_protocol(protocol)
         await self.connect(peer)
         end = self._ends.get(peer)
         if end is None:
             raise PeerUnreachable(f"{peer!r} has just gone")
-        asked = ProtocolId(protocol)
         if asked in end.spoken:
             return end.open_stream(asked, None)
         opening = Opening()
@@ -479,20 +503,26 @@ class SimHost:
 
     def protect(self, purpose: str, peers: Iterable[PeerId]) -> None:
         """Keep connections to ``peers``: this host closes none for want of room."""
+        check("purpose", purpose, str)
+        peers = check_each("peers", peers, PeerId)
         self._gater.protect(purpose, peers)
 
     def network_of(self, peer: PeerId) -> str:
         """Simulated machines are in no networks that limits would know."""
+        check("peer", peer, PeerId)
         return ""
 
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Lower a peer's score; at the limit it is disconnected and refused for a while."""
+        check("peer", peer, PeerId)
+        check_number("points", points, 0, math.inf, int, float)
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
         if self._gater.penalise(peer, points, self._world.now()):
             self._disconnect(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Disconnect and refuse for as long as this host lives."""
+        check("peer", peer, PeerId)
         self._gater.ban(peer)
         self._disconnect(peer)
 
@@ -509,3 +539,4 @@ async def open_sim_host(world: SimWorld, fabric: Fabric) -> AsyncIterator[SimHos
         finally:
             host.close()
             nursery.cancel_scope.cancel()
+    host.is_over = True

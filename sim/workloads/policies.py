@@ -141,6 +141,7 @@ class Policies:
                     host.set_message_handler(
                         ANNOUNCE,
                         lambda peer, data: self._slander(service, node, host, peer, data),
+                        replaces=True,
                     )
                 self._services[node.name] = service
                 self._stats.append(service.stats)

@@ -301,7 +301,7 @@ def hand_out(
             takers.append(peer)
         return left.pop(0)
 
-    host.set_handler(PROTOCOL_ID, serve_requests(answer))
+    host.set_handler(PROTOCOL_ID, serve_requests(answer), replaces=True)
     return done
 
 

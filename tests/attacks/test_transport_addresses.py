@@ -85,7 +85,7 @@ async def test_a_node_survives_an_identify_full_of_no_places() -> None:
         ) as honest,
         p2p.open_host(network=network, listen=[], key=KeyPair(b"\x05" * 32)) as hostile,
     ):
-        hostile.set_handler(identify.PROTOCOL_ID, lie)
+        hostile.set_handler(identify.PROTOCOL_ID, lie, replaces=True)
         await hostile.connect_addr(honest.addrs[0])
         with trio.fail_after(60):
             await asked.wait()

@@ -752,8 +752,7 @@ def test_an_answer_that_is_none_is_a_bad_message(hosts) -> None:
     async def law(h: Hosts) -> None:
         introduce(h.a, h.b)
         for handler in (silent, too_long):
-            h.b.set_handler(ECHO, handler)
-            with pytest.raises(BadMessage):
+            with h.b.serving(ECHO, handler), pytest.raises(BadMessage):
                 await request(h.a, h.b.peer_id, ECHO, b"x", max_reply=99)
 
     hosts(law)

@@ -52,9 +52,11 @@ from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
 from p2p.swarm.core.limits import reach_of
 from roles.demo.command import complaints, free_memory, main as demo_main
+from roles.demo.pretraining import PretrainingPlan, write_run
 from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
+from roles.diloco.core.terms import DilocoTerms, Joining
 from roles.run import open_run
 from roles.run.__main__ import main as run_main
 from sim.cli import main as sim_main
@@ -148,6 +150,7 @@ def stub_node(world, *, newest: int = 3) -> SimpleNamespace:
         border=Border(),
         run=SimpleNamespace(id=b"ours"),
         membership=membership,
+        clocks=SimpleNamespace(trouble=""),
         shardcast=SimpleNamespace(newest=newest, fetching=None),
     )
 
@@ -302,6 +305,34 @@ def test_who_can_dial_an_address_is_said(place: str, who: str) -> None:
     said = REACH.get(reach_of(Multiaddr.parse(place)), "")
     assert said.startswith(who)
     assert bool(said) == bool(who)
+
+
+@pytest.mark.parametrize(
+    ("joining", "role", "note"),
+    [
+        (None, "inference", ""),
+        (Joining.NAMED, "trainer", "with a key that the run file names"),
+        (Joining.ADMITTED, "trainer", ""),
+    ],
+)
+def test_a_node_says_with_which_role_others_join_its_run(
+    joining: Joining | None, role: str, note: str, tmp_path: Path
+) -> None:
+    """A node of a run of DiLoCo told others to join with ``--role inference``, which it has
+    not."""
+    run = RUN
+    if joining is not None:
+        plan = PretrainingPlan(seed=0, folder=tmp_path, terms=DilocoTerms(joining=joining))
+        run = write_run(plan)
+    path = tmp_path / "given.shoal"
+    path.write_bytes(run.document)
+    arguments = ["--data", str(tmp_path / "n"), "--run", str(path), *LOOPBACK]
+    with started("-m", "p2p.node", *arguments) as process:
+        (*_, line) = lines_until(process, "next")
+        rest = "".join(lines_until(process, "         (only this machine"))
+    assert f"shoal node --role {role} --bootstrap /ip4/127.0.0.1/tcp/" in line
+    assert note in rest
+    assert ("a key" in rest) is bool(note)
 
 
 class Deaf:

@@ -461,7 +461,7 @@ def test_bulk_takes_the_time_of_the_slower_line() -> None:
                 pass
             done.set()
 
-        stage.hosts["b"].set_handler(NEWS, sink)
+        stage.hosts["b"].set_handler(NEWS, sink, replaces=True)
         stream = await stage.hosts["a"].open_stream(stage.introduce("a", "b"), NEWS)
         start = stage.swarm.simulation.now
         await stream.send_all(bytes(10_000_000))
@@ -486,7 +486,7 @@ def test_streams_share_an_uplink_fairly() -> None:
 
         streams = []
         for name in "bc":
-            stage.hosts[name].set_handler(NEWS, sink_of(name))
+            stage.hosts[name].set_handler(NEWS, sink_of(name), replaces=True)
             streams.append(await stage.hosts["a"].open_stream(stage.introduce("a", name), NEWS))
 
         async def send(stream: Stream) -> None:
@@ -515,7 +515,7 @@ def test_a_stream_is_drained_when_the_line_has_carried_its_bytes() -> None:
             await trio.sleep_forever()
 
         for host in stage.hosts.values():
-            host.set_handler(ECHO, swallow)
+            host.set_handler(ECHO, swallow, replaces=True)
         streams = [
             await stage.hosts["a"].open_stream(stage.introduce("a", other), ECHO)
             for other in "bc"

@@ -104,7 +104,7 @@ class Stage:
 
         await self.swarm.sleep_until(self.lies_from)
         node.ledgers.follow(())  # or its node ends when it hears what it has signed
-        node.host.set_handler(LEDGER_PROTOCOL, serve)
+        node.host.set_handler(LEDGER_PROTOCOL, serve, replaces=True)
         tops = [list(one.statements(node.peer_id))[-1] for one in stories]
         head = sign_head(Head(tops[0].seqno, tops[0].digest), node.world.signer)
         if not self.is_mute:

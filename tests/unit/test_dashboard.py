@@ -390,6 +390,47 @@ def test_as_many_series_for_a_thousand_peers_as_for_ten() -> None:
     assert all(name.startswith("shoal_") for name, _ in series(10))
 
 
+def numbers(of: Scene) -> dict[str, float]:
+    families = text_string_to_metric_families(write_metrics(of, ROLES, 0).decode())
+    return {
+        f"{one.name}{sorted(one.labels.items())}": one.value
+        for family in families
+        for one in family.samples
+    }
+
+
+def test_before_a_node_has_a_run_no_number_says_that_all_is_quiet() -> None:
+    """``shoal_policy_version`` was 0 where its HELP says -1, and so were counts that nobody had
+    counted."""
+    empty = Scene(title="", says="", own=OWN, known={OWN: Known(health={"roles": {}})})
+    assert numbers(empty) == {"shoal_viewers[]": 0.0, "shoal_policy_version[]": -1.0}
+
+
+def test_what_a_status_lacks_is_no_zero() -> None:
+    def without(health: Any, path: tuple[str, ...]) -> Any:
+        first, *rest = path
+        kept = {key: value for key, value in health.items() if key != first}
+        return kept | ({first: without(health[first], tuple(rest))} if rest else {})
+
+    def leaves(health: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        found = [path] if path else []
+        if isinstance(health, dict):
+            for key, value in health.items():
+                found += leaves(value, (*path, key))
+        return found
+
+    whole = scene()
+    before = numbers(whole)
+    (known,) = whole.known.values()
+    for path in leaves(known.health):
+        lacking = replace(
+            whole, known={OWN: Known(health={"roles": {}} | without(known.health, path))}
+        )
+        after = numbers(lacking)
+        wrong = {name for name, value in after.items() if not value and before.get(name)}
+        assert not wrong, path
+
+
 def test_roles_that_strangers_invent_make_no_series() -> None:
     invented = {f"p{n}": {"roles": [f"role-{n}"]} for n in range(100)}
     text = write_metrics(Scene(title="", says="", members=invented), ROLES, 0).decode()

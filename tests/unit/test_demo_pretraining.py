@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from roles.demo.command import main
+from roles.demo.page import says
 from roles.demo.pretraining import (
     KILLED,
     LATE,
@@ -20,7 +21,10 @@ from roles.demo.pretraining import (
     figures,
     report,
 )
+from roles.demo.view import work_of
 from roles.run import decode_run_untrusted
+from roles.trainer.config import TrainerConfig
+from roles.trainer.role import DilocoMember, Trainer
 
 
 class Nodes(PretrainingNodes):
@@ -42,7 +46,8 @@ def health(**changes: Any) -> dict[str, Any]:
         for step in range(1, 9)
     ]
     return {
-        "step": 8, "weights": 1000, "inner_steps": 800, "tokens": 9, "sent": 20_000,
+        "algorithm": "diloco", "step": 8, "weights": 1000, "inner_steps": 800, "tokens": 9,
+        "sent": 20_000,
         "utilised": 0.9, "training_loss": 2.0, "sample": "shoal", "rounds": rounds,
         "members": [f"id of {name}" for name in TRAINERS if name != KILLED], **changes,
     }  # fmt: skip
@@ -80,6 +85,50 @@ def test_each_promise_that_is_broken_is_named(
     healths = {one: health() for one in TRAINERS}
     healths[name] = health(**changes)
     assert any(said in line for line in complaints(figures(Nodes(tmp_path, healths))))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {},
+        Trainer.from_config({}).health(),
+        DilocoMember(TrainerConfig()).health(),
+        {"algorithm": "diloco", "step": -1, "steps": 24},
+        health(rounds=[], step=0, members=[], training_loss=None, sample="", sent=0),
+    ],
+    ids=["nothing", "before the run is read", "before the engine", "before the session", "new"],
+)
+def test_whatever_trainers_say_the_demo_draws_it_and_sums_it_up(
+    tmp_path: Path, said: dict[str, Any]
+) -> None:
+    """In a terminal it ended after ten seconds with ``KeyError: 'rounds'``."""
+    told = {name: said if said.get("algorithm") == "diloco" else {} for name in TRAINERS}
+    for healths in (told, told | {TRAINERS[1]: health()}, told | {TRAINERS[0]: health()}):
+        nodes = Nodes(tmp_path, healths)
+        nodes.killed = False
+        console = Console(record=True, width=80)
+        console.print(draw(nodes, 10.0))
+        found = figures(nodes)
+        report(console, {**found, "seconds": 10.0, "cpu_seconds": 20.0}, [])
+        assert list(complaints(found)) or healths[TRAINERS[0]]
+        assert max(map(len, console.export_text().splitlines())) <= 160
+
+
+async def test_a_health_is_of_pretraining_once_the_run_is_read(tmp_path: Path) -> None:
+    """A trainer that had not read its run yet was drawn as one of reinforcement learning."""
+    import trio
+
+    async with trio.open_nursery() as nursery:
+        nodes = PretrainingNodes(PretrainingPlan(seed=3, folder=tmp_path), nursery)
+        for health in (
+            Trainer.from_config({}).health(),
+            DilocoMember(TrainerConfig()).health(),
+        ):
+            nodes.children[TRAINERS[0]].status = {"roles": {"trainer": health}}
+            draw(nodes, 1.0)
+            assert figures(nodes)["losses"] == []
+            assert "-1" not in says({"trainer-1": {"roles": {"trainer": health}}})
+            assert work_of({"trainer": health}) == "starts"
 
 
 def test_a_loss_that_does_not_fall_is_named(tmp_path: Path) -> None:

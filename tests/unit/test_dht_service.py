@@ -253,7 +253,7 @@ def test_namespaces_are_enforced_by_holders() -> None:
         dhts = await town.grow(4)
         assert await dhts[1].put("short", b"name", b"abc", 60) > 0
         assert await dhts[1].put("short", b"other", b"much too long", 60) == 0
-        with pytest.raises(ValueError, match="lives"):
+        with pytest.raises(ValueError, match="lifetime must be 1 to 100 seconds"):
             await dhts[1].put("short", b"name", b"abc", 101)
         assert [record.value for record in await dhts[2].get("short", b"name")] == [b"abc"]
         assert await dhts[2].get("short", b"other") == []

@@ -33,7 +33,8 @@ SOUND = Sighting(
     torch=Torch("2.13.0", (CARD,)), cards=(CARD,), memory=64 * GIB, folder="/data",
     disk=100 * GIB, now=1.9e9, newest=1.8e9, need=NEED,
     sandbox=Containment(mechanism=Mechanism.BUBBLEWRAP, program="bwrap"),
-    answers=(Answer(addr="/a", run=RUN, observed="192.0.2.1", local="192.0.2.1"),),
+    answers=(Answer(addr="/a", run=RUN, observed="192.0.2.1", local="192.0.2.1",
+                    skew=0.1),), port=4001,
 )  # fmt: skip
 
 
@@ -50,7 +51,18 @@ def test_a_machine_that_lacks_nothing() -> None:
     assert {one.level for one in examine(SOUND)} == {Level.OK}
     assert {one.remedy for one in examine(SOUND)} == {""}
     assert len({one.name for one in examine(SOUND)}) == len(CHECKS)
-    assert {one.level for one in examine(replace(SOUND, need=None))} == {Level.OK}
+
+
+def test_what_was_not_looked_at_is_not_shown_as_good() -> None:
+    """With no bootstrap peer to ask, and a peer that told no time, the clock was "ok"."""
+    blind = Sighting(has_key=False)
+    skipped = {one.name for one in examine(blind) if one.level is Level.SKIP}
+    assert skipped == {
+        "gpu memory", "memory", "key", "port", "clock", "run", "bootstrap", "reachable",
+    }  # fmt: skip
+    assert finding("clock", answered(skew=None)).level is Level.SKIP
+    assert finding("clock", SOUND).seen.endswith("as 1 bootstrap peer says")
+    assert finding("memory", replace(SOUND, memory=0)).level is Level.SKIP
 
 
 LACKS = {
@@ -115,7 +127,7 @@ LACKS = {
         Level.WARN, "/b: x", "another member"),
     "a router": (
         "reachable", answered(local="10.0.0.7"), Level.WARN, "192.0.2.1, and .* is 10.0.0.7",
-        "forward TCP port N"),
+        "forward TCP port 4001"),
     "a port that is taken": (
         "port", replace(SOUND, port=4001, port_failure="Address already in use"), Level.FAIL,
         "4001: Address already in use", "--listen at another"),

@@ -7,7 +7,7 @@ import pytest
 from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.core.gater import DIAL_BACKOFF, ConnectionGater
+from p2p.swarm.core.gater import DIAL_BACKOFF, MAX_REST, ConnectionGater
 from p2p.swarm.core.limits import PUBLIC
 from p2p.swarm.core.peers import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 
@@ -43,6 +43,41 @@ def test_news_and_a_connection_end_a_back_off() -> None:
     mine.dial_failed(PEER, 10.0)
     mine.connected(PEER)
     assert mine.may_send(PEER, 10.0)
+
+
+def test_an_address_that_fails_again_and_again_rests_ever_longer() -> None:
+    """Dead addresses of a peer were dialled beside the living one for ever."""
+    mine, now, dialled = gater(), 0.0, 0
+    mine.add_addrs(PEER, [HERE, THERE], AddrSource.SIGNED)
+    while now < 3600.0:
+        places = mine.places_to_dial(PEER, now)
+        assert THERE in places
+        mine.addr_answered(PEER, THERE)
+        if HERE in places:
+            dialled += 1
+            mine.addr_failed(PEER, HERE, now)
+        now += 1.0
+    assert dialled < 3600.0 / MAX_REST + 10
+    assert mine.places_to_dial(PEER, now)[0] == THERE, "where it answered last comes first"
+    mine.add_addrs(PEER, [HERE], AddrSource.SIGNED)  # what a heartbeat repeats is no news
+    assert mine.places_to_dial(PEER, now) == (THERE,)
+    mine.add_addrs(PEER, [HERE], AddrSource.OWNER)
+    assert mine.places_to_dial(PEER, now) == (THERE, HERE)
+
+
+def test_of_addresses_that_all_rest_one_is_tried() -> None:
+    mine = gater()
+    mine.add_addrs(PEER, [HERE, THERE], AddrSource.SIGNED)
+    assert gater().places_to_dial(PEER, 0.0) == ()
+    tried = []
+    for now in range(8):
+        places = mine.places_to_dial(PEER, float(now))
+        for addr in places:
+            mine.addr_failed(PEER, addr, float(now))
+        tried.append(places)
+    assert tried[:2] == [(HERE, THERE)] * 2, "one failure may be chance"
+    assert all(len(places) == 1 for places in tried[2:])
+    assert {HERE, THERE} == {addr for places in tried[2:] for addr in places}
 
 
 def test_failures_that_are_over_are_forgotten() -> None:

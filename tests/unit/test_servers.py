@@ -108,7 +108,7 @@ async def test_a_task_that_was_cancelled_serves_no_more() -> None:
 
         for handler in (wait, is_done):
             assert await ask(client, server) == b"clean!"
-            server.set_handler(OTHER, handler)
+            server.set_handler(OTHER, handler, replaces=True)
             async with await client.open_stream(server.peer_id, OTHER):
                 await trio.testing.wait_all_tasks_blocked()
                 await abort(server, client)
@@ -137,7 +137,7 @@ async def test_who_ends_a_stream_too_late_ends_no_other() -> None:
             assert await stream.receive_some() == b""
         await trio.testing.wait_all_tasks_blocked()
         late[0]()  # while the task waits
-        server.set_handler(OTHER, second)
+        server.set_handler(OTHER, second, replaces=True)
         async with await client.open_stream(server.peer_id, OTHER) as stream:
             await trio.testing.wait_all_tasks_blocked()
             late[0]()  # while it serves another

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 import trio
@@ -14,6 +15,7 @@ import p2p
 from p2p.errors import (
     BadMessage,
     ConfigError,
+    LimitExceeded,
     LocalProtocolError,
     PeerUnreachable,
 )
@@ -154,8 +156,8 @@ async def test_a_crash_is_logged_and_costs_one_stream(caplog) -> None:
         raise KeyError("our bug")
 
     async with two_hosts(strict=False) as (one, other):
-        other.set_handler(ECHO, crash)
         with (
+            other.serving(ECHO, crash),
             caplog.at_level(logging.ERROR, "p2p.swarm.swarm"),
             pytest.raises((trio.BrokenResourceError, PeerUnreachable)),
         ):
@@ -287,13 +289,81 @@ async def test_a_ping_takes_some_time() -> None:
         assert 0 < await p2p.ping(one, other.peer_id) < 5
 
 
-async def test_a_wrong_echo_is_a_bad_message() -> None:
+async def test_more_questions_at_once_than_a_connection_has_streams_are_refused() -> None:
+    """As docs/embedding.md says: 256 streams of each side, those of services among them."""
+    gate, refused, answered = trio.Event(), list[str](), list[bytes]()
+
+    async def wait(_: PeerId, data: bytes) -> bytes:
+        await gate.wait()
+        return data
+
+    async with two_hosts() as (one, other):
+        other.set_handler(ECHO, serve_requests(wait))
+
+        async def ask(number: int) -> None:
+            try:
+                answered.append(await request(one, other.peer_id, ECHO, b"%d" % number))
+            except LimitExceeded as error:
+                refused.append(str(error))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(300):
+                nursery.start_soon(ask, number)
+            await trio.testing.wait_all_tasks_blocked()
+            gate.set()
+    assert set(refused) == {"256 streams are open on this connection"}
+    assert 250 <= len(answered) <= 256
+
+
+class CountingNetwork(MemoryNetwork):
+    """A network that counts the dials of each address."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dials: Counter[str] = Counter()
+
+    async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        self.dials[str(addr.transport)] += 1
+        return await super().dial(addr)
+
+
+async def test_dead_addresses_are_left_alone_and_an_error_names_two(autojump_clock) -> None:
+    """A peer of eight addresses was dialled at all of them at each try, and each failure was a
+    line of 700 characters."""
+    network, peer = CountingNetwork(), KeyPair(b"d" * 32).peer_id
+    places = [f"/memory/{1000 + number}" for number in range(MAX_ADDRS)]
+    async with open_host(network=network, listen=["/memory/0"], config=QUIET) as host:
+        host.add_addrs(peer, [Multiaddr.parse(place) for place in places])
+        for _ in range(60):
+            with pytest.raises(PeerUnreachable) as caught:
+                await host.connect(peer)
+            assert len(str(caught.value)) < 400
+            assert str(caught.value).count("/memory/") <= 2
+            await host.world.sleep(10.0)
+        assert sum(network.dials.values()) < 60 + 10 * MAX_ADDRS
+        assert min(network.dials[place] for place in places) >= 2
+        async with open_host(
+            network=network, listen=[places[3]], key=KeyPair(b"d" * 32), config=QUIET
+        ):
+            with trio.fail_after(900):
+                while peer not in host.connected:
+                    with suppress(PeerUnreachable):
+                        await host.connect(peer)
+                    await host.world.sleep(10.0)
+            before = sum(network.dials.values())
+            for _ in range(20):
+                await host.disconnect(peer)
+                await host.connect(peer)
+            assert sum(network.dials.values()) == before + 20
+
+
+async def test_a_wrong_echo_is_a_bad_message(monkeypatch: pytest.MonkeyPatch) -> None:
     async def lie(stream: Stream) -> None:
         await stream.receive_some()
         await stream.send_all(bytes(32))
 
+    monkeypatch.setattr(identify, "serve_ping", lie)
     async with two_hosts() as (one, other):
-        other.set_handler(identify.PING_ID, lie)
         with pytest.raises(BadMessage):
             await p2p.ping(one, other.peer_id)
 

@@ -7,6 +7,7 @@ strangers. The outcome says whose fault it is: `FORGED` is a lie of the peer tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +23,7 @@ from p2p.dht.record import (
     record_key,
 )
 from p2p.dht.stamp import check_stamp
+from p2p.door import check_fields, check_function, check_number
 from p2p.errors import BadMessage
 from p2p.identity import Verify
 from p2p.multiaddr import Multiaddr
@@ -102,6 +104,13 @@ class Namespace:
     places: Callable[[Record], tuple[Multiaddr, ...]] = _no_places
     """Where the record says that its publisher is; one address prefix gets few places under a
     key."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("valid", "kind_of", "places"):
+            check_function(f"Namespace({name})", getattr(self, name), 1)
+        check_number("Namespace(salts)", self.salts, 1)
+        check_number("Namespace(max_lifetime)", self.max_lifetime, 1, math.inf, int, float)
 
 
 def _is_own_address(record: Record) -> bool:

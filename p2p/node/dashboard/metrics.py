@@ -47,13 +47,16 @@ class _Numbers:
         """Each family once."""
         health: Health = next((one.health for one in self._scene.known.values()), {})
         yield _gauge("shoal_viewers", "Dashboards that are open.", self._viewers)
-        yield self._members()
-        yield _gauge("shoal_connections", "Peers connected.", find(health, "connected"))
+        newest = plain(find(health, "shardcast.newest"))
         yield _gauge(
             "shoal_policy_version",
             "Newest policy that is whole here; -1 if none is.",
-            find(health, "shardcast.newest"),
+            -1 if newest is None else newest,
         )
+        if self._scene.members:
+            yield self._members()
+        if "connected" in health:
+            yield _gauge("shoal_connections", "Peers connected.", health["connected"])
         yield from _moved(health)
         for role, panels in self._panels.items():
             status = find(health, f"roles.{role}")
@@ -62,7 +65,7 @@ class _Numbers:
                 yield from _of_role(role, status, scalars)
                 counts = (panel for panel in panels if panel.kind is Kind.COUNTS)
                 for panel in counts:
-                    yield _total(role, status, panel.rows, panel.title)
+                    yield from _total(role, status, panel.rows, panel.title)
 
     def _members(self) -> Metric:
         family = GaugeMetricFamily(
@@ -79,18 +82,22 @@ class _Numbers:
 
 
 def _moved(health: Health) -> Iterator[Metric]:
+    """What SHARDCAST counts; nothing that is not in its status."""
+    stats = find(health, "shardcast")
+    known: Health = stats if isinstance(stats, Mapping) else {}
     family = CounterMetricFamily(
         "shoal_policy_bytes", "Bytes of policies moved, by direction.", labels=["direction"]
     )
     for name in _BYTES:
-        family.add_metric([name], _number(find(health, f"shardcast.{name}")))
+        if name in known:
+            family.add_metric([name], _number(known[name]))
     yield family
     for field in fields(ShardcastStats):
-        if field.name.startswith(("chunks_", "versions_")):
+        if field.name.startswith(("chunks_", "versions_")) and field.name in known:
             yield CounterMetricFamily(
                 f"shoal_policy_{field.name}",
                 f"Of SHARDCAST: {field.name.replace('_', ' ')}.",
-                value=_number(find(health, f"shardcast.{field.name}")),
+                value=_number(known[field.name]),
             )
 
 
@@ -108,11 +115,11 @@ def _of_role(role: str, status: Health, values: Iterator[Value]) -> Iterator[Met
             yield kind(name, text, value=float(number))
 
 
-def _total(role: str, status: Health, key: str, title: str) -> Metric:
+def _total(role: str, status: Health, key: str, title: str) -> Iterator[Metric]:
     rows = find(status, key)
-    counts = rows.values() if isinstance(rows, Mapping) else ()
-    name = f"shoal_{role}_{key.replace('.', '_')}"
-    return CounterMetricFamily(name, f"{title}.", value=sum(map(_number, counts)))
+    if isinstance(rows, Mapping):
+        name = f"shoal_{role}_{key.replace('.', '_')}"
+        yield CounterMetricFamily(name, f"{title}.", value=sum(map(_number, rows.values())))
 
 
 def _gauge(name: str, text: str, number: object) -> Metric:

@@ -5,7 +5,8 @@ Theory of operation
 A host asks before it acts, and tells what came of it:
 
 - *Before a dial*, `ConnectionGater.check_dial`: not to ourselves, and not to a peer that is
-  refused. Which slots a dial takes is `is_sure`: whether the peer, or what we think of it,
+  refused; and `places_to_dial`: an address that failed twice in a row rests, longer each time.
+  Which slots a dial takes is `is_sure`: whether the peer, or what we think of it,
   depends on a stranger's word.
 - *After a dial that failed*, `dial_failed`: for `DIAL_BACKOFF` seconds messages to the peer are
   dropped at once (`may_send`). A caller that waits for its own `connect` is not held back: it
@@ -24,22 +25,34 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.errors import PeerUnreachable
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.swarm.core.limits import LOOPBACK, reach_of
-from p2p.swarm.core.peers import MAX_HEARSAY_ADDRS, AddressBook, Scores
+from p2p.swarm.core.peers import MAX_HEARSAY_ADDRS, MAX_PEERS, AddressBook, Scores
 
 DIAL_BACKOFF: Final = 5.0
 """Seconds after a failed dial in which messages to the peer are dropped instead of dialling
 again: every service has something to say each second. It ends when the peer dials us."""
 
 
+REST: Final = 10.0
+"""Seconds for which an address rests after its second failure in a row; twice as long after
+each further one. The first failure may have been chance."""
+MAX_REST: Final = 600.0
+"""Seconds that an address rests at most: a machine that comes back is found within ten
+minutes."""
+
+
 class ConnectionGater:
     """A host's knowledge of its peers: their addresses, their behaviour, and which of them it
     wants."""
 
-    __slots__ = ("_is_connected", "_own", "_protected", "_scores", "_unreachable", "book")
+    __slots__ = (
+        "_answered", "_failures", "_is_connected", "_own", "_protected", "_scores",
+        "_unreachable", "book",
+    )  # fmt: skip
 
     def __init__(self, own: PeerId, is_connected: Callable[[PeerId], bool]) -> None:
         self.book = AddressBook(keeps=self._is_kept)
@@ -48,6 +61,12 @@ class ConnectionGater:
         self._scores = Scores()
         self._unreachable: dict[PeerId, float] = {}
         """Until when a peer is not dialled for a message, oldest failure first."""
+        self._failures: BoundedDict[tuple[PeerId, Multiaddr], tuple[int, float]] = BoundedDict(
+            MAX_PEERS
+        )
+        """Failures in a row of an address, and until when it rests."""
+        self._answered: BoundedDict[PeerId, Multiaddr] = BoundedDict(MAX_PEERS)
+        """Where a peer answered last."""
         self._protected: dict[str, frozenset[PeerId]] = {}
 
     def __repr__(self) -> str:
@@ -69,6 +88,9 @@ class ConnectionGater:
         """
         if peer == self._own:
             return
+        if source is AddrSource.OWNER:
+            for addr in addrs:
+                self._failures.pop((peer, addr.transport), None)
         if source is AddrSource.HEARSAY:
             addrs = [addr for addr in addrs if reach_of(addr) >= reach][:MAX_HEARSAY_ADDRS]
         if self.book.add(peer, addrs, source):
@@ -82,6 +104,33 @@ class ConnectionGater:
         """Whether a dial to ``peer`` is our own wish: the node wants to keep it, or its address
         is its own signed word, or the owner's."""
         return self.is_protected(peer) or bool(self.book.certain(peer))
+
+    def places_to_dial(self, peer: PeerId, now: float) -> tuple[Multiaddr, ...]:
+        """Return the addresses of ``peer`` to dial now, where it answered last first.
+
+        Those that rest are left out, but for the one that rested longest if all do: a caller
+        that wants the peer is not sent away without a try.
+        """
+        known, answered = self.book.of(peer), self._answered.get(peer)
+        if answered in known:
+            known = (answered, *(addr for addr in known if addr != answered))
+        until = [self._failures.get((peer, addr), (0, now))[1] for addr in known]
+        due = tuple(addr for addr, end in zip(known, until, strict=True) if end <= now)
+        return due or tuple(known[until.index(end)] for end in sorted(until)[:1])
+
+    def addr_failed(self, peer: PeerId, addr: Multiaddr, now: float) -> None:
+        """Nobody, or the wrong one, answered at ``addr``: it rests if that was not the first
+        time in a row."""
+        count = self._failures.get((peer, addr), (0, now))[0] + 1
+        rest = min(REST * 2 ** min(count - 2, 16), MAX_REST) if count > 1 else 0.0
+        self._failures.renew((peer, addr), (count, now + rest))
+        if self._answered.get(peer) == addr:
+            del self._answered[peer]
+
+    def addr_answered(self, peer: PeerId, addr: Multiaddr) -> None:
+        """``peer`` answered at ``addr``."""
+        self._failures.pop((peer, addr), None)
+        self._answered.renew(peer, addr)
 
     # Whether to dial.
 

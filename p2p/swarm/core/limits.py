@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.bounded import BoundedDict
+from p2p.door import check_fields
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.wire import MIB
@@ -70,6 +71,7 @@ class ResourceLimits:
     places than a crowd of one identity, for whoever is given up dials again at once."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.connections < 1 or self.handshakes < 1:
             raise ValueError("a host needs room for at least one connection and one handshake")
 

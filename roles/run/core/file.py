@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
@@ -70,6 +70,8 @@ rest."""
 MAX_COMPLAINT: Final = 300
 """Characters of what is said about a void document: it quotes what its author, any stranger,
 wrote."""
+MAX_NAMED: Final = 3
+"""Peers that a sentence names."""
 MAX_NAME: Final = 64
 """Characters of a name; it is shown on one line."""
 MAX_ENVIRONMENTS: Final = 64
@@ -473,6 +475,17 @@ class Run:
         )
 
     @property
+    def joins_as(self) -> tuple[str, str]:
+        """The role that others join with, and in words who of them may; empty if all may."""
+        if self.terms.algorithm is not Algorithm.DILOCO:
+            return "inference", ""
+        is_named = self.terms.diloco.joining is Joining.NAMED
+        return (
+            "trainer",
+            "with a key that the run file names as a trainer's" if is_named else "",
+        )
+
+    @property
     def work_stamp(self) -> str:
         """What those must make who submit work to an open run, in words."""
         bits = self.terms.admission.stamp_bits
@@ -570,8 +583,7 @@ class Run:
         if named is not None and peer not in named:
             raise ConfigError(
                 f"{peer} is no {job} of run {self.name!r}: its owner names"
-                f" {', '.join(map(str, named))}; take another --role, or the --data of one of"
-                " those"
+                f" {_few(named)}; take another --role, or the --data of one of those"
             )
         if terms.algorithm is Algorithm.DILOCO:
             if job != "trainer":
@@ -634,6 +646,12 @@ class Run:
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id.hex()[:12]}, epoch {self.epoch})"
+
+
+def _few(peers: Sequence[PeerId]) -> str:
+    """The first of ``peers``, for a sentence."""
+    more = [f"and {len(peers) - MAX_NAMED} more"] if len(peers) > MAX_NAMED else []
+    return ", ".join([*map(str, peers[:MAX_NAMED]), *more])
 
 
 def run_id(owner: PeerId, name: str) -> bytes:

@@ -153,7 +153,7 @@ class UrgentLinks(HostileWorkload):
         attacker = Attacker(node, host, membership)
         attacker.silence()
         host.set_message_handler(
-            HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data)
+            HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data), replaces=True
         )
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         every = self.scenario.parameter("every", 1.0)
