@@ -9,16 +9,22 @@ member makes one for a step (and view): two that differ are proof against it, fr
 from __future__ import annotations
 
 import hashlib
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
+from p2p.identity import (
+    SIGNATURE_BYTES,
+    PeerId,
+    ProtocolId,
+    Signer,
+    Verify,
+    decode_peer_id_untrusted,
+)
 from p2p.wire import MIB, fields_untrusted, pack, unpack_untrusted
-from roles.diloco.core.pieces import DIGEST_BYTES, MAX_PIECES
+from roles.diloco.core.pieces import DIGEST_BYTES, MAX_NORM, MAX_PIECES, MAX_RATE
 
 PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
 """Streams: pieces of contributions, sums and states."""
@@ -31,8 +37,10 @@ MAX_MEMBERS: Final = 64
 limit; a record has a signature of each."""
 MAX_STEP: Final = 2**40
 """Outer steps and views stay exact in every reader."""
+MAX_SCORE: Final = 1e9
+"""Of harm: a round adds one at most."""
 MAX_CHAIN: Final = 32
-"""Records in one message, of at most 12 KB each."""
+"""Records in one message, of at most 14 KB each."""
 _MASK: Final = MAX_MEMBERS // 8
 _ITEMS: Final = 640 * MAX_MEMBERS
 """Values in a message: a proposal carries a promise of each member, each with a plan."""
@@ -90,8 +98,10 @@ class Plan:
         step, previous, contributors, members = fields_untrusted(
             value, int, bytes, list, list, what="plan"
         )
-        _check_numbers(step)
+        _check_numbers(step, least=1)
         _check_digests(previous)
+        if not contributors:
+            raise BadMessage("a plan sums somebody's contribution")
         pairs = [
             fields_untrusted(one, bytes, bytes, what="contributor") for one in contributors
         ]
@@ -205,14 +215,16 @@ class Ready(Statement):
         """Raise `BadMessage`."""
         previous, tokens, rate, norms, digests = body
         _check_digests(previous)
-        _check_numbers(tokens)
-        pieces = len(digests) // DIGEST_BYTES
-        if len(digests) % DIGEST_BYTES or len(norms) != 4 * pieces or not pieces <= MAX_PIECES:
-            raise BadMessage("a contribution has a digest and a norm of each piece")
+        _check_numbers(tokens, least=1)
+        pieces = _split(digests)
+        if len(norms) != 4 * len(pieces) or view:
+            raise BadMessage("a contribution has a norm of each piece, and view 0")
         lengths = tuple(array("f", norms))
-        if not all(0 <= one < math.inf for one in (rate, *lengths)) or view:
-            raise BadMessage("a contribution's norms and rate are finite, and its view is 0")
-        return cls(step, view, previous, tokens, rate, lengths, _split(digests), author=author)
+        if not 0 <= rate <= MAX_RATE or not all(0 <= one <= MAX_NORM for one in lengths):
+            raise BadMessage(
+                f"a contribution's rate is at most {MAX_RATE:g}, and each norm {MAX_NORM:g}"
+            )
+        return cls(step, view, previous, tokens, rate, lengths, pieces, author=author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,10 +348,10 @@ class Sum(Statement):
         """Raise `BadMessage`."""
         plan, first, digests = body
         _check_digests(plan)
-        _check_numbers(first)
-        if len(digests) % DIGEST_BYTES or len(digests) > MAX_PIECES * DIGEST_BYTES:
-            raise BadMessage("a sum has a digest of each piece")
-        return cls(step, view, plan, first, _split(digests), author=author)
+        pieces = _split(digests)
+        if not 0 <= first <= MAX_PIECES - len(pieces):
+            raise BadMessage(f"a vector has at most {MAX_PIECES} pieces")
+        return cls(step, view, plan, first, pieces, author=author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +380,8 @@ class HarmScores(Statement):
         found = tuple((decode_peer_id_untrusted(peer), score) for peer, score in pairs)
         if view or len({peer for peer, _ in found}) < len(found) or len(found) > MAX_MEMBERS:
             raise BadMessage("scores are of view 0, and one of each member")
-        if not all(0 < score < math.inf for _, score in found):
-            raise BadMessage("a score is above zero, and finite")
+        if not all(0 < score <= MAX_SCORE for _, score in found):
+            raise BadMessage(f"a score is above zero, and at most {MAX_SCORE:g}")
         return cls(step, view, found, author=author)
 
 
@@ -420,6 +432,7 @@ class Record:
         if kind != cls.KIND or len(signatures) > MAX_MEMBERS:
             raise BadMessage("a record is another message, or has too many signatures")
         pairs = [fields_untrusted(one, bytes, bytes, what="signature") for one in signatures]
+        _check_signatures(*(one for _, one in pairs))
         found = tuple((decode_peer_id_untrusted(peer), one) for peer, one in pairs)
         if len({peer for peer, _ in found}) < len(found):
             raise BadMessage("a record has two signatures of one member")
@@ -637,7 +650,9 @@ def decode_statement_untrusted(value: object) -> Statement:
     _, step, view, *body, author, signature = fields_untrusted(
         value, int, int, int, *found.FIELDS, bytes, bytes, what="statement"
     )
-    _check_numbers(step, view)
+    _check_numbers(step, least=1)
+    _check_numbers(view)
+    _check_signatures(signature)
     made: Statement = found.of_untrusted(step, view, body, decode_peer_id_untrusted(author))
     return replace(made, signature=signature)
 
@@ -693,13 +708,24 @@ def _bad_sum_untrusted(fields: list[Any]) -> BadSum:
 
 
 def _split(digests: bytes) -> tuple[bytes, ...]:
+    """Digests that lie end to end, at least one. Raise `BadMessage`."""
+    if len(digests) % DIGEST_BYTES or not 0 < len(digests) <= MAX_PIECES * DIGEST_BYTES:
+        raise BadMessage(f"there are digests of 1 to {MAX_PIECES} pieces")
     return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
 
 
-def _check_numbers(*numbers: int) -> None:
+def _check_numbers(*numbers: int, least: int = 0) -> None:
     for number in numbers:
-        if not 0 <= number <= MAX_STEP:
-            raise BadMessage(f"a number of a round is from 0 to 2^40, not {number!r:.40}")
+        if not least <= number <= MAX_STEP:
+            raise BadMessage(f"a number of a round is from {least} to 2^40, not {number!r:.40}")
+
+
+def _check_signatures(*signatures: bytes) -> None:
+    """Raise `BadMessage` unless all have the length of one: what is longer would stay in the
+    records for ever."""
+    for signature in signatures:
+        if len(signature) != SIGNATURE_BYTES:
+            raise BadMessage(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
 
 
 def _check_digests(*digests: bytes) -> None:

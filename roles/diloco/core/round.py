@@ -76,6 +76,7 @@ from roles.diloco.core.messages import (
     Sum,
     Unreadable,
     Vote,
+    fits,
 )
 from roles.diloco.core.pieces import (
     PieceGrid,
@@ -220,6 +221,8 @@ class RoundCore:
         self.scores: dict[PeerId, HarmScores] = {}  # the newest of each member
         self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
         self._shown = 0  # turns of evidence
+        self._ever = {peer for one in self.records for peer in one.members}
+        """Who is or was a member: evidence is about these."""
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
         self._verify, self._may_join, self._anchor = verify, may_join, anchor
         self._heard: dict[PeerId, tuple[float, Beat]] = {}
@@ -322,7 +325,11 @@ class RoundCore:
     # Events.
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Advance by one event and return what to do about it."""
+        """Advance by one event and return what to do about it.
+
+        Raises:
+            BadMessage: A peer's message is none. Nothing has changed.
+        """
         self._out = []
         match event:
             case ev.Received(peer, message):
@@ -351,6 +358,12 @@ class RoundCore:
         self._advance(now)
         return self._out
 
+    @property
+    def unfinished(self) -> list[ev.Effect]:
+        """Effects that the last `handle` asked for before it failed: they belong to what it has
+        changed."""
+        return self._out
+
     def _receive(self, peer: PeerId, message: RoundMessage, now: float) -> None:
         match message:
             case Beat():
@@ -376,7 +389,8 @@ class RoundCore:
             return
         known = this.said.get(said.slot)
         is_one_too_many = known is None and this.counts.get(said.author, 0) >= MAX_STATEMENTS
-        if is_one_too_many or (known is not None and known.digest == said.digest):
+        is_known = known is not None and known.digest == said.digest
+        if is_one_too_many or is_known or not self._is_of_grid(said):
             return
         if not said.is_genuine(self._run, self._verify):
             raise BadMessage("a statement is not signed by its author")
@@ -397,10 +411,20 @@ class RoundCore:
             case Vote():
                 self._on_vote(peer, said, now)
 
+    def _is_of_grid(self, said: Statement) -> bool:
+        """Return True unless a statement names pieces that vectors of this run have not."""
+        match said:
+            case Ready():
+                return len(said.digests) == self._grid.pieces
+            case Sum():
+                return said.first + len(said.digests) <= self._grid.pieces
+        return True
+
     def _compare(self, past: Round, said: Statement) -> None:
         """Hold what comes late, of the step before, against what its author said to us."""
         known = past.said.get(said.slot)
-        if isinstance(said, Promise) or said.author not in self.records[-2].members:
+        is_member = said.author in self.records[-2].members
+        if isinstance(said, Promise) or not is_member or not self._is_of_grid(said):
             return
         if (known is not None and known.digest == said.digest) or len(past.said) > MAX_PAST:
             return
@@ -413,11 +437,7 @@ class RoundCore:
             self._tell(said)
 
     def _on_ready(self, ready: Ready) -> None:
-        if (
-            ready.previous == self.record.digest
-            and len(ready.digests) == self._grid.pieces
-            and 0 < ready.tokens <= self._config.max_tokens
-        ):
+        if ready.previous == self.record.digest and 0 < ready.tokens <= self._config.max_tokens:
             self.round.readys[ready.author] = ready
 
     def _on_vote(self, peer: PeerId, vote: Vote, now: float) -> None:
@@ -491,6 +511,7 @@ class RoundCore:
         odd = [vote for vote in self.round.votes.values() if _contradicts(vote, records[0])]
         self.past = self.round if len(records) == 1 else None
         self.records += records
+        self._ever.update(peer for one in records for peer in one.members)
         self.round = Round(now)
         self.scores = {
             peer: one for peer, one in self.scores.items() if one.step >= records[-1].step
@@ -502,7 +523,11 @@ class RoundCore:
         self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
 
     def _on_fault(self, peer: PeerId, fault: Fault) -> None:
+        """Judge evidence from a member, about one that is or was a member: of anybody else it
+        would prove what harms nobody, and would be kept and sent on for nothing."""
         unproven = self.round.unproven
+        if peer not in self.members or fault.culprit not in self._ever:
+            return
         if fault.culprit in self.convicted or unproven.get(peer, 0) >= MOST_UNPROVEN:
             return
         if self._is_proof(fault):
@@ -564,7 +589,9 @@ class RoundCore:
     def _is_harm(self, harm: Harm) -> bool:
         """Whether a majority of the members of that time has signed it, within two steps."""
         steps = [one.step for one in harm.told]
-        if not steps or max(steps) > min(steps) + 1 or max(steps) > self.record.step + 1:
+        if not steps or max(steps) > min(steps) + 1:
+            return False
+        if not 0 < max(steps) <= self.record.step + 1:
             return False
         members = self.records[max(steps) - 1].members
         voters = [
@@ -584,7 +611,8 @@ class RoundCore:
         self.convicted[culprit] = fault
         self.round.readys.pop(culprit, None)
         self._out.append(ev.Convict(fault))
-        self._out += [ev.Send(peer, fault) for peer in self._others() if peer != culprit]
+        if fits(fault):
+            self._out += [ev.Send(peer, fault) for peer in self._others() if peer != culprit]
 
     def _is_proof(self, fault: Fault) -> bool:
         """Whether evidence from a peer proves what it says; a false one proves nothing about
@@ -670,7 +698,9 @@ class RoundCore:
         elif beat.step == self.record.step and self.me in self.members:
             self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat)]
         known = [fault for fault in self.convicted.values() if fault.culprit != peer]
-        if beat.faults < len(self.convicted) and known:  # a mebibyte each: one at a time
+        is_behind = beat.faults < len(self.convicted)
+        known = [fault for fault in known if fits(fault)] if is_behind else []
+        if known:  # a mebibyte each: one at a time
             self._shown += 1
             self._out.append(ev.Send(peer, known[self._shown % len(known)]))
 
@@ -1055,11 +1085,11 @@ def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
         return False
     if any(len(one.digests) != grid.pieces for one in readys) or index >= grid.pieces:
         return False
-    if not all(
-        is_of(part, one.digests[index]) for part, one in zip(fault.parts, readys, strict=True)
-    ):
-        return False
     try:
+        for part, one in zip(fault.parts, readys, strict=True):
+            if not is_of(part, one.digests[index]):
+                return False
+            check_part(grid, index, part, one.norms[index])
         right = sum_of(grid, plan, readys, index, fault.parts)
     except BadMessage:
         return False  # then a contributor is at fault
