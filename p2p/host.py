@@ -416,15 +416,24 @@ class FrameReceiver:
 
 
 def serve_requests(
-    answer: Callable[[PeerId, bytes], Awaitable[bytes]], *, max_request: int = MAX_MESSAGE
+    answer: Callable[[PeerId, bytes], Awaitable[bytes]],
+    *,
+    max_request: int = MAX_MESSAGE,
+    may_have: Callable[[PeerId, int], bool] | None = None,
 ) -> StreamHandler:
-    """A `StreamHandler` that answers each frame of a stream with one frame."""
+    """A `StreamHandler` that answers each frame of a stream with one frame.
+
+    ``may_have`` is asked whether the peer may have an answer of so many bytes, such as
+    `p2p.meter.StrangerMeter.allows`; if not, the stream ends without one.
+    """
 
     async def serve(stream: Stream) -> None:
         receiver = FrameReceiver(stream, max_request)
         while (payload := await receiver.receive()) is not None:
             reply = await answer(stream.peer, payload)
             del payload  # neither is kept while the peer takes its time
+            if may_have is not None and not may_have(stream.peer, len(reply)):
+                return
             await send_frame(stream, reply)
             del reply
 

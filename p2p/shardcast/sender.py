@@ -98,7 +98,9 @@ class Sender:
     ) -> None:
         """Send one item; a chunk's 4 MiB are let go of when this returns."""
         if not isinstance(item, ChunkHeader):
-            await stream.send_all(frame(encode_bulk_message(item)))
+            message = frame(encode_bulk_message(item))
+            await self._throttle.charge(len(message))  # an index has mebibytes
+            await stream.send_all(message)
             return
         data = await self._read(item)
         if data is not None:

@@ -83,6 +83,8 @@ class EvidenceStore:
                     data = await self._node.world.disk.read(f"{FOLDER}/{digest.hex()}")
                 except (FileNotFoundError, StorageError):
                     data = b""
+            if not self._node.meter.allows(stream.peer, len(data)):
+                data = b""
             await send_frame(stream, data)
 
     def _may_ask(self, peer: PeerId) -> bool:
