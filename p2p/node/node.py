@@ -100,6 +100,8 @@ async def open_node(
         _open_services(world, host, config, book, rest, meter) as node,
         trio.open_nursery() as nursery,
     ):
+        is_member = partial(_is_member, node.membership, book)
+        meter.begin(is_member, node.shardcast.charge_upload)
         nursery.start_soon(Wiring(node, bootstrap).run)
         nursery.start_soon(rest.watch)
         yield node
@@ -143,7 +145,6 @@ async def _open_services(
     ):
         gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
         tell_stories(gossip, ledgers, run.id)
-        meter.begin(partial(_is_member, membership, book), shardcast.charge_upload)
         with host.finding(partial(find_peer, membership, host, book)):
             yield Node(
                 world=world,
