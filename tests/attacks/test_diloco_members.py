@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -36,6 +37,7 @@ from roles.diloco.core.pieces import owners
 from roles.diloco.core.round import MOST_UNPROVEN, RoundCore, genesis
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.diloco.reduction import Reduction, ReductionFailed
+from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import CONFIG, GRID, RUN, DilocoSwarm, Machine, digest
 
@@ -380,3 +382,50 @@ def test_no_more_pieces_are_fetched_than_a_vector_has() -> None:
 
     with pytest.raises(PiecesUnavailable, match="16384 pieces"):
         trio.run(fetch, [LIAR])
+
+
+@functools.cache
+def rounds_of(size: int, founders: int, way: str, told: int, seed: int = 1) -> int:
+    """Rounds in five minutes of members of whom the last treats the first ``told`` of the
+    others as it should, and the rest in its ``way``."""
+    swarm = DilocoSwarm(size, seed, founders=founders)
+    liar, rest = swarm.machines[-1], {one.peer for one in swarm.machines[told:]}
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage | None:
+        if machine is not liar:
+            return message
+        match way, message:
+            case "beats", Beat() if peer in rest:
+                return None
+            case "leaves", Beat() if peer in rest:
+                return replace(message, is_leaving=True)
+            case "reports", Beat():
+                return replace(message, heard=0 if peer in rest else 2**64 - 1)
+            case "heads", Ready() if peer in rest:
+                return None
+        return message
+
+    swarm.twist = lie  # type: ignore[assignment]
+    swarm.start()
+    swarm.run(300)
+    swarm.check()
+    return min(machine.held for machine in swarm.machines[:-1])
+
+
+HALVES = [
+    (size, founders, way, told)
+    for way in ("beats", "leaves", "reports", "heads")
+    for size, founders in ((3, 3), (5, 5), (6, 5), (7, 7))
+    for told in range(1, size - 1)
+]
+
+
+@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 9))
+def test_who_says_something_to_some_alone_slows_no_round(
+    size: int, founders: int, way: str, told: int
+) -> None:
+    """Each member went by what it heard itself. One that beat to half of the others, or told
+    half of them that it leaves, cost nearly every plan a view; a joiner could do it, too."""
+    honest = rounds_of(size, founders, "", 0)
+    least = 0.65 if way == "heads" else 0.9
+    assert rounds_of(size, founders, way, told) >= least * honest

@@ -28,7 +28,7 @@ from roles.diloco.core.pieces import DIGEST_BYTES, MAX_NORM, MAX_PIECES, MAX_RAT
 
 PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
 """Streams: pieces of contributions, sums and states."""
-ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/1.0.0")
+ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/2.0.0")
 """Messages: what members say and sign."""
 DOMAIN: Final = "/shoal/diloco/1.0.0"
 """Of signatures."""
@@ -39,6 +39,8 @@ MAX_STEP: Final = 2**40
 """Outer steps and views stay exact in every reader."""
 MAX_SCORE: Final = 1e9
 """Of harm: a round adds one at most."""
+MAX_JOINERS: Final = 16
+"""Of which a beat speaks: others are spoken of in another round."""
 MAX_CHAIN: Final = 32
 """Records in one message, of at most 14 KB each."""
 _MASK: Final = MAX_MEMBERS // 8
@@ -464,27 +466,43 @@ class Beat:
     """Whether it wants to be a member no longer."""
     faults: int = 0
     """How many members it knows to have been convicted."""
+    heard: int | None = None
+    """Bit i: it hears member i of its record; None if it does not say."""
+    leaving: int = 0
+    """Bit i: member i said that it wants to leave."""
+    joiners: tuple[PeerId, ...] = ()
+    """Peers that it hears, and that hold the newest state and want to be members."""
 
     def to_wire(self) -> list[object]:
         """For msgpack."""
         masks = [one.to_bytes(_MASK, "big") for one in (self.readys, self.promises, self.votes)]
+        heard = b"" if self.heard is None else self.heard.to_bytes(_MASK, "big")
         return [
             self.KIND, self.step, self.digest, self.held, self.view, *masks, self.is_planned,
-            self.is_leaving, self.faults,
+            self.is_leaving, self.faults, heard, self.leaving.to_bytes(_MASK, "big"),
+            [peer.digest for peer in self.joiners],
         ]  # fmt: skip
 
     @classmethod
     def of_untrusted(cls, fields: Sequence[Any]) -> Self:
         """Raise `BadMessage`."""
-        step, digest, held, view, readys, promises, votes, planned, leaving, faults = fields
+        step, digest, held, view, *three, planned, leaves, faults, heard, leaving, named = (
+            fields
+        )
         _check_numbers(step, view, faults)
         _check_digests(digest)
-        if not -1 <= held <= step or {len(readys), len(promises), len(votes)} != {_MASK}:
+        lengths = {len(one) for one in (*three, leaving, heard or leaving)}
+        if not -1 <= held <= step or lengths != {_MASK}:
             raise BadMessage("a beat holds a later state than its record, or odd masks")
-        masks = tuple(int.from_bytes(one, "big") for one in (readys, promises, votes))
+        readys, promises, votes = (int.from_bytes(one, "big") for one in three)
+        joiners = tuple(map(decode_peer_id_untrusted, named[: MAX_JOINERS + 1]))
+        if len({*joiners}) < len(joiners) or len(joiners) > MAX_JOINERS:
+            raise BadMessage(f"a beat names {MAX_JOINERS} joiners at most, each once")
         return cls(
-            step, digest, held, view, masks[0], masks[1], masks[2], planned, leaving, faults
-        )
+            step, digest, held, view, readys, promises, votes, planned, leaves, faults,
+            int.from_bytes(heard, "big") if heard else None, int.from_bytes(leaving, "big"),
+            joiners,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -631,7 +649,8 @@ def decode_message_untrusted(data: bytes) -> RoundMessage:
             return Record.from_wire_untrusted(value)
         case Beat.KIND:
             kinds = (int, bytes, int, int, bytes, bytes, bytes, bool, bool, int)
-            return Beat.of_untrusted(fields_untrusted(value[1:], *kinds, what="beat"))
+            found = fields_untrusted(value[1:], *kinds, bytes, bytes, list, what="beat")
+            return Beat.of_untrusted(found)
         case Chain.KIND:
             (records,) = fields_untrusted(value[1:], list, what="chain")
             if len(records) > MAX_CHAIN:

@@ -23,11 +23,12 @@ differ by whole steps only, and the one that is behind fetches what it lacks.
 Those that want to join send `Beat`s like members, which say whose state they hold. A proposer
 adds them when they hold the newest; members that are not heard, want to leave or were convicted
 it leaves out. So members change at borders of steps alone. A member agrees only to changes that
-it sees as well, and to a mean of a majority's contributions: a proposer that leaves out whom it
-likes, or adds who is not there, loses its turn.
+most members see as well (`hearing`), and to a mean of a majority's contributions: a proposer
+that leaves out whom it likes, or adds who is not there, loses its turn.
 
 Messages may be lost. Every member sends each other a `Beat` about once a second, with bits for
-what it has, and gets what it lacks. Liveness is judged by these, on the receiver's clock.
+what it has, and gets what it lacks; of a member that it does not hear, from the others.
+Liveness is judged by these, on the receivers' clocks.
 
 A member signs one statement of a kind for a step and view. What it has signed is durable before
 it is sent (`Keep`), so a restarted member does not contradict itself. Two statements convict
@@ -53,8 +54,10 @@ from p2p.identity import PeerId, Signer, Verify
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
+from roles.diloco.core.hearing import Report, Tally
 from roles.diloco.core.messages import (
     MAX_CHAIN,
+    MAX_JOINERS,
     MAX_MEMBERS,
     NO_DIGEST,
     BadPart,
@@ -166,6 +169,8 @@ class Round:
         self.majority_ready = math.inf
         """Since when."""
         self.readys: dict[PeerId, Ready] = {}
+        self.ready_at: dict[PeerId, float] = {}
+        """When those of others came."""
         self.votes: dict[PeerId, Vote] = {}
         """The newest of each member."""
         self.promises: dict[PeerId, Promise] = {}
@@ -226,6 +231,12 @@ class RoundCore:
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
         self._verify, self._may_join, self._anchor = verify, may_join, anchor
         self._heard: dict[PeerId, tuple[float, Beat]] = {}
+        self._reports: dict[PeerId, Report] = {}
+        """The newest of each peer that is heard."""
+        self._tallied: tuple[list[tuple[PeerId, Report]], Tally] = [], Tally()
+        """The last count of them, and what it was of."""
+        self._tallied_at = math.nan
+        """When that was the newest."""
         self._leaving = False
         self._next_beat = now
         self._began = now
@@ -285,28 +296,29 @@ class RoundCore:
         return self._next_beat
 
     def live(self, now: float) -> list[PeerId]:
-        """Members that are heard, this one included."""
-        return [peer for peer in self.members if self._is_live(peer, now)]
-
-    def joiners(self, now: float) -> list[PeerId]:
-        """Peers that hold the newest state and may become members."""
+        """Members that are heard, as most say, this one included."""
+        tally = self._tally(now)
         return [
             peer
-            for peer, (_, beat) in self._heard.items()
-            if peer not in self.members
-            and peer not in self.convicted
-            and beat.held == self.record.step
-            and not beat.is_leaving
-            and self._is_live(peer, now)
-            and self._may_join(peer)
+            for peer in self.members
+            if peer == self.me or (tally.is_heard(peer) and peer not in self.convicted)
+        ]
+
+    def joiners(self, now: float) -> list[PeerId]:
+        """Peers that hold the newest state, as most say, and may become members."""
+        tally = self._tally(now)
+        return [
+            peer
+            for peer in tally.joiners
+            if tally.wants_to_join(peer) and self._may_be_taken_in(peer)
         ]
 
     def holders(self, step: int, now: float) -> list[PeerId]:
-        """Peers that are heard and hold the state of ``step``, or a later one."""
+        """Peers that this one hears, and that hold the state of ``step``, or a later one."""
         return [
             peer
             for peer, (_, beat) in self._heard.items()
-            if beat.held >= step and self._is_live(peer, now)
+            if beat.held >= step and self._hears(peer, now)
         ]
 
     def to_score(self) -> list[Ready]:
@@ -331,6 +343,7 @@ class RoundCore:
             BadMessage: A peer's message is none. Nothing has changed.
         """
         self._out = []
+        self._tallied_at = math.nan
         match event:
             case ev.Received(peer, message):
                 self._receive(peer, message, now)
@@ -404,7 +417,7 @@ class RoundCore:
         this.counts[said.author] = this.counts.get(said.author, 0) + 1
         match said:
             case Ready():
-                self._on_ready(said)
+                self._on_ready(said, now)
             case Propose():
                 if self._is_acceptable(said):
                     this.early[said.view] = said
@@ -436,9 +449,10 @@ class RoundCore:
         elif isinstance(said, Vote) and _contradicts(said, self.record):
             self._tell(said)
 
-    def _on_ready(self, ready: Ready) -> None:
+    def _on_ready(self, ready: Ready, now: float) -> None:
         if ready.previous == self.record.digest and 0 < ready.tokens <= self._config.max_tokens:
             self.round.readys[ready.author] = ready
+            self.round.ready_at[ready.author] = now
 
     def _on_vote(self, peer: PeerId, vote: Vote, now: float) -> None:
         this = self.round
@@ -511,6 +525,7 @@ class RoundCore:
         odd = [vote for vote in self.round.votes.values() if _contradicts(vote, records[0])]
         self.past = self.round if len(records) == 1 else None
         self.records += records
+        self._tallied_at = math.nan
         self._ever.update(peer for one in records for peer in one.members)
         self.round = Round(now)
         self.scores = {
@@ -609,6 +624,7 @@ class RoundCore:
         if culprit in self.convicted or culprit == self.me:
             return
         self.convicted[culprit] = fault
+        self._tallied_at = math.nan
         self.round.readys.pop(culprit, None)
         self._out.append(ev.Convict(fault))
         if fits(fault):
@@ -651,17 +667,21 @@ class RoundCore:
             for peer, heard in self._heard.items()
             if heard[0] > gone or peer in self.members
         }
-        self._answered = {
-            peer: when for peer, when in self._answered.items() if peer in self._heard
-        }
-        beat = self._own_beat()
+        for known in (self._answered, self._reports):
+            for peer in [peer for peer in known if peer not in self._heard]:
+                del known[peer]
+        beat = self._own_beat(now)
         self._out += [ev.Send(peer, beat) for peer in self._others()]
         scores = self.scores.get(self.me)
         if scores is not None and scores.step == self.record.step + 1:
             self._tell(scores)  # they are rare: no beat says who has them
 
-    def _own_beat(self) -> Beat:
+    def _own_beat(self, now: float) -> Beat:
         this, members = self.round, self.members
+        own = self._own_report(now)
+        joiners = sorted(own.joiners or ())
+        if len(joiners) > MAX_JOINERS:  # all members choose the same, and others next time
+            joiners.sort(key=lambda peer: digest_of(self.record.digest + peer.digest))
         return Beat(
             self.record.step,
             self.record.digest,
@@ -673,6 +693,9 @@ class RoundCore:
             this.proposal is not None,
             self._leaving,
             len(self.convicted),
+            _mask(members, dict.fromkeys(own.heard)),
+            _mask(members, dict.fromkeys(own.leaving)),
+            tuple(joiners[:MAX_JOINERS]),
         )
 
     def _others(self) -> Iterator[PeerId]:
@@ -689,6 +712,7 @@ class RoundCore:
         if not is_known and len(self._heard) >= 2 * MAX_MEMBERS:
             return
         self._heard[peer] = now, beat
+        self._note_report(peer, beat)
         if now < self._answered.get(peer, -math.inf) + self._config.beat / 2:
             return  # an answer may be four hundred times as long as a beat
         self._answered[peer] = now
@@ -696,7 +720,7 @@ class RoundCore:
             records = self.records[beat.step + 1 :][:MAX_CHAIN]
             self._out.append(ev.Send(peer, Chain(tuple(records))))
         elif beat.step == self.record.step and self.me in self.members:
-            self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat)]
+            self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat, now)]
         known = [fault for fault in self.convicted.values() if fault.culprit != peer]
         is_behind = beat.faults < len(self.convicted)
         known = [fault for fault in known if fits(fault)] if is_behind else []
@@ -704,7 +728,7 @@ class RoundCore:
             self._shown += 1
             self._out.append(ev.Send(peer, known[self._shown % len(known)]))
 
-    def _lacking(self, peer: PeerId, beat: Beat) -> Iterator[RoundMessage]:
+    def _lacking(self, peer: PeerId, beat: Beat, now: float) -> Iterator[RoundMessage]:
         """What a member of the same round has not, of ours; a proposer helps with others'
         contributions."""
         this, place = self.round, self.members.index(self.me)
@@ -725,8 +749,88 @@ class RoundCore:
             beat.view == this.vote.view and beat.votes >> place & 1
         ):
             yield this.vote
+        yield from self._lacking_of_others(peer, beat, now)
 
-    def _is_live(self, peer: PeerId, now: float) -> bool:
+    def _lacking_of_others(
+        self, peer: PeerId, beat: Beat, now: float
+    ) -> Iterator[RoundMessage]:
+        """What a peer lacks of members that it does not hear, or that tell it less than they
+        told this one: who says something to some alone would be waited for by the rest. Two
+        members at a time pass a contribution's head on, by turns."""
+        this, members = self.round, self.members
+        turn = members.index(self.me) + int(now / self._config.beat)
+        for place, author in enumerate(members):
+            if beat.heard is None or author in (peer, self.me):
+                continue
+            is_heard = beat.heard >> place & 1
+            is_late = now >= this.ready_at.get(author, now) + 2 * self._config.beat
+            is_turn = is_late and (turn + place) % len(members) < 2
+            lacks_ready = author in this.readys and not beat.readys >> place & 1
+            if lacks_ready and (is_turn or not is_heard):
+                yield this.readys[author]
+            if is_heard or beat.view != this.view:
+                continue
+            proposal, promise = this.proposal, this.promises.get(author)
+            if promise is not None and not beat.promises >> place & 1:
+                yield promise
+            if proposal is not None and proposal.author == author and not beat.is_planned:
+                yield proposal
+            vote = this.votes.get(author)
+            if vote is not None and vote.view == beat.view and not beat.votes >> place & 1:
+                yield vote
+
+    def _note_report(self, peer: PeerId, beat: Beat) -> None:
+        """Take down whom a member hears. What one that is ahead says is of members that are
+        not known here."""
+        if beat.heard is None or beat.step > self.record.step:
+            self._reports.pop(peer, None)
+            return
+        members = self.records[beat.step].members
+        joiners = frozenset(beat.joiners) if beat.step == self.record.step else None
+        report = Report(
+            members, _masked(members, beat.heard), _masked(members, beat.leaving), joiners
+        )
+        if report != self._reports.get(peer):
+            self._reports[peer] = report
+
+    def _own_report(self, now: float) -> Report:
+        heard = frozenset(one for one in self.members if self._hears(one, now))
+        leaving = frozenset(one for one in self.members if self._wants_to_leave(one))
+        joiners = frozenset(
+            peer
+            for peer, (_, beat) in self._heard.items()
+            if beat.held == self.record.step
+            and not beat.is_leaving
+            and self._hears(peer, now)
+            and self._may_be_taken_in(peer)
+        )
+        return Report(self.members, heard, leaving, joiners)
+
+    def _tally(self, now: float) -> Tally:
+        """What this node and all members that it hears itself say; looked at once an event, and
+        counted anew only if somebody says something else."""
+        if self._tallied_at == now:
+            return self._tallied[1]
+        self._tallied_at = now
+        own = self._own_report(now)
+        reports = [(self.me, own)]
+        reports += [
+            (peer, self._reports[peer])
+            for peer in self.members
+            if peer in own.heard and peer in self._reports and peer != self.me
+        ]
+        if self._tallied[0] != reports:
+            is_member = self.me in self.members
+            counted = reports if is_member or len(reports) == 1 else reports[1:]
+            self._tallied = reports, Tally.of(counted)
+        return self._tallied[1]
+
+    def _may_be_taken_in(self, peer: PeerId) -> bool:
+        is_free = peer not in self.members and peer not in self.convicted
+        return is_free and self._may_join(peer)
+
+    def _hears(self, peer: PeerId, now: float) -> bool:
+        """Whether this node has heard a peer of late, itself."""
         if peer == self.me:
             return True
         heard = self._heard.get(peer)
@@ -839,7 +943,7 @@ class RoundCore:
         summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)]
         if not is_majority(summed, self.members, self._anchor):
             summed = ready  # if all accuse all, the fault is not theirs
-        stay = [peer for peer in live if not self._leaves(peer)]
+        stay = [peer for peer in live if not self._leaves(peer, now)]
         members = sorted([*stay, *self.joiners(now)][:MAX_MEMBERS])
         if not summed or not members:
             return None
@@ -904,21 +1008,26 @@ class RoundCore:
         return found is Freedom.FREE and proposal.carried is None
 
     def _can_agree(self, proposal: Propose, now: float) -> bool:
-        """Whether we see what a plan changes: no convict is in it, who joins holds the state,
+        """Whether most see what a plan changes: no convict is in it, who joins holds the state,
         and who is left out is gone, leaves or lied. What may have been decided stands."""
         plan, members = proposal.plan, self.members
         if proposal.carried is not None:
             return True
         if any(peer in self.convicted for peer in (*plan.summed, *plan.members)):
             return False
+        tally = self._tally(now)
         joined = {*plan.members} - {*members}
-        if joined and not joined <= {*self.joiners(now)}:
+        if any(tally.surely_does_not_join(peer) for peer in joined):
             return False
-        left_out = {*members} - {*plan.members}
-        return not any(self._is_live(peer, now) and not self._leaves(peer) for peer in left_out)
+        left_out = {*members} - {*plan.members} - {*self.convicted}
+        if self.me in left_out:
+            return self._leaving
+        return not any(
+            tally.is_surely_heard(peer) and tally.surely_stays(peer) for peer in left_out
+        )
 
-    def _leaves(self, peer: PeerId) -> bool:
-        return self._leaving if peer == self.me else self._wants_to_leave(peer)
+    def _leaves(self, peer: PeerId, now: float) -> bool:
+        return self._leaving if peer == self.me else self._tally(now).leaves(peer)
 
     def _begin(self, proposal: Propose) -> None:
         """Compute what is proposed, once all contributions' heads are there."""
@@ -994,15 +1103,18 @@ class RoundCore:
                 return True
             proposer = self._proposer(this.view)
             is_ours = proposer == self.me and this.proposed >= this.view
-            return is_ours or proposer in self.convicted or not self._is_live(proposer, now)
+            return is_ours or self._is_gone(proposer, now)
         if this.vote is not None and this.vote.view == this.view:
             return False  # what we computed may be decided; only time tells that it is not
         plan = this.proposal.plan
         if this.proposal.carried is not None:
             return False
-        return any(
-            peer in self.convicted or not self._is_live(peer, now) for peer in plan.summed
-        )
+        return any(self._is_gone(peer, now) for peer in plan.summed)
+
+    def _is_gone(self, peer: PeerId, now: float) -> bool:
+        if peer == self.me:
+            return False
+        return peer in self.convicted or self._tally(now).is_surely_gone(peer)
 
     def _next_view(self, view: int, now: float) -> None:
         this = self.round
@@ -1120,6 +1232,10 @@ def shares_of(readys: Sequence[Ready]) -> dict[PeerId, np.float32]:
 
 def _mask(members: Sequence[PeerId], those: Mapping[PeerId, object]) -> int:
     return sum(1 << place for place, peer in enumerate(members) if peer in those)
+
+
+def _masked(members: Sequence[PeerId], mask: int) -> frozenset[PeerId]:
+    return frozenset(peer for place, peer in enumerate(members) if mask >> place & 1)
 
 
 def _in_view(said: Mapping[PeerId, Said], view: int) -> dict[PeerId, Said]:
