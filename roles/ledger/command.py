@@ -8,7 +8,8 @@ import datetime
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from rich.text import Text
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.identity import verify
 from p2p.ledger import Entry
+from p2p.ledger.core.inspection import MAX_FLAWS
 from p2p.machine import KEY, load_or_create_key
 from p2p.node.usage import (
     FAILED,
@@ -44,6 +46,7 @@ from roles.ledger.core.receipt import (
 from roles.ledger.core.wording import Wording, wording_untrusted
 from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
 from roles.ledger.repeating import MODEL, Repeated, bans_in, open_bystander
+from roles.protocol.core.bans import BAN_KIND
 from roles.protocol.core.messages import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.statements import EARNED_KIND
 from roles.shared.reasons import printable
@@ -158,17 +161,25 @@ def _worded(entry: Entry) -> Wording:
 
 def _show(options: argparse.Namespace) -> int:
     folder = options.folder.expanduser()
-    read = None if options.others else read_ledger(folder)
-    entries = read_copies(folder) if read is None else read.found.entries
-    chosen = [one for one in entries if options.kind in (None, one.kind)]
-    shown = [(entry, _worded(entry)) for entry in chosen[-options.last :]]
+    chosen: deque[Entry] = deque(maxlen=options.last)
+
+    def take(entry: Entry) -> None:
+        if options.kind in (None, entry.kind):
+            chosen.append(entry)
+
+    read = None if options.others else read_ledger(folder, take)
+    copies = read_copies(folder) if read is None else []
+    for one in copies:
+        take(one)
+    count = len(copies) if read is None else read.found.count
+    shown = [(entry, _worded(entry)) for entry in chosen]
     if options.json:
         for entry, worded in shown:
             say(json.dumps(_as_table(entry, worded)))
         return 0
     author = "others" if read is None else read.found.author or "nobody"
     table = Table("by", "entry", "time (UTC)", "kind", "about", "says", box=SIMPLE,
-                  title=f"{len(entries):,} entries of {author}")  # fmt: skip
+                  title=f"{count:,} entries of {author}")  # fmt: skip
     for entry, worded in shown:
         about = "" if worded.about is None else worded.about.short
         cells = (entry.author.short, str(entry.seqno), _when(entry.wall), printable(entry.kind))
@@ -188,15 +199,28 @@ def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
 
 def _audit(options: argparse.Namespace) -> int:
     folder = options.folder.expanduser()
-    read = read_ledger(folder)
+    void, own_bans, more = list[str](), list[Entry](), 0
+
+    def take(entry: Entry) -> None:
+        nonlocal more
+        why = _why_void(entry)
+        if why and len(void) < MAX_FLAWS:
+            void.append(f"entry {entry.seqno}: {printable(why)}")
+        elif why:
+            more += 1
+        if options.evidence and entry.kind == BAN_KIND:
+            own_bans.append(entry)
+
+    read = read_ledger(folder, take)
     found = read.found
-    wrong = [str(flaw) for flaw in found.flaws]
-    wrong += [f"entry {number}: {printable(why)}" for number, why in _void(read)]
+    more += found.more
+    wrong = [*map(str, found.flaws), *void]
+    wrong += [f"and {more:,} more of the kind"] if more else []
     torn = None if found.torn is None else str(found.torn)
-    bans = _repeat_bans(options, folder, read) if options.evidence else []
+    bans = _repeat_bans(options, folder, own_bans) if options.evidence else []
     if options.json:
         say(json.dumps({"author": None if found.author is None else str(found.author),
-                        "entries": len(found.entries), "head": found.head.digest.hex(),
+                        "entries": found.count, "head": found.head.digest.hex(),
                         "flaws": wrong, "torn": torn,
                         "bans": [_ban_table(ban) for ban in bans]}))  # fmt: skip
         return FAILED if wrong or any(ban.is_wrong for ban in bans) else 0
@@ -204,7 +228,7 @@ def _audit(options: argparse.Namespace) -> int:
         complain(line)
     if torn is not None:
         say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
-    say(f"{read.path}: {len(found.entries):,} sound entries of {found.author or 'nobody'}")
+    say(f"{read.path}: {found.count:,} sound entries of {found.author or 'nobody'}")
     for ban in bans:
         say(_ban_line(ban))
     if wrong:
@@ -215,12 +239,14 @@ def _audit(options: argparse.Namespace) -> int:
     return FAILED if any(ban.is_wrong for ban in bans) else 0
 
 
-def _repeat_bans(options: argparse.Namespace, folder: Path, read: Read) -> list[Repeated]:
+def _repeat_bans(
+    options: argparse.Namespace, folder: Path, own: Sequence[Entry]
+) -> list[Repeated]:
     run = read_run(options.run, folder)
     own = folder / MODEL
     model = options.model or (own if own.is_dir() else None)
     folders = [folder, *(one.expanduser() for one in options.sources)]
-    entries = bans_in([*read.found.entries, *read_copies(folder)])
+    entries = bans_in([*own, *read_copies(folder)])
     if not entries:
         return []
 
@@ -245,13 +271,13 @@ def _ban_line(ban: Repeated) -> str:
     )
 
 
-def _void(read: Read) -> Iterator[tuple[int, str]]:
-    """Entries that are as their author wrote them, and do not say what they claim."""
-    for entry in read.found.entries:
-        try:
-            wording_untrusted(entry, verify)
-        except BadMessage as error:
-            yield entry.seqno, str(error)
+def _why_void(entry: Entry) -> str:
+    """Why an entry, as its author wrote it, does not say what it claims; empty if it does."""
+    try:
+        wording_untrusted(entry, verify)
+    except BadMessage as error:
+        return str(error)
+    return ""
 
 
 def _export(options: argparse.Namespace) -> int:
