@@ -427,5 +427,5 @@ def test_who_says_something_to_some_alone_slows_no_round(
     """Each member went by what it heard itself. One that beat to half of the others, or told
     half of them that it leaves, cost nearly every plan a view; a joiner could do it, too."""
     honest = rounds_of(size, founders, "", 0)
-    least = 0.65 if way == "heads" else 0.9
+    least = 0.6 if way == "heads" else 0.9
     assert rounds_of(size, founders, way, told) >= least * honest

@@ -740,8 +740,9 @@ class RoundCore:
         has_promise = beat.view == this.view and beat.promises >> place & 1
         if beat.view <= this.view and self.me in this.promises and not has_promise:
             yield this.promises[self.me]
-        if beat.view <= this.view and mine is not None and not beat.is_planned:
-            yield mine
+        if beat.view <= this.view and mine is not None:
+            if not beat.is_planned:
+                yield mine
             for author, ready in this.readys.items():
                 if author != self.me and not beat.readys >> self.members.index(author) & 1:
                     yield ready
@@ -754,17 +755,20 @@ class RoundCore:
     def _lacking_of_others(
         self, peer: PeerId, beat: Beat, now: float
     ) -> Iterator[RoundMessage]:
-        """What a peer lacks of members that it does not hear, or that tell it less than they
-        told this one: who says something to some alone would be waited for by the rest. Two
-        members at a time pass a contribution's head on, by turns."""
+        """What a peer lacks of members that it does not hear, and what the proposer lacks of
+        members that told it less than they told this one: who says something to some alone
+        would be waited for by the rest. Half of the members pass on at a time, by turns."""
         this, members = self.round, self.members
         turn = members.index(self.me) + int(now / self._config.beat)
+        is_proposer = self._proposer(this.view) == peer
         for place, author in enumerate(members):
             if beat.heard is None or author in (peer, self.me):
                 continue
             is_heard = beat.heard >> place & 1
             is_late = now >= this.ready_at.get(author, now) + 2 * self._config.beat
-            is_turn = is_late and (turn + place) % len(members) < 2
+            is_turn = (
+                is_late and is_proposer and (turn + place) % len(members) <= len(members) // 2
+            )
             lacks_ready = author in this.readys and not beat.readys >> place & 1
             if lacks_ready and (is_turn or not is_heard):
                 yield this.readys[author]
