@@ -22,7 +22,8 @@ streams).
 Names and bytes, pure: `errors` (each says whose fault it is), `identity` (keys and `PeerId`),
 `multiaddr`, `wire` (frames, msgpack read with distrust), `protobuf`, `policy` (how versions are
 numbered), `bounded` (the dictionary and the token buckets that bound what peers cause),
-`offence` (what misbehaviour costs). And not pure: `concurrency` (what tasks wait for).
+`offence` (what misbehaviour costs). And not pure: `concurrency` (what tasks wait for), `meter`
+(what peers that are no members get as answers, all together).
 
 The host of production, a package with a map of its own: `swarm`, a `Host` on any network, above
 `transport`, which proves and multiplexes connections. `machine` is the world of production;

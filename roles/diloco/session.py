@@ -339,13 +339,13 @@ class DilocoSession:
                 self._news.notify_all()
             await self._awake.wait()
 
-    def _blame(self, event: ev.Received, error: Exception) -> Sequence[ev.Effect]:
+    def _blame(self, event: ev.Received, error: Exception) -> list[ev.Effect]:
         """The guard: what a peer's message causes here costs that peer, and never the node. A
         bug of ours would else end every member that the message reaches. Return what is still
         to be done."""
         if isinstance(error, BadMessage):
             self._host.penalise(event.peer, Offence.FORGED.points, str(error))
-            return ()
+            return []
         kind = type(event.message).__name__
         logger.error("diloco_crashed by=%s kind=%s", event.peer, kind, exc_info=error)
         self._host.penalise(event.peer, Offence.MALFORMED.points, f"a {kind} that crashes")

@@ -240,13 +240,13 @@ def _audit(options: argparse.Namespace) -> int:
 
 
 def _repeat_bans(
-    options: argparse.Namespace, folder: Path, own: Sequence[Entry]
+    options: argparse.Namespace, folder: Path, own_bans: Sequence[Entry]
 ) -> list[Repeated]:
     run = read_run(options.run, folder)
     own = folder / MODEL
     model = options.model or (own if own.is_dir() else None)
     folders = [folder, *(one.expanduser() for one in options.sources)]
-    entries = bans_in([*own, *read_copies(folder)])
+    entries = bans_in([*own_bans, *read_copies(folder)])
     if not entries:
         return []
 

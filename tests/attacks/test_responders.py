@@ -119,7 +119,7 @@ SMALL_ANSWERS: Final[dict[str, int]] = {
 ANSWER_NOBODY: Final = {
     "/shoal/shardcast-bulk/1.0.0": "only reads; chunks and indexes wait for [share] upload",
     "/shoal/beacon/1.0.0": "a domain of signatures, told by gossip",
-    "/shoal/diloco/rounds/2.0.0": "metered as pieces are: tests/attacks/test_diloco_members.py",
+    "/shoal/diloco/rounds/2.0.0": "to others than members metered, as pieces are",
     "/ipfs/ping/1.0.0": "gives back what came",
     "/ipfs/id/1.0.0": "the host's own, a message of half a kilobyte",
     "/yamux/1.0.0": "a transport",
