@@ -78,14 +78,16 @@ class LedgerExchange:
         own: OwnLedger,
         config: ExchangeConfig,
         peers: Callable[[], Sequence[PeerId]],
-        meter: StrangerMeter,
+        meter: StrangerMeter | None = None,
     ) -> None:
+        """Answers to others than ``peers`` are charged to ``meter``, by default one of the
+        exchange's own."""
         self._world = world
         self._host = host
         self._own = own
         self._config = config
         self._peers = peers
-        self._meter = meter
+        self._meter = meter or StrangerMeter(world, lambda peer: peer in peers())
         self._exchange = Exchange(world.verify, config.term)
         self._kept = KeptLedgers(world, self._exchange)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
@@ -323,11 +325,9 @@ async def open_exchange(
 ) -> AsyncIterator[LedgerExchange]:
     """Answer peers' questions for the length of the block; `LedgerExchange.run` asks.
 
-    ``peers`` are those that may be asked. Answers to others are charged to ``meter``, by
-    default one of the exchange's own.
+    ``peers`` are those that may be asked; answers to others are charged to ``meter``.
     """
-    metered = meter or StrangerMeter(world, lambda peer: peer in peers())
-    exchange = LedgerExchange(world, host, own, config, peers, metered)
+    exchange = LedgerExchange(world, host, own, config, peers, meter)
     if not config.is_on:
         yield exchange
         return

@@ -1,8 +1,8 @@
 """A rate for all peers together, in one direction: what an owner lends of the line.
 
 Each chunk is charged before it leaves, or after it came, and whoever has moved it waits until
-the rate has paid for it. Several that move at once queue up in this order. Chunks, indexes and
-answers to strangers (`p2p.meter`) are charged: heartbeats, requests and work are a few
+the rate has paid for it. Several that move at once queue up in this order. Chunks, long indexes
+and answers to strangers (`p2p.meter`) are charged: heartbeats, requests and work are a few
 kilobytes a second, and a node that held them back would count as gone.
 """
 
