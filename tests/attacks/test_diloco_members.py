@@ -429,3 +429,32 @@ def test_who_says_something_to_some_alone_slows_no_round(
     honest = rounds_of(size, founders, "", 0)
     least = 0.6 if way == "heads" else 0.9
     assert rounds_of(size, founders, way, told) >= least * honest
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("spoil", [without_one, those_who_are_not_there])
+def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: int) -> None:
+    """It says that it hears no victim, that the victim leaves, and that the absent are there,
+    and plans so in its turn: of three and of four members one was then a third."""
+    swarm = DilocoSwarm(11, 3, founders=size)
+    liar, victim = swarm.machines[size - 1], swarm.machines[0].peer
+    absent = tuple(machine.peer for machine in swarm.machines[5:])
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine is liar and isinstance(message, Beat) and machine.core:
+            place = 1 << machine.core.members.index(victim)
+            return replace(message, heard=~place & 0xFF, leaving=place, joiners=absent)
+        if machine is liar and isinstance(message, Propose) and not message.carried:
+            plan = spoil(message.plan, liar, swarm)
+            return replace(message, plan=plan).signed(RUN, FakeSigner(liar.peer))
+        return message
+
+    swarm.twist = lie
+    swarm.start(*range(size))
+    swarm.run(200)
+    swarm.check()
+    honest = {machine.peer for machine in swarm.machines[: size - 1]}
+    records = swarm.machines[0].records[1:]
+    assert len(records) >= 8
+    for record in records:
+        assert honest <= {*record.members} <= {*swarm.founders}

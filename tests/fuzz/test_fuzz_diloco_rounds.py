@@ -356,7 +356,10 @@ class Fuzzer:
         self.now += self.random.choice((0.1, 1.0, 5.0))
         self.feed(ev.Tick())
         newest = self.core.record
-        heard = Beat(newest.step, newest.digest, newest.step, self.core.round.view)
+        members = newest.members
+        reports = sum(1 << at for at, one in enumerate(members) if one not in STRANGERS)
+        view = self.core.round.view
+        heard = Beat(newest.step, newest.digest, newest.step, view, heard=reports)
         self.feed(ev.Received(LIAR, heard))
         for peer in HONEST:
             self.feed(ev.Received(peer, heard))

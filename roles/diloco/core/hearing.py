@@ -8,9 +8,10 @@ that hear it want it in, the others want it out, and each such plan costs a view
 Members that hear each other count the same reports, and so come to the same answer, whatever
 the one in question does.
 
-Reports are unsigned, and a liar may report one thing here and another there. So a proposer
-goes by half of the reports, and the others agree to a change unless two thirds contradict it: a
-sixth of the members cannot make two honest ones disagree.
+Reports are unsigned, and a liar may report one thing here and another there. What it says of
+itself does not count, so one liar divides nobody. Several that report of each other may cost
+views, but no more: who is heard by half of the reports, and by a member itself, is not left out
+with that member's consent, and nobody is taken in, or taken to leave, on less than half.
 """
 
 from __future__ import annotations
@@ -64,26 +65,10 @@ class Tally:
         """Whether half of the reports say so."""
         return 2 * self.heard[peer] >= self.asked[peer] > 0
 
-    def is_surely_heard(self, peer: PeerId) -> bool:
-        """Whether more than two thirds say so."""
-        return 3 * self.heard[peer] > 2 * self.asked[peer]
-
-    def is_surely_gone(self, peer: PeerId) -> bool:
-        """Whether less than a third hear it."""
-        return 3 * self.heard[peer] < self.asked[peer]
-
     def leaves(self, peer: PeerId) -> bool:
-        """Whether half of the reports say that it wants to leave."""
-        return 2 * self.leaving[peer] >= self.asked[peer] > 0
-
-    def surely_stays(self, peer: PeerId) -> bool:
-        """Whether less than a third say that it wants to leave."""
-        return 3 * self.leaving[peer] < self.asked[peer]
+        """Whether more than half of the reports say that it wants to leave."""
+        return 2 * self.leaving[peer] > self.asked[peer]
 
     def wants_to_join(self, peer: PeerId) -> bool:
-        """Whether half of the reports say so."""
-        return 2 * self.joiners[peer] >= self.on_joiners > 0
-
-    def surely_does_not_join(self, peer: PeerId) -> bool:
-        """Whether less than a third say that it wants to join."""
-        return 3 * self.joiners[peer] < self.on_joiners
+        """Whether more than half of the reports say so."""
+        return 2 * self.joiners[peer] > self.on_joiners

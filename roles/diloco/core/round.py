@@ -1021,13 +1021,14 @@ class RoundCore:
             return False
         tally = self._tally(now)
         joined = {*plan.members} - {*members}
-        if any(tally.surely_does_not_join(peer) for peer in joined):
+        if not all(tally.wants_to_join(peer) for peer in joined):
             return False
         left_out = {*members} - {*plan.members} - {*self.convicted}
         if self.me in left_out:
             return self._leaving
-        return not any(
-            tally.is_surely_heard(peer) and tally.surely_stays(peer) for peer in left_out
+        return all(
+            tally.leaves(peer) or not (tally.is_heard(peer) and self._hears(peer, now))
+            for peer in left_out
         )
 
     def _leaves(self, peer: PeerId, now: float) -> bool:
@@ -1118,7 +1119,8 @@ class RoundCore:
     def _is_gone(self, peer: PeerId, now: float) -> bool:
         if peer == self.me:
             return False
-        return peer in self.convicted or self._tally(now).is_surely_gone(peer)
+        is_heard = self._hears(peer, now) or self._tally(now).is_heard(peer)
+        return peer in self.convicted or not is_heard
 
     def _next_view(self, view: int, now: float) -> None:
         this = self.round
