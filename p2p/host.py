@@ -456,9 +456,16 @@ class FrameReceiver:
 
 
 def serve_requests(
-    answer: Callable[[PeerId, bytes], Awaitable[bytes]], *, max_request: int = MAX_MESSAGE
+    answer: Callable[[PeerId, bytes], Awaitable[bytes]],
+    *,
+    max_request: int = MAX_MESSAGE,
+    may_have: Callable[[PeerId, int], bool] | None = None,
 ) -> StreamHandler:
-    """A `StreamHandler` that answers each frame of a stream with one frame."""
+    """A `StreamHandler` that answers each frame of a stream with one frame.
+
+    ``may_have`` is asked whether the peer may have an answer of so many bytes, such as
+    `p2p.meter.StrangerMeter.allows`; if not, the stream ends without one.
+    """
     check_function("answer", answer, 2, is_async=True)
     check_number("max_request", max_request)
 
@@ -468,6 +475,8 @@ def serve_requests(
             reply = await answer(stream.peer, payload)
             check("the reply of answer", reply, bytes, bytearray, memoryview)
             del payload  # neither is kept while the peer takes its time
+            if may_have is not None and not may_have(stream.peer, len(reply)):
+                return
             await send_frame(stream, reply)
             del reply
 

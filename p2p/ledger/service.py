@@ -36,9 +36,11 @@ from p2p.ledger.messages import (
     LEDGER_PROTOCOL,
     MAX_ANSWER,
     MAX_QUESTION,
+    Answer,
     decode_answer_untrusted,
     decode_question_untrusted,
 )
+from p2p.meter import StrangerMeter
 from p2p.offence import Offence
 from p2p.wire import FrameReader
 from p2p.world import World
@@ -76,12 +78,16 @@ class LedgerExchange:
         own: OwnLedger,
         config: ExchangeConfig,
         peers: Callable[[], Sequence[PeerId]],
+        meter: StrangerMeter | None = None,
     ) -> None:
+        """Answers to others than ``peers`` are charged to ``meter``, by default one of the
+        exchange's own."""
         self._world = world
         self._host = host
         self._own = own
         self._config = config
         self._peers = peers
+        self._meter = meter or StrangerMeter(world, lambda peer: peer in peers())
         self._exchange = Exchange(world.verify, config.term)
         self._kept = KeptLedgers(world, self._exchange)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
@@ -261,7 +267,8 @@ class LedgerExchange:
         return bool(news)
 
     async def serve(self, stream: Stream) -> None:
-        """A `StreamHandler`: one question, one answer; none for a peer that asks too often."""
+        """A `StreamHandler`: one question, one answer; none for a peer that asks too often, and
+        one without news where strangers have had their part."""
         limit = self._asking.get(stream.peer) or RateLimit(QUESTIONS, BURST)
         self._asking.renew(stream.peer, limit)
         if not limit.allows(1.0, self._world.now()):
@@ -271,7 +278,10 @@ class LedgerExchange:
             if asked is None:
                 return
             answer = self._exchange.answer(decode_question_untrusted(asked))
-            await send_frame(stream, answer.to_bytes())
+            reply = answer.to_bytes()
+            if not self._meter.allows(stream.peer, len(reply)):
+                reply = Answer().to_bytes()
+            await send_frame(stream, reply)
             if answer.is_behind and self._hear_claim(stream.peer):
                 self._due.set()
 
@@ -311,9 +321,13 @@ async def open_exchange(
     own: OwnLedger,
     config: ExchangeConfig,
     peers: Callable[[], Sequence[PeerId]],
+    meter: StrangerMeter | None = None,
 ) -> AsyncIterator[LedgerExchange]:
-    """Answer peers' questions for the length of the block; `LedgerExchange.run` asks."""
-    exchange = LedgerExchange(world, host, own, config, peers)
+    """Answer peers' questions for the length of the block; `LedgerExchange.run` asks.
+
+    ``peers`` are those that may be asked; answers to others are charged to ``meter``.
+    """
+    exchange = LedgerExchange(world, host, own, config, peers, meter)
     if not config.is_on:
         yield exchange
         return

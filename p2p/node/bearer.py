@@ -18,6 +18,7 @@ from p2p.dht import Dht
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
+from p2p.meter import StrangerMeter
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.credential import MAX_SHOWN, Credential
 from p2p.node.guests import why_not_by
@@ -89,8 +90,8 @@ def shown_by(book: RunBook, dht: Dht) -> bytes:
     return Credential(stamp, book.own_pass, book.own_work).to_bytes()
 
 
-def serve_admission(book: RunBook, host: Host) -> None:
-    """Tell those who ask why they are not admitted."""
+def serve_admission(book: RunBook, host: Host, meter: StrangerMeter) -> None:
+    """Tell those who ask why they are not admitted, within what ``meter`` leaves."""
 
     async def answer(peer: PeerId, payload: bytes) -> bytes:
         try:
@@ -99,7 +100,10 @@ def serve_admission(book: RunBook, host: Host) -> None:
             return _sentence(str(error))
         return _sentence(book.why_not(peer, Capability.GOSSIP))
 
-    host.set_handler(ADMISSION_PROTOCOL, serve_requests(answer, max_request=MAX_SHOWN))
+    host.set_handler(
+        ADMISSION_PROTOCOL,
+        serve_requests(answer, max_request=MAX_SHOWN, may_have=meter.allows_at_door),
+    )
 
 
 def _sentence(text: str) -> bytes:

@@ -21,6 +21,7 @@ from p2p.errors import BadMessage
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.membership import Membership
+from p2p.meter import StrangerMeter
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import World
@@ -98,13 +99,17 @@ class PeerClocks:
             logger.info("clock.not_told peer=%s reason=%s", peer, error)
 
 
-def serve_clock(world: World, host: Host) -> None:
-    """Tell whoever asks."""
+def serve_clock(world: World, host: Host, meter: StrangerMeter | None = None) -> None:
+    """Tell whoever asks, within what ``meter`` leaves for strangers."""
+    meter = meter or StrangerMeter(world)
 
     async def answer(_: PeerId, __: bytes) -> bytes:
         return pack([world.wall()])
 
-    host.set_handler(CLOCK_PROTOCOL, serve_requests(answer, max_request=0))
+    host.set_handler(
+        CLOCK_PROTOCOL,
+        serve_requests(answer, max_request=0, may_have=meter.allows_at_door),
+    )
 
 
 async def clock_ahead(world: World, host: Host, peer: PeerId) -> float:

@@ -37,6 +37,7 @@ from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.ledger import OwnLedger, open_exchange
 from p2p.membership import Membership, open_membership
+from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader
 from p2p.node.bearer import serve_admission, shown_by, take_invite
@@ -91,20 +92,23 @@ async def open_node(
         raise ConfigError(
             "this node knows no run: give it --run FILE, or --bootstrap ADDR of a member"
         )
-    book.serve(host)
-    serve_clock(world, host)
+    meter = StrangerMeter(world, upload=config.share.upload)
+    book.serve(host, meter)
+    serve_clock(world, host, meter)
     run = book.run or await book.wait_for_document(host, bootstrap, config.run)
     await book.guests.recall(run)
     await take_invite(world, book, run, config.run.invite)
-    serve_admission(book, host)
+    serve_admission(book, host, meter)
     config = config.with_components(run.components)
     config = replace(config, shardcast=config.share.limited(config.shardcast))
     rest = Rest(world, config.share, book.tell_change)
     await rest.load()
     async with (
-        _open_services(world, host, config, book, rest) as node,
+        _open_services(world, host, config, book, rest, meter) as node,
         trio.open_nursery() as nursery,
     ):
+        is_member = partial(_is_member, node.membership, book)
+        meter.begin(is_member, node.shardcast.charge_upload)
         nursery.start_soon(Wiring(node, bootstrap).run)
         nursery.start_soon(rest.watch)
         yield node
@@ -113,7 +117,12 @@ async def open_node(
 
 @asynccontextmanager
 async def _open_services(
-    world: World, host: Host, config: NodeConfig, book: RunBook, rest: Rest
+    world: World,
+    host: Host,
+    config: NodeConfig,
+    book: RunBook,
+    rest: Rest,
+    meter: StrangerMeter,
 ) -> AsyncIterator[Node]:
     run = book.run
     assert run is not None  # open_node has waited for it
@@ -133,7 +142,12 @@ async def _open_services(
             announce=partial(gossip.publish, topic),
         ) as shardcast,
         open_exchange(
-            world, host, ledger, config.ledger, partial(fellows, membership, host, run.id)
+            world,
+            host,
+            ledger,
+            config.ledger,
+            partial(fellows, membership, host, run.id),
+            meter,
         ) as ledgers,
     ):
         gossip.subscribe(topic, partial(judge_announcement, shardcast), _heard_enough)
@@ -145,6 +159,7 @@ async def _open_services(
                 config=config,
                 book=book,
                 rest=rest,
+                meter=meter,
                 membership=membership,
                 gossip=gossip,
                 dht=dht,
@@ -171,6 +186,12 @@ def _open_membership(
 
 def _heard_enough(_: PeerId, __: bytes) -> None:
     """SHARDCAST took the announcement when it judged it."""
+
+
+def _is_member(membership: Membership, book: RunBook, peer: PeerId) -> bool:
+    """Return True if ``peer`` is an officer of the run, or has shown a heartbeat that
+    counts."""
+    return peer in membership or (book.run is not None and peer in book.run.officers)
 
 
 def _is_shunned(world: World, shunned: Shunned, peer: PeerId) -> bool:

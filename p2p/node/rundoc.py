@@ -44,6 +44,7 @@ from p2p.errors import (
 )
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
+from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import (
     Capability,
@@ -623,11 +624,16 @@ class RunBook:
     def _is_over(self, expiry: int) -> bool:
         return self._world.wall() > expiry + EXPIRY_TOLERANCE
 
-    def serve(self, host: Host) -> None:
-        """Answer those who ask for the document, or for a rival of theirs."""
-        host.set_handler(PROTOCOL_ID, serve_requests(self._answer, max_request=MAX_REQUEST))
-        answer = serve_requests(self._answer_rival, max_request=MAX_RIVAL_REQUEST)
-        host.set_handler(RIVAL_PROTOCOL, answer)
+    def serve(self, host: Host, meter: StrangerMeter | None = None) -> None:
+        """Answer those who ask for the document, or for a rival of theirs, within what
+        ``meter`` leaves for strangers."""
+        meter = meter or StrangerMeter(self._world)
+        for protocol, answer, most in (
+            (PROTOCOL_ID, self._answer, MAX_REQUEST),
+            (RIVAL_PROTOCOL, self._answer_rival, MAX_RIVAL_REQUEST),
+        ):
+            handler = serve_requests(answer, max_request=most, may_have=meter.allows_at_door)
+            host.set_handler(protocol, handler)
 
     async def _answer(self, peer: PeerId, payload: bytes) -> bytes:
         run_id, epoch = fields_untrusted(

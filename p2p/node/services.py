@@ -13,6 +13,7 @@ from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.ledger import LedgerExchange, OwnLedger
 from p2p.membership import Membership
+from p2p.meter import StrangerMeter
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.border import Border
 from p2p.node.clock import PeerClocks
@@ -68,6 +69,8 @@ class Node:
     """The run document in its newest edition."""
     rest: Rest
     """Whether the owner lets roles begin work."""
+    meter: StrangerMeter
+    """What peers that are no members get as answers, all together: every responder asks it."""
     membership: Membership
     """Who is alive, with which roles and policies."""
     gossip: Gossip

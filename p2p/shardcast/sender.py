@@ -22,6 +22,7 @@ from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
+    INLINE_INDEX,
     ChunkHeader,
     Message,
     encode_bulk_message,
@@ -98,7 +99,10 @@ class Sender:
     ) -> None:
         """Send one item; a chunk's 4 MiB are let go of when this returns."""
         if not isinstance(item, ChunkHeader):
-            await stream.send_all(frame(encode_bulk_message(item)))
+            message = frame(encode_bulk_message(item))
+            if len(message) > INLINE_INDEX:  # a long index has mebibytes
+                await self._throttle.charge(len(message))
+            await stream.send_all(message)
             return
         data = await self._read(item)
         if data is not None:

@@ -108,6 +108,10 @@ class Shardcast:
     def __repr__(self) -> str:
         return f"Shardcast(newest {self.newest}, {self._store!r})"
 
+    def charge_upload(self, size: int) -> None:
+        """Count ``size`` bytes that another service of this node has sent as upload."""
+        self._upload.take(size)
+
     # What roles use
 
     @property

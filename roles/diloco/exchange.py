@@ -97,9 +97,15 @@ class Blob:
 class PieceServer:
     """What a member gives to others."""
 
-    def __init__(self, world: World, may: Callable[[PeerId], bool]) -> None:
-        """``may`` says who may fetch."""
-        self._world, self._may = world, may
+    def __init__(
+        self,
+        world: World,
+        may: Callable[[PeerId], bool],
+        may_have: Callable[[PeerId, int], bool] = lambda peer, size: True,
+    ) -> None:
+        """``may`` says who may fetch, ``may_have`` whether a peer gets so many bytes more
+        (`p2p.meter.StrangerMeter.allows`)."""
+        self._world, self._may, self._may_have = world, may, may_have
         self._blobs: dict[bytes, Blob] = {}
         self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
         self._parts: dict[bytes, tuple[int, int, Sequence[bytes]]] = {}
@@ -173,7 +179,10 @@ class PieceServer:
             match unpack_untrusted(request):
                 case ["list", bytes(root)]:
                     blob = self._blobs.get(root)
-                    await send_frame(stream, b"" if blob is None else b"".join(blob.digests))
+                    digests = b"" if blob is None else b"".join(blob.digests)
+                    if not self._may_have(stream.peer, len(digests)):
+                        return
+                    await send_frame(stream, digests)
                 case ["pieces", bytes(root), int(first), int(count)]:
                     await self._give(stream, root, first, count)
                 case ["sum", int(step), int(view)]:
@@ -199,6 +208,8 @@ class PieceServer:
             whole = self._sums.get((step, view))
             pieces = self._growing.get((step, view), ()) if whole is None else whole[1]
             if len(pieces) > given:
+                if not self._may_have(stream.peer, len(pieces[given])):
+                    break
                 await send_frame(stream, pieces[given])
                 self.sent += len(pieces[given])
                 given += 1
@@ -215,6 +226,9 @@ class PieceServer:
     async def _send(self, stream: Stream, pieces: Iterable[bytes]) -> None:
         began, sent = self._world.now(), 0
         for piece in pieces:
+            if not self._may_have(stream.peer, len(piece)):
+                await send_frame(stream, b"")
+                break
             await send_frame(stream, piece)
             sent += len(piece)
         await stream.drained()
@@ -305,10 +319,23 @@ class PieceClient:
             raise BadMessage("a summed piece has another digest than its owner signed")
         return total, found
 
-    async def blob(self, root: bytes, sources: Sequence[PeerId]) -> list[bytes]:
-        """All pieces of a blob, from all ``sources`` at once, each judged. Raises
-        `PiecesUnavailable`."""
+    async def blob(
+        self, root: bytes, sources: Sequence[PeerId], count: int | None = None
+    ) -> list[bytes]:
+        """All pieces of a blob, from all ``sources`` at once, each judged.
+
+        Args:
+            root: Names the blob.
+            sources: Who is asked.
+            count: Number of pieces that it must have, if that is known. Whoever named the root
+                may have made it of pieces without end.
+
+        Raises:
+            PiecesUnavailable: No source has it, or it has another number of pieces.
+        """
         digests = await self._list(root, sources)
+        if digests is not None and count not in (None, len(digests)):
+            raise PiecesUnavailable(f"it has {len(digests)} pieces, not {count}")
         if digests is None:
             raise PiecesUnavailable(f"none of {len(sources)} peers has what is wanted")
         pull, before = _Pull(digests, deque(range(0, len(digests), BATCH))), -1

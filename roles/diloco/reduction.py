@@ -106,14 +106,15 @@ class Reduction:
 
     async def carried(self, outcome: Outcome) -> list[bytes]:
         """The pieces of a mean that was voted for before."""
-        root = outcome.sum_root
+        root, holders, count = outcome.sum_root, self.request.holders, self.grid.pieces
+        self.sums_missing = dict.fromkeys(holders)
+        sources = [peer for peer in holders if peer != self.signer.peer_id]
         held = self.server.holds(root)
-        if held is not None:
-            return [held.piece(one) for one in range(len(held.digests))]
-        self.sums_missing = dict.fromkeys(self.request.holders)
-        sources = [peer for peer in self.request.holders if peer != self.signer.peer_id]
-        pieces = await self._insist(partial(self.client.blob, root, sources))
-        self._check_decodes(range(self.grid.pieces), pieces, sources)
+        if held is not None:  # which may be a state, or an update: voters name what they like
+            pieces = [held.piece(one) for one in range(len(held.digests))]
+        else:
+            pieces = await self._insist(partial(self.client.blob, root, sources, count))
+        self._check_decodes(range(count), pieces, sources)
         return pieces
 
     def _check_decodes(

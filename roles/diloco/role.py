@@ -87,6 +87,7 @@ class DilocoMember:
                 engine,
                 run.terms.trainers,
                 members,
+                meter=node.meter,
             )
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._heed, node, self.session, members)

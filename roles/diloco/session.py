@@ -35,6 +35,8 @@ from p2p.concurrency import AutoResetEvent, Notifier, leaves
 from p2p.errors import BadMessage, StorageError, WorkerDied
 from p2p.host import Host
 from p2p.identity import PeerId
+from p2p.meter import StrangerMeter
+from p2p.offence import Offence
 from p2p.patience import move_on_after_own
 from p2p.wire import MIB
 from p2p.world import World
@@ -53,7 +55,7 @@ from roles.diloco.core.messages import (
     encode_message,
 )
 from roles.diloco.core.outer import OuterState, state_grid
-from roles.diloco.core.pieces import PieceGrid, norm_of
+from roles.diloco.core.pieces import MAX_NORM, MAX_RATE, PieceGrid, norm_of
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
 from roles.diloco.core.terms import DilocoTerms, Goal
@@ -144,13 +146,16 @@ class DilocoSession:
         founders: Sequence[PeerId],
         may: MayTrain,
         seed: int = 0,
+        meter: StrangerMeter | None = None,
     ) -> None:
+        """``meter`` bounds what peers get that are no members of the run; none is no bound."""
         self._world, self._host, self._run, self._terms = world, host, run, terms
         self._config, self._engine, self._may, self._seed = config, engine, may, seed
         self._founders = tuple(founders)
         self._store = MemberStore(world, run)
         self._durable = Durable(world, "trainer")
-        self.server = PieceServer(world, may.may_train)
+        self._meter = meter
+        self.server = PieceServer(world, may.may_train, self._may_have)
         self.client = PieceClient(world, host)
         self.figures = MemberFigures()
         self.trouble = ""
@@ -319,6 +324,12 @@ class DilocoSession:
         self._waiting += len(data)
         self._feed(ev.Received(peer, message), len(data))
 
+    def _may_have(self, peer: PeerId, size: int) -> bool:
+        """Return True if ``peer`` is a member of the DiLoCo run, or the meter has room for it:
+        who is admitted may make as many keys as it likes."""
+        meter = self._meter
+        return meter is None or peer in self.core.members or meter.allows(peer, size)
+
     def _feed(self, event: ev.Event, size: int = 0) -> None:
         self._events.append((event, size))
         self._awake.set()
@@ -337,19 +348,33 @@ class DilocoSession:
                 self._waiting -= size
                 try:
                     effects = self.core.handle(event, self._world.now())
-                except BadMessage as error:
-                    assert isinstance(event, ev.Received)
-                    self._host.penalise(event.peer, 25.0, str(error))
-                    continue
+                except Exception as error:
+                    if not isinstance(event, ev.Received):
+                        raise
+                    effects = self._blame(event, error)
                 for effect in effects:
                     await self._carry_out(effect)
                 self._news.notify_all()
             await self._awake.wait()
 
+    def _blame(self, event: ev.Received, error: Exception) -> list[ev.Effect]:
+        """The guard: what a peer's message causes here costs that peer, and never the node. A
+        bug of ours would else end every member that the message reaches. Return what is still
+        to be done."""
+        if isinstance(error, BadMessage):
+            self._host.penalise(event.peer, Offence.FORGED.points, str(error))
+            return []
+        kind = type(event.message).__name__
+        logger.error("diloco_crashed by=%s kind=%s", event.peer, kind, exc_info=error)
+        self._host.penalise(event.peer, Offence.MALFORMED.points, f"a {kind} that crashes")
+        return self.core.unfinished
+
     async def _carry_out(self, effect: ev.Effect) -> None:
         match effect:
             case ev.Send(peer, message):
-                self._host.send(peer, ROUNDS_PROTOCOL, encode_message(message))
+                data = encode_message(message)
+                if self._may_have(peer, len(data)):
+                    self._host.send(peer, ROUNDS_PROTOCOL, data)
             case ev.Keep():
                 self.figures.views += effect.view > 0 and effect.vote is None
                 await self._durable.insist(partial(self._store.keep, effect))
@@ -477,9 +502,8 @@ class DilocoSession:
         self.figures.recovered_from = len(sources)
         state = await self._caught_up(record, sources)
         if state is None:
-            pieces = await self.client.blob(record.outcome.state_root, sources)
-            if len(pieces) != state_grid(size, moments).pieces:
-                raise BadMessage("the run's state is of another model")
+            count = state_grid(size, moments).pieces
+            pieces = await self.client.blob(record.outcome.state_root, sources, count)
             self._world.sometimes("diloco/fetched a whole state", True)
             state = await self._digested(DigestedState.joined, size, pieces, moments)
         await self._save(record.step, state.state, self._mean_of(record))
@@ -492,13 +516,12 @@ class DilocoSession:
         not enough."""
         if self.core.held != record.step - 1 or not record.step:
             return None
+        root, count = record.outcome.sum_root, self._grid.pieces
         try:
-            pieces = await self.client.blob(record.outcome.sum_root, sources)
-        except PiecesUnavailable:
+            pieces = await self.client.blob(root, sources, count)
+            after = await self._step(pieces, record.step)
+        except (PiecesUnavailable, BadMessage):
             return None
-        if len(pieces) != self._grid.pieces:
-            return None
-        after = await self._step(pieces, record.step)
         if after.blob.root != record.outcome.state_root:
             return None
         self.server.offer(Blob.of(pieces))
@@ -711,7 +734,7 @@ class DilocoSession:
             0,
             record.digest,
             tokens,
-            self.server.rate,
+            min(self.server.rate, MAX_RATE),
             encoded.norms,
             blob.digests,
             author=self._world.signer.peer_id,
@@ -730,7 +753,8 @@ class EncodedUpdate:
 
     @classmethod
     def of(cls, grid: PieceGrid, update: Values, residual: Values | None) -> EncodedUpdate:
-        """Raises `EngineError` if it is not finite: the inner steps have diverged."""
+        """Raises `EngineError` if it is not finite, or longer than any update of a model that
+        learns: the inner steps have diverged."""
         whole = update if residual is None else update + residual
         try:
             pieces = grid.encode_all(whole)
@@ -739,6 +763,10 @@ class EncodedUpdate:
         back = grid.join(pieces)
         parts = (back[grid.span(one)] for one in range(grid.pieces))
         norms = tuple(float(np.float32(norm_of(part))) for part in parts)
+        if max(norms) > MAX_NORM:
+            raise EngineError(
+                f"this member's update cannot be sent: a piece of it has norm {max(norms):g}"
+            )
         return cls(pieces, norms, Blob.of(pieces), whole - back)
 
 

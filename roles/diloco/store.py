@@ -93,18 +93,24 @@ class MemberStore:
         if hashlib.sha256(body).digest() != digest:
             logger.warning("diloco_signed_damaged: this step is sat out")
             return None
+        try:
+            return self._kept_untrusted(body)
+        except BadMessage as error:  # written by a version with other bounds
+            logger.warning("diloco_signed_damaged: this step is sat out: %s", error)
+            return None
+
+    def _kept_untrusted(self, body: bytes) -> Keep | None:
+        """What was signed, or None if it was in another run. Raise `BadMessage`."""
         match unpack_untrusted(body, max_items=4096, max_depth=9):
             case [
                 self._run, int(step), int(view), int(proposed), list(ready), list(vote),
                 bytes(accepted),
             ]:  # fmt: skip
-                said = [
+                found, voted = (
                     decode_statement_untrusted(one) if one else None for one in (ready, vote)
-                ]
-                found, voted = said
-                assert found is None or isinstance(found, Ready)
-                assert voted is None or isinstance(voted, Vote)
-                return Keep(step, view, proposed, found, voted, accepted)
+                )
+                if isinstance(found, Ready | None) and isinstance(voted, Vote | None):
+                    return Keep(step, view, proposed, found, voted, accepted)
         return None
 
     async def save_update(self, pieces: Sequence[bytes]) -> None:

@@ -8,7 +8,8 @@ import datetime
 import io
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,7 @@ from rich.text import Text
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.identity import verify
 from p2p.ledger import Entry
+from p2p.ledger.core.inspection import MAX_FLAWS
 from p2p.machine import KEY, load_or_create_key
 from p2p.node.usage import (
     BEGINS_AGAIN,
@@ -160,17 +162,25 @@ def _worded(entry: Entry) -> Wording:
 
 def _show(options: argparse.Namespace) -> int:
     folder = expanded(options.folder)
-    read = None if options.others else read_ledger(folder)
-    entries = read_copies(folder) if read is None else read.found.entries
-    chosen = [one for one in entries if options.kind in (None, one.kind)]
-    shown = [(entry, _worded(entry)) for entry in chosen[-options.last :]]
+    chosen: deque[Entry] = deque(maxlen=options.last)
+
+    def take(entry: Entry) -> None:
+        if options.kind in (None, entry.kind):
+            chosen.append(entry)
+
+    read = None if options.others else read_ledger(folder, take)
+    copies = read_copies(folder) if read is None else []
+    for one in copies:
+        take(one)
+    count = len(copies) if read is None else read.found.count
+    shown = [(entry, _worded(entry)) for entry in chosen]
     if options.json:
         for entry, worded in shown:
             say(json.dumps(_as_table(entry, worded)))
         return 0
     author = "others" if read is None else read.found.author or "nobody"
     table = Table("by", "entry", "time (UTC)", "kind", "about", "says", box=SIMPLE,
-                  title=f"{len(entries):,} entries of {author}")  # fmt: skip
+                  title=f"{count:,} entries of {author}")  # fmt: skip
     for entry, worded in shown:
         about = "" if worded.about is None else worded.about.short
         cells = (entry.author.short, str(entry.seqno), _when(entry.wall), printable(entry.kind))
@@ -190,15 +200,26 @@ def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
 
 def _audit(options: argparse.Namespace) -> int:
     folder = expanded(options.folder)
-    read = read_ledger(folder)
+    void, more = list[str](), 0
+
+    def take(entry: Entry) -> None:
+        nonlocal more
+        why = _why_void(entry)
+        if why and len(void) < MAX_FLAWS:
+            void.append(f"entry {entry.seqno}: {printable(why)}")
+        elif why:
+            more += 1
+
+    read = read_ledger(folder, take)
     found = read.found
-    wrong = [str(flaw) for flaw in found.flaws]
-    wrong += [f"entry {number}: {printable(why)}" for number, why in _void(read)]
+    more += found.more
+    wrong = [*map(str, found.flaws), *void]
+    wrong += [f"and {more:,} more of the kind"] if more else []
     torn = None if found.torn is None else str(found.torn)
     proofs = _repeat_proofs(options, folder) if options.evidence else []
     if options.json:
         say(json.dumps({"author": None if found.author is None else str(found.author),
-                        "entries": len(found.entries), "head": found.head.digest.hex(),
+                        "entries": found.count, "head": found.head.digest.hex(),
                         "flaws": wrong, "torn": torn,
                         "proofs": [_proof_table(one) for one in proofs]}))  # fmt: skip
         return FAILED if wrong or any(one.is_wrong for one in proofs) else 0
@@ -206,7 +227,7 @@ def _audit(options: argparse.Namespace) -> int:
         complain(line)
     if torn is not None:
         say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
-    say(f"{read.path}: {len(found.entries):,} sound entries of {found.author or 'nobody'}")
+    say(f"{read.path}: {found.count:,} sound entries of {found.author or 'nobody'}")
     for one in proofs:
         say(_proof_line(one))
     if options.evidence and not proofs:
@@ -250,13 +271,13 @@ def _proof_line(one: Repeated) -> str:
     return f"proof against {accused}: {one.outcome.value} ({printable(one.why)}); {one.path}"
 
 
-def _void(read: Read) -> Iterator[tuple[int, str]]:
-    """Entries that are as their author wrote them, and do not say what they claim."""
-    for entry in read.found.entries:
-        try:
-            wording_untrusted(entry, verify)
-        except BadMessage as error:
-            yield entry.seqno, str(error)
+def _why_void(entry: Entry) -> str:
+    """Why an entry, as its author wrote it, does not say what it claims; empty if it does."""
+    try:
+        wording_untrusted(entry, verify)
+    except BadMessage as error:
+        return str(error)
+    return ""
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -13,6 +14,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import verify
 from p2p.ledger.core.chain import Entry, read_record
 from p2p.ledger.core.inspection import Inspection, inspect
+from p2p.ledger.core.synced import MAX_SYNCED
 from p2p.ledger.kept import FOLDER as COPIES
 from p2p.ledger.ledger import SYNCED
 from p2p.node.rundoc import PATH as RUN_PATH
@@ -22,8 +24,13 @@ from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted
 LEDGER: Final = "ledger"
 """The folder of a node's own ledger, in the node's."""
 MAX_FILE: Final = 256 * MIB
-"""Bytes of a file that is read: a segment has 4 MiB and an append, the longest receipt as much
-as this."""
+"""Bytes of a file that is read: the longest receipt has as much as this."""
+MAX_SEGMENT: Final = 64 * MIB
+"""Bytes of a segment or a copy that is read: a segment has 4 MiB and an append, a copy twice
+what a node keeps of one author."""
+MAX_LEDGER: Final = 1024 * MIB
+"""Bytes of a ledger that is read, or of all copies: two million verdicts. A file with holes has
+any length and takes no room, so a stranger's folder costs its sender nothing."""
 _SEGMENT: Final = re.compile(r"[0-9]{8}\.seg")
 
 
@@ -37,7 +44,7 @@ class Read:
     def check(self) -> None:
         """Raise `ConfigError` if anything in it is not as its author wrote it."""
         if self.found.flaws:
-            more = len(self.found.flaws) - 1
+            more = len(self.found.flaws) - 1 + self.found.more
             others = f", and {more} more" if more else ""
             raise ConfigError(
                 f"{self.path} is damaged ({self.found.flaws[0]}{others}): shoal ledger audit"
@@ -67,9 +74,42 @@ def read_regular(path: Path, most: int = MAX_FILE) -> bytes:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def read_ledger(folder: Path) -> Read:
-    """The ledger in a node's folder, or in that folder itself. Raises `ConfigError` if there is
-    none."""
+class _Segments(Mapping[str, bytes]):
+    """Segment files, each read when it is asked for."""
+
+    def __init__(self, place: Path, names: Sequence[str]) -> None:
+        self._place, self._names = place, names
+
+    def __getitem__(self, name: str) -> bytes:
+        return read_regular(self._place / name, MAX_SEGMENT)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _check_total(paths: Iterable[Path], place: Path) -> None:
+    """Raise `ConfigError` if files have more bytes than are read."""
+    total = 0
+    for path in paths:
+        try:
+            total += path.stat().st_size
+        except OSError:
+            continue  # whoever reads it says so
+    if total > MAX_LEDGER:
+        raise ConfigError(
+            f"{place} has {total:,} bytes, and at most {MAX_LEDGER:,} of a ledger are read"
+        )
+
+
+def read_ledger(folder: Path, take: Callable[[Entry], object] | None = None) -> Read:
+    """The ledger in a node's folder, or in that folder itself.
+
+    Raises `ConfigError` if there is none. With ``take`` the entries are not kept: it is called
+    with each.
+    """
     for place in (folder / LEDGER, folder):
         try:
             names = sorted(path.name for path in place.iterdir())
@@ -77,9 +117,10 @@ def read_ledger(folder: Path) -> Read:
             continue
         segments = [name for name in names if _SEGMENT.fullmatch(name)]
         if segments or SYNCED in names:
-            data = {name: read_regular(place / name) for name in segments}
-            marks = read_regular(place / SYNCED) if SYNCED in names else None
-            return Read(place, inspect(data, marks, verify))
+            _check_total([place / name for name in segments], place)
+            has_marks = SYNCED in names
+            marks = read_regular(place / SYNCED, MAX_SYNCED) if has_marks else None
+            return Read(place, inspect(_Segments(place, segments), marks, verify, take))
     raise ConfigError(
         f"there is no ledger in {folder}: name the folder of a node, which it gets as --data"
     )
@@ -89,10 +130,10 @@ def read_copies(folder: Path) -> list[Entry]:
     """What the node in ``folder`` keeps of the ledgers of others, where its run has nodes tell
     each other; of each entry only what its author has signed."""
     found = []
-    for path in sorted((folder / COPIES).glob("12D3*")):
-        if path.suffix:
-            continue
-        data, offset = read_regular(path), 0
+    paths = [one for one in sorted((folder / COPIES).glob("12D3*")) if not one.suffix]
+    _check_total(paths, folder / COPIES)
+    for path in paths:
+        data, offset = read_regular(path, MAX_SEGMENT), 0
         try:
             while offset < len(data):
                 entry, offset = read_record(data, offset)

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+import trio
 
+from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from roles.diloco.core import events as ev
 from roles.diloco.core.messages import (
     NO_DIGEST,
+    BadSum,
     Beat,
     Chain,
     Doubled,
+    HarmScores,
     Outcome,
     Plan,
     Promise,
     Propose,
     Ready,
+    Record,
     RoundMessage,
     Sum,
     Vote,
+    decode_message_untrusted,
+    encode_message,
 )
+from roles.diloco.core.pieces import owners
 from roles.diloco.core.round import MOST_UNPROVEN, RoundCore, genesis
-from roles.diloco.exchange import PieceServer
+from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
+from roles.diloco.reduction import Reduction, ReductionFailed
+from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import CONFIG, GRID, RUN, DilocoSwarm, Machine, digest
 
@@ -248,3 +259,202 @@ def test_views_that_fail_leave_no_sums_behind() -> None:
             server.offer_sum(Sum(1, view, NO_DIGEST, 0, (NO_DIGEST,), author=ME), pieces)
         del pieces
     assert sorted(held) == [8, 9]
+
+
+STRANGER = peer_named(70)
+
+
+def doubled(author: PeerId) -> Doubled:
+    one, other = (signed(Vote(1, 0, outcome(name), author=author)) for name in (b"a", b"b"))
+    return Doubled(one, other)
+
+
+@pytest.mark.parametrize(
+    ("sender", "culprit", "counts"),
+    [
+        (PEERS[0], LIAR, True),
+        (STRANGER, LIAR, False),
+        (PEERS[0], STRANGER, False),
+        (STRANGER, STRANGER, False),
+    ],
+)
+def test_evidence_is_from_members_and_about_members(
+    sender: PeerId, culprit: PeerId, counts: bool
+) -> None:
+    """Any key could prove that it had contradicted itself: a mebibyte a key was kept for ever,
+    and sent to all."""
+    made = core()
+    effects = made.handle(ev.Received(sender, doubled(culprit)), 1.0)
+    assert (culprit in made.convicted) == counts
+    assert any(isinstance(one, ev.Send) for one in effects) == counts
+
+
+def test_evidence_about_a_member_that_has_left_still_counts() -> None:
+    """Else it would join again."""
+    swarm = DilocoSwarm(4, 0)
+    swarm.start()
+    swarm.run(15)
+    swarm.kill(3)
+    swarm.run(80)
+    made = swarm.machines[0].core
+    assert made is not None
+    gone = swarm.machines[3].peer
+    assert gone not in made.members
+    made.handle(ev.Received(swarm.machines[1].peer, doubled(gone)), swarm.now)
+    assert gone in made.convicted
+
+
+EXTREMES: list[Callable[[], RoundMessage]] = [
+    lambda: signed(replace(READYS[0], rate=1.7e308)),
+    lambda: signed(replace(READYS[0], norms=(3e38,) * GRID.pieces)),
+    lambda: signed(replace(READYS[0], tokens=0)),
+    lambda: signed(replace(READYS[0], norms=(), digests=())),
+    lambda: signed(replace(READYS[0], step=0)),
+    lambda: signed(Sum(1, 0, PLAN.id, 0, (), author=LIAR)),
+    lambda: signed(Sum(1, 0, PLAN.id, 2**40, (NO_DIGEST,), author=LIAR)),
+    lambda: signed(HarmScores(1, 0, ((PEERS[0], 1.7e308),), author=LIAR)),
+    lambda: signed(Vote(1, 0, replace(outcome(b"a"), plan=NOBODYS), author=LIAR)),
+    lambda: BadSum(
+        signed(Sum(1, 0, NOBODYS.id, 0, (NO_DIGEST,), author=LIAR)), NOBODYS, (), 0, ()
+    ),
+    lambda: Record(0, outcome(b"a"), tuple((peer, bytes(16_000)) for peer in PEERS)),
+    lambda: replace(READYS[0], signature=bytes(2**19)),
+]
+NOBODYS = replace(PLAN, contributors=())
+
+
+@pytest.mark.parametrize("make", EXTREMES)
+def test_finite_numbers_that_overflow_are_no_messages(
+    make: Callable[[], RoundMessage],
+) -> None:
+    """Each was read, and ended whoever computed with it; long signatures stayed in the records,
+    and made chains that no host sends."""
+    with pytest.raises(BadMessage):
+        decode_message_untrusted(encode_message(make()))
+
+
+@pytest.mark.parametrize("rate", [0.0, 5e-324, 1.0, 2.0**40])
+@pytest.mark.parametrize("other", [0.0, 5e-324, 1.0, 2.0**40])
+@pytest.mark.parametrize("pieces", [1, 64, 2**14])
+def test_whatever_rates_are_claimed_all_pieces_have_owners(
+    rate: float, other: float, pieces: int
+) -> None:
+    found = owners(pieces, {PEERS[0]: rate, PEERS[1]: other, PEERS[2]: 1e6})
+    assert len(found) == pieces
+    assert found == sorted(found)
+
+
+def reduction(server: PieceServer, client: object) -> Reduction:
+    request = ev.Reduce(0, PLAN, tuple(READYS), None, (LIAR,))
+    return Reduction(
+        cast(Any, None), FakeSigner(ME), fake_verify, RUN, GRID, server, cast(Any, client),
+        request, lambda fault: None, lambda said: None,
+    )  # fmt: skip
+
+
+def test_a_vote_for_a_mean_that_is_something_else_fails_that_view_alone() -> None:
+    """A liar voted for an outcome whose mean was the root of the state, which all hold: whoever
+    took the outer step with that ended."""
+    server = PieceServer(cast(Any, None), lambda _: True)
+    root = server.offer(Blob.of([bytes(4096)] * 3))
+    carried = Outcome(PLAN, root, NO_DIGEST)
+    with pytest.raises(ReductionFailed) as failed:
+        trio.run(reduction(server, None).carried, carried)
+    assert failed.value.suspects == (LIAR,)
+
+
+class Endless(PieceClient):
+    """A source whose list names as many pieces as a list can."""
+
+    async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
+        return (NO_DIGEST,) * 2**14
+
+    async def pieces(self, *arguments: object) -> None:
+        raise AssertionError("a piece was asked for")
+
+
+def test_no_more_pieces_are_fetched_than_a_vector_has() -> None:
+    """The root that a liar votes for named eight gibibytes, which all kept in memory."""
+    client = Endless(cast(Any, None), cast(Any, None))
+
+    async def fetch(sources: Sequence[PeerId]) -> None:
+        await client.blob(NO_DIGEST, sources, GRID.pieces)
+
+    with pytest.raises(PiecesUnavailable, match="16384 pieces"):
+        trio.run(fetch, [LIAR])
+
+
+@functools.cache
+def rounds_of(size: int, founders: int, way: str, told: int, seed: int = 1) -> int:
+    """Rounds in five minutes of members of whom the last treats the first ``told`` of the
+    others as it should, and the rest in its ``way``."""
+    swarm = DilocoSwarm(size, seed, founders=founders)
+    liar, rest = swarm.machines[-1], {one.peer for one in swarm.machines[told:]}
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage | None:
+        if machine is not liar:
+            return message
+        match way, message:
+            case "beats", Beat() if peer in rest:
+                return None
+            case "leaves", Beat() if peer in rest:
+                return replace(message, is_leaving=True)
+            case "reports", Beat():
+                return replace(message, heard=0 if peer in rest else 2**64 - 1)
+            case "heads", Ready() if peer in rest:
+                return None
+        return message
+
+    swarm.twist = lie  # type: ignore[assignment]
+    swarm.start()
+    swarm.run(300)
+    swarm.check()
+    return min(machine.held for machine in swarm.machines[:-1])
+
+
+HALVES = [
+    (size, founders, way, told)
+    for way in ("beats", "leaves", "reports", "heads")
+    for size, founders in ((3, 3), (5, 5), (6, 5), (7, 7))
+    for told in range(1, size - 1)
+]
+
+
+@pytest.mark.parametrize(("size", "founders", "way", "told"), swept(HALVES, 9))
+def test_who_says_something_to_some_alone_slows_no_round(
+    size: int, founders: int, way: str, told: int
+) -> None:
+    """Each member went by what it heard itself. One that beat to half of the others, or told
+    half of them that it leaves, cost nearly every plan a view; a joiner could do it, too."""
+    honest = rounds_of(size, founders, "", 0)
+    least = 0.6 if way == "heads" else 0.9
+    assert rounds_of(size, founders, way, told) >= least * honest
+
+
+@pytest.mark.parametrize("size", [3, 4, 5])
+@pytest.mark.parametrize("spoil", [without_one, those_who_are_not_there])
+def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: int) -> None:
+    """It says that it hears no victim, that the victim leaves, and that the absent are there,
+    and plans so in its turn: of three and of four members one was then a third."""
+    swarm = DilocoSwarm(11, 3, founders=size)
+    liar, victim = swarm.machines[size - 1], swarm.machines[0].peer
+    absent = tuple(machine.peer for machine in swarm.machines[5:])
+
+    def lie(machine: Machine, peer: PeerId, message: RoundMessage) -> RoundMessage:
+        if machine is liar and isinstance(message, Beat) and machine.core:
+            place = 1 << machine.core.members.index(victim)
+            return replace(message, heard=~place & 0xFF, leaving=place, joiners=absent)
+        if machine is liar and isinstance(message, Propose) and not message.carried:
+            plan = spoil(message.plan, liar, swarm)
+            return replace(message, plan=plan).signed(RUN, FakeSigner(liar.peer))
+        return message
+
+    swarm.twist = lie
+    swarm.start(*range(size))
+    swarm.run(200)
+    swarm.check()
+    honest = {machine.peer for machine in swarm.machines[: size - 1]}
+    records = swarm.machines[0].records[1:]
+    assert len(records) >= 8
+    for record in records:
+        assert honest <= {*record.members} <= {*swarm.founders}

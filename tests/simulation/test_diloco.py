@@ -12,9 +12,11 @@ import trio
 
 from p2p.errors import StorageError
 from p2p.host import Stream
-from roles.diloco.core.messages import Ready, Record, Sum
+from p2p.identity import PeerId
+from roles.diloco.core.messages import Ready, Record, RoundMessage, Sum
 from roles.diloco.core.pieces import CLIP, digest_of
 from roles.diloco.core.quant import Values
+from roles.diloco.core.round import RoundCore
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.inner import FakeInner
 from roles.diloco.session import DilocoSession
@@ -315,3 +317,22 @@ def test_a_member_whose_inner_steps_fail_says_why(monkeypatch: pytest.MonkeyPatc
     for session in sessions:
         assert "'sums': OSError: gone" in session.trouble
         assert session.health()["now"] == f"learning nothing: {session.trouble}"
+
+
+def test_a_message_that_crashes_ends_no_member(
+    quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was ended every member that it came to."""
+    receive = RoundCore._receive
+    crashed = []
+
+    def crash(self: RoundCore, peer: PeerId, message: RoundMessage, now: float) -> None:
+        if isinstance(message, Ready) and peer == max(self.members) and len(crashed) < 6:
+            crashed.append(self.me)
+            raise OverflowError("intermediate overflow in fsum")
+        receive(self, peer, message, now)
+
+    monkeypatch.setattr(RoundCore, "_receive", crash)
+    metrics = played(quiet())
+    assert crashed
+    assert metrics["rounds"] == 6

@@ -14,11 +14,13 @@ import pytest
 import trio
 
 from p2p.identity import KeyPair, Signer, verify
-from p2p.ledger import LedgerConfig, open_ledger
-from p2p.ledger.core.inspection import inspect
+from p2p.ledger import Entry, LedgerConfig, open_ledger
+from p2p.ledger.core import chain
+from p2p.ledger.core.inspection import MAX_FLAWS, inspect
 from p2p.machine import KEY, RealWorld, load_or_create_key
 from p2p.node.rundoc import PATH
 from p2p.policy import PolicyVersion
+from p2p.wire import MIB
 from proofs.checks import Verdict
 from roles.engines.config import ModelShape
 from roles.ledger.command import main
@@ -313,3 +315,82 @@ def test_verdicts_of_validators_that_the_owner_did_not_name_do_not_count(
     assert main(["verify", "--json", str(out)]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["tokens"], told["not_counted"]) == (0, 1)
+
+
+def patterned(period: int) -> bytes:
+    """Looks like a record of 65 KiB every few bytes, by all but its checksum."""
+    cell = b"\0\1\4\0" + b"sumsumsu" + b"\x92\xc5"
+    return (cell + b"x" * (period - len(cell))) * (2 * MIB // period)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [patterned(14), patterned(64), bytes(2 * MIB), b"\x92" * 2 * MIB, b"\0\1\4\0" * (MIB // 2)],
+    ids=["dense", "sparse", "zeros", "lists", "lengths"],
+)
+def test_the_search_for_the_next_record_is_linear(
+    monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    """A segment of four mebibytes made an audit hash ten thousand: at each of its bytes it saw
+    a record of 65 KiB, and looked at it."""
+    hashed = 0
+    honest = chain.checksum
+
+    def counted(what: bytes) -> bytes:
+        nonlocal hashed
+        hashed += len(what)
+        return honest(what)
+
+    monkeypatch.setattr(chain, "checksum", counted)
+    found = inspect({"00000000.seg": data}, None, verify)
+    assert found.flaws
+    assert hashed <= 3 * len(data) + 16 * chain.MAX_ENTRY
+
+
+def test_a_whole_record_behind_a_pattern_is_found(tmp_path: Path) -> None:
+    place = node(tmp_path / "node", VALIDATOR, [("verdict", b"a")]) / "ledger"
+    record = (place / "00000000.seg").read_bytes()
+    for junk in (patterned(4096)[: 64 * 1024], bytes(MIB), b"\0\1\4\0" * 1000):
+        found = inspect({"00000000.seg": junk + record}, None, verify)
+        assert [entry.body for entry in found.entries] == [b"a"]
+
+
+def test_an_audit_keeps_one_segment_and_a_thousand_flaws(tmp_path: Path) -> None:
+    place = node(tmp_path / "node", VALIDATOR, [("verdict", b"a")]) / "ledger"
+    record = (place / "00000000.seg").read_bytes()
+    alive = most = 0
+
+    class Data(bytes):
+        def __del__(self) -> None:
+            nonlocal alive
+            alive -= 1
+
+    class Files(dict[str, bytes]):
+        def __getitem__(self, name: str) -> bytes:
+            nonlocal alive, most
+            alive += 1
+            most = max(most, alive)
+            return Data(record * 30)  # each a repetition of the one before: a flaw
+
+    names = dict.fromkeys((f"{number:08d}.seg" for number in range(100)), b"")
+    entries: list[Entry] = []
+    found = inspect(Files(names), None, verify, entries.append)
+    assert most <= 2
+    assert len(found.flaws) == MAX_FLAWS
+    assert found.more > 1000
+    assert not found.entries
+    assert len(entries) == found.count
+
+
+@pytest.mark.parametrize("command", ["audit", "show", "export"])
+def test_a_folder_of_holes_is_refused_before_it_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Files with holes have any length, and take no room in what is sent."""
+    folder = node(tmp_path / "v", VALIDATOR, [("verdict", b"a")])
+    for number in range(1, 40):
+        with (folder / f"ledger/{number:08d}.seg").open("wb") as file:
+            file.truncate(60 * MIB)
+    assert main([command, str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert "1,073,741,824 of a ledger are read" in said

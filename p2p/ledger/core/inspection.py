@@ -8,6 +8,11 @@ file ``synced``, each slot of that file by its own checksum, and the space betwe
 zero. So no byte can be changed without one of these failing, and `inspect` says which, and of
 which entry. It goes on behind a damaged record, since the next one may be whole.
 
+The folder may be a stranger's, made to cost whoever audits it. So time is linear in its bytes:
+the next whole record is searched for once in each of them, and what only looks like one is
+hashed up to twice what was read. Memory is one segment, `MAX_FLAWS` sentences, and what the
+caller keeps of the entries.
+
 What lies behind the bytes that ``synced`` vouches for was never acknowledged: half a record
 there was torn by a crash, and is no fault. `Ledger.recover` decides the same when a node
 starts, and stops at the first fault.
@@ -15,14 +20,31 @@ starts, and stops at the first fault.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
-from p2p.ledger.core.chain import EMPTY, Entry, Head, read_record
+from p2p.ledger.core.chain import (
+    EMPTY,
+    LENGTH_BYTES,
+    MAX_ENTRY,
+    RECORD_HEAD,
+    Entry,
+    Head,
+    read_record,
+)
 from p2p.ledger.core.synced import NOTHING, SLOT_BYTES, Synced, read_slots, torn_slots
+
+MAX_FLAWS: Final = 1000
+"""Flaws that are named; of others only their number is kept."""
+_RECORD: Final = re.compile(
+    rb"(?<=\x00[\x00\x01].{%d})\x92[\xc4-\xc6]" % (RECORD_HEAD - 2), re.DOTALL
+)
+"""Where the entry of a record may begin: a list whose first item is bytes, behind a length that
+has a zero byte in front (`MAX_ENTRY`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +70,45 @@ class Inspection:
     author: PeerId | None = None
     """Of the first entry; None in an empty ledger."""
     entries: list[Entry] = field(default_factory=list)
-    """Those that are whole and signed, in their order."""
+    """Those that are whole and signed, in their order, unless the caller takes them."""
+    count: int = 0
+    """How many there are."""
+    head: Head = EMPTY
+    """The newest of them."""
     flaws: list[Flaw] = field(default_factory=list)
+    """The first `MAX_FLAWS`."""
+    more: int = 0
+    """Flaws beyond those."""
     torn: Flaw | None = None
     """What a crash left at the end, which was never acknowledged."""
+    acknowledged: bytes | None = None
+    """Digest of the entry here that has the number of the one that ``synced`` names."""
 
-    @property
-    def head(self) -> Head:
-        """The newest of the entries."""
-        newest = self.entries[-1] if self.entries else None
-        return EMPTY if newest is None else Head(newest.seqno, newest.digest)
+    def blame(self, flaw: Flaw) -> None:
+        """Note a flaw."""
+        if len(self.flaws) < MAX_FLAWS:
+            self.flaws.append(flaw)
+        else:
+            self.more += 1
 
 
-def inspect(segments: Mapping[str, bytes], marks: bytes | None, verify: Verify) -> Inspection:
-    """Look at the segment files by name, and at the file ``synced``; None if there is none."""
+def inspect(
+    segments: Mapping[str, bytes],
+    marks: bytes | None,
+    verify: Verify,
+    take: Callable[[Entry], object] | None = None,
+) -> Inspection:
+    """Look at a ledger's files.
+
+    Args:
+        segments: The segment files by name; each is asked for once, in their order, so that a
+            mapping may read them when they are.
+        marks: The file ``synced``; None if there is none.
+        verify: Judges signatures.
+        take: Called with each entry that is whole and signed, instead of keeping it.
+    """
     found = Inspection()
+    take = take or found.entries.append
     synced = _read_marks(found, marks, has_segments=bool(segments))
     head: Head | None = EMPTY
     due, newest = 0, max(segments, default="")
@@ -70,13 +116,22 @@ def inspect(segments: Mapping[str, bytes], marks: bytes | None, verify: Verify) 
         index = int(name[:8])
         if index != due:
             lost = -1 if head is None else head.seqno + 1
-            found.flaws.append(Flaw(name, 0, lost, f"{due:08d}.seg is missing"))
+            found.blame(Flaw(name, 0, lost, f"{due:08d}.seg is missing"))
             head = None
         data, due = segments[name], index + 1
         owed = _owed(index, len(data), synced, is_newest=name == newest)
-        head = _read(found, name, data, head, owed, verify)
+        behind = head
+        for entry, behind in _read(found, name, data, head, owed, verify):
+            if entry is None:
+                continue
+            found.count += 1
+            found.head = behind or EMPTY
+            if synced is not None and entry.seqno == synced.head.seqno:
+                found.acknowledged = found.acknowledged or entry.digest
+            take(entry)
+        head = behind
     if synced is not None and synced.segment >= due and synced.size:
-        found.flaws.append(Flaw("synced", 0, -1, f"{synced.segment:08d}.seg is missing"))
+        found.blame(Flaw("synced", 0, -1, f"{synced.segment:08d}.seg is missing"))
     _check_end(found, synced)
     return found
 
@@ -84,18 +139,18 @@ def inspect(segments: Mapping[str, bytes], marks: bytes | None, verify: Verify) 
 def _read_marks(found: Inspection, marks: bytes | None, *, has_segments: bool) -> Synced | None:
     if marks is None:
         if has_segments:
-            found.flaws.append(Flaw("synced", 0, -1, "it is missing"))
+            found.blame(Flaw("synced", 0, -1, "it is missing"))
         return None
     synced, _ = read_slots(marks)
     for at in torn_slots(marks):
         what = "a mark is damaged, or a crash tore it"
-        found.flaws.append(Flaw("synced", at, -1, what))
+        found.blame(Flaw("synced", at, -1, what))
     slot = len(NOTHING.encode())
     for start, end in ((slot, SLOT_BYTES), (SLOT_BYTES + slot, len(marks))):
         wrong = [at for at in range(start, min(end, len(marks))) if marks[at]]
         if wrong:
             what = f"something stands outside the marks, up to byte {wrong[-1]}"
-            found.flaws.append(Flaw("synced", wrong[0], -1, what))
+            found.blame(Flaw("synced", wrong[0], -1, what))
     return synced
 
 
@@ -108,44 +163,62 @@ def _owed(index: int, size: int, synced: Synced | None, *, is_newest: bool) -> i
 
 def _read(
     found: Inspection, name: str, data: bytes, head: Head | None, owed: int, verify: Verify
-) -> Head | None:
-    """Take up the entries of one segment, which continues the log at ``head``, and say what is
-    its head then. None stands for a head that is lost: whatever comes next is believed."""
-    offset = 0
+) -> Iterator[tuple[Entry | None, Head | None]]:
+    """Yield the sound entries of one segment, which continues the log at ``head``, each with
+    the head behind it, and the head at its end with no entry. None stands for a head that is
+    lost: whatever comes next is believed."""
+    offset, search = 0, _Search(data)
     while offset < len(data):
         number = -1 if head is None else head.seqno + 1
         try:
             entry, end = read_record(data, offset)
         except BadMessage as error:
-            end = _next_record(data, offset)
+            end = search.next_record(offset)
             if offset >= owed and end == len(data):
                 found.torn = Flaw(name, offset, number, str(error))
             else:
                 what = f"{error} (bytes {offset} to {end - 1})"
-                found.flaws.append(Flaw(name, offset, number, what))
+                found.blame(Flaw(name, offset, number, what))
             head, offset = None, end
             continue
         found.author = found.author or entry.author
         head = head or Head(entry.seqno - 1, entry.previous)
         faults = list(_faults(entry, found.author, head, verify))
-        found.flaws += [Flaw(name, offset, entry.seqno, fault) for fault in faults]
-        if not faults:
-            found.entries.append(entry)
+        for fault in faults:
+            found.blame(Flaw(name, offset, entry.seqno, fault))
         head, offset = Head(entry.seqno, entry.digest), end
+        if not faults:
+            yield entry, head
     if len(data) < owed:
         what = f"it ends there, and should have {owed} bytes"
-        found.flaws.append(Flaw(name, len(data), -1 if head is None else head.seqno + 1, what))
-    return head
+        found.blame(Flaw(name, len(data), -1 if head is None else head.seqno + 1, what))
+    yield None, head
 
 
-def _next_record(data: bytes, offset: int) -> int:
-    """Where the next whole record behind ``offset`` begins; the end of ``data`` if none does.
-    The length of a record begins with a zero byte."""
-    while (offset := data.find(b"\0", offset + 1)) >= 0:
-        with suppress(BadMessage):
-            read_record(data, offset)
-            return offset
-    return len(data)
+class _Search:
+    """The search for whole records in one damaged segment."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._budget = 2 * len(data) + 16 * MAX_ENTRY
+        """Bytes that may be hashed in vain: a pattern may look like records of 65 KiB that
+        begin every few bytes."""
+
+    def next_record(self, offset: int) -> int:
+        """Return where the next whole record behind ``offset`` begins, or the end of the data
+        if none does, or none that the budget lets us find."""
+        data = self._data
+        for match in _RECORD.finditer(data, offset + 1 + RECORD_HEAD):
+            start = match.start() - RECORD_HEAD
+            self._budget -= int.from_bytes(data[start : start + LENGTH_BYTES], "big")
+            if self._budget < 0:
+                break
+            try:
+                read_record(data, start)
+            except BadMessage:
+                continue
+            return start
+        return len(data)
 
 
 def _faults(entry: Entry, author: PeerId, head: Head, verify: Verify) -> Iterator[str]:
@@ -163,9 +236,8 @@ def _check_end(found: Inspection, synced: Synced | None) -> None:
     """Hold the entries against the head that was acknowledged."""
     if synced is None or synced.head == EMPTY:
         return
-    number = synced.head.seqno
-    named = [entry for entry in found.entries if entry.seqno == number]
-    if not named and not found.flaws:
-        found.flaws.append(Flaw("synced", 0, number, "the entry that it names is missing"))
-    elif named and named[0].digest != synced.head.digest:
-        found.flaws.append(Flaw("synced", 0, number, "the entry that it names was another"))
+    number, named = synced.head.seqno, found.acknowledged
+    if named is None and not found.flaws:
+        found.blame(Flaw("synced", 0, number, "the entry that it names is missing"))
+    elif named not in (None, synced.head.digest):
+        found.blame(Flaw("synced", 0, number, "the entry that it names was another"))

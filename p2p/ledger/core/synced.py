@@ -25,6 +25,8 @@ from p2p.wire import KI
 
 SLOT_BYTES: Final = 4 * KI
 """Distance between the slots: the largest sector of any disk, so that no write touches both."""
+MAX_SYNCED: Final = 2 * SLOT_BYTES
+"""Bytes of the file at most."""
 _FIELDS: Final = struct.Struct(f">8sQQQq{DIGEST_BYTES}s")
 _MAGIC: Final = b"shoal/l2"
 

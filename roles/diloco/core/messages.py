@@ -9,20 +9,26 @@ member makes one for a step (and view): two that differ are proof against it, fr
 from __future__ import annotations
 
 import hashlib
-import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 from p2p.errors import BadMessage
-from p2p.identity import PeerId, ProtocolId, Signer, Verify, decode_peer_id_untrusted
+from p2p.identity import (
+    SIGNATURE_BYTES,
+    PeerId,
+    ProtocolId,
+    Signer,
+    Verify,
+    decode_peer_id_untrusted,
+)
 from p2p.wire import MIB, fields_untrusted, pack, unpack_untrusted
-from roles.diloco.core.pieces import DIGEST_BYTES, MAX_PIECES
+from roles.diloco.core.pieces import DIGEST_BYTES, MAX_NORM, MAX_PIECES, MAX_RATE
 
 PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
 """Streams: pieces of contributions, sums and states."""
-ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/1.0.0")
+ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/2.0.0")
 """Messages: what members say and sign."""
 DOMAIN: Final = "/shoal/diloco/1.0.0"
 """Of signatures."""
@@ -31,8 +37,12 @@ MAX_MEMBERS: Final = 64
 limit; a record has a signature of each."""
 MAX_STEP: Final = 2**40
 """Outer steps and views stay exact in every reader."""
+MAX_SCORE: Final = 1e9
+"""Of harm: a round adds one at most."""
+MAX_JOINERS: Final = 16
+"""Of which a beat speaks: others are spoken of in another round."""
 MAX_CHAIN: Final = 32
-"""Records in one message, of at most 12 KB each."""
+"""Records in one message, of at most 14 KB each."""
 _MASK: Final = MAX_MEMBERS // 8
 _ITEMS: Final = 640 * MAX_MEMBERS
 """Values in a message: a proposal carries a promise of each member, each with a plan."""
@@ -90,8 +100,10 @@ class Plan:
         step, previous, contributors, members = fields_untrusted(
             value, int, bytes, list, list, what="plan"
         )
-        _check_numbers(step)
+        _check_numbers(step, least=1)
         _check_digests(previous)
+        if not contributors:
+            raise BadMessage("a plan sums somebody's contribution")
         pairs = [
             fields_untrusted(one, bytes, bytes, what="contributor") for one in contributors
         ]
@@ -205,14 +217,16 @@ class Ready(Statement):
         """Raise `BadMessage`."""
         previous, tokens, rate, norms, digests = body
         _check_digests(previous)
-        _check_numbers(tokens)
-        pieces = len(digests) // DIGEST_BYTES
-        if len(digests) % DIGEST_BYTES or len(norms) != 4 * pieces or not pieces <= MAX_PIECES:
-            raise BadMessage("a contribution has a digest and a norm of each piece")
+        _check_numbers(tokens, least=1)
+        pieces = _split(digests)
+        if len(norms) != 4 * len(pieces) or view:
+            raise BadMessage("a contribution has a norm of each piece, and view 0")
         lengths = tuple(array("f", norms))
-        if not all(0 <= one < math.inf for one in (rate, *lengths)) or view:
-            raise BadMessage("a contribution's norms and rate are finite, and its view is 0")
-        return cls(step, view, previous, tokens, rate, lengths, _split(digests), author=author)
+        if not 0 <= rate <= MAX_RATE or not all(0 <= one <= MAX_NORM for one in lengths):
+            raise BadMessage(
+                f"a contribution's rate is at most {MAX_RATE:g}, and each norm {MAX_NORM:g}"
+            )
+        return cls(step, view, previous, tokens, rate, lengths, pieces, author=author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,10 +350,10 @@ class Sum(Statement):
         """Raise `BadMessage`."""
         plan, first, digests = body
         _check_digests(plan)
-        _check_numbers(first)
-        if len(digests) % DIGEST_BYTES or len(digests) > MAX_PIECES * DIGEST_BYTES:
-            raise BadMessage("a sum has a digest of each piece")
-        return cls(step, view, plan, first, _split(digests), author=author)
+        pieces = _split(digests)
+        if not 0 <= first <= MAX_PIECES - len(pieces):
+            raise BadMessage(f"a vector has at most {MAX_PIECES} pieces")
+        return cls(step, view, plan, first, pieces, author=author)
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +382,8 @@ class HarmScores(Statement):
         found = tuple((decode_peer_id_untrusted(peer), score) for peer, score in pairs)
         if view or len({peer for peer, _ in found}) < len(found) or len(found) > MAX_MEMBERS:
             raise BadMessage("scores are of view 0, and one of each member")
-        if not all(0 < score < math.inf for _, score in found):
-            raise BadMessage("a score is above zero, and finite")
+        if not all(0 < score <= MAX_SCORE for _, score in found):
+            raise BadMessage(f"a score is above zero, and at most {MAX_SCORE:g}")
         return cls(step, view, found, author=author)
 
 
@@ -420,6 +434,7 @@ class Record:
         if kind != cls.KIND or len(signatures) > MAX_MEMBERS:
             raise BadMessage("a record is another message, or has too many signatures")
         pairs = [fields_untrusted(one, bytes, bytes, what="signature") for one in signatures]
+        _check_signatures(*(one for _, one in pairs))
         found = tuple((decode_peer_id_untrusted(peer), one) for peer, one in pairs)
         if len({peer for peer, _ in found}) < len(found):
             raise BadMessage("a record has two signatures of one member")
@@ -451,27 +466,43 @@ class Beat:
     """Whether it wants to be a member no longer."""
     faults: int = 0
     """How many members it knows to have been convicted."""
+    heard: int | None = None
+    """Bit i: it hears member i of its record; None if it does not say."""
+    leaving: int = 0
+    """Bit i: member i said that it wants to leave."""
+    joiners: tuple[PeerId, ...] = ()
+    """Peers that it hears, and that hold the newest state and want to be members."""
 
     def to_wire(self) -> list[object]:
         """For msgpack."""
         masks = [one.to_bytes(_MASK, "big") for one in (self.readys, self.promises, self.votes)]
+        heard = b"" if self.heard is None else self.heard.to_bytes(_MASK, "big")
         return [
             self.KIND, self.step, self.digest, self.held, self.view, *masks, self.is_planned,
-            self.is_leaving, self.faults,
+            self.is_leaving, self.faults, heard, self.leaving.to_bytes(_MASK, "big"),
+            [peer.digest for peer in self.joiners],
         ]  # fmt: skip
 
     @classmethod
     def of_untrusted(cls, fields: Sequence[Any]) -> Self:
         """Raise `BadMessage`."""
-        step, digest, held, view, readys, promises, votes, planned, leaving, faults = fields
+        step, digest, held, view, *three, planned, leaves, faults, heard, leaving, named = (
+            fields
+        )
         _check_numbers(step, view, faults)
         _check_digests(digest)
-        if not -1 <= held <= step or {len(readys), len(promises), len(votes)} != {_MASK}:
+        lengths = {len(one) for one in (*three, leaving, heard or leaving)}
+        if not -1 <= held <= step or lengths != {_MASK}:
             raise BadMessage("a beat holds a later state than its record, or odd masks")
-        masks = tuple(int.from_bytes(one, "big") for one in (readys, promises, votes))
+        readys, promises, votes = (int.from_bytes(one, "big") for one in three)
+        joiners = tuple(map(decode_peer_id_untrusted, named[: MAX_JOINERS + 1]))
+        if len({*joiners}) < len(joiners) or len(joiners) > MAX_JOINERS:
+            raise BadMessage(f"a beat names {MAX_JOINERS} joiners at most, each once")
         return cls(
-            step, digest, held, view, masks[0], masks[1], masks[2], planned, leaving, faults
-        )
+            step, digest, held, view, readys, promises, votes, planned, leaves, faults,
+            int.from_bytes(heard, "big") if heard else None, int.from_bytes(leaving, "big"),
+            joiners,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,7 +649,8 @@ def decode_message_untrusted(data: bytes) -> RoundMessage:
             return Record.from_wire_untrusted(value)
         case Beat.KIND:
             kinds = (int, bytes, int, int, bytes, bytes, bytes, bool, bool, int)
-            return Beat.of_untrusted(fields_untrusted(value[1:], *kinds, what="beat"))
+            found = fields_untrusted(value[1:], *kinds, bytes, bytes, list, what="beat")
+            return Beat.of_untrusted(found)
         case Chain.KIND:
             (records,) = fields_untrusted(value[1:], list, what="chain")
             if len(records) > MAX_CHAIN:
@@ -637,7 +669,9 @@ def decode_statement_untrusted(value: object) -> Statement:
     _, step, view, *body, author, signature = fields_untrusted(
         value, int, int, int, *found.FIELDS, bytes, bytes, what="statement"
     )
-    _check_numbers(step, view)
+    _check_numbers(step, least=1)
+    _check_numbers(view)
+    _check_signatures(signature)
     made: Statement = found.of_untrusted(step, view, body, decode_peer_id_untrusted(author))
     return replace(made, signature=signature)
 
@@ -693,13 +727,24 @@ def _bad_sum_untrusted(fields: list[Any]) -> BadSum:
 
 
 def _split(digests: bytes) -> tuple[bytes, ...]:
+    """Digests that lie end to end, at least one. Raise `BadMessage`."""
+    if len(digests) % DIGEST_BYTES or not 0 < len(digests) <= MAX_PIECES * DIGEST_BYTES:
+        raise BadMessage(f"there are digests of 1 to {MAX_PIECES} pieces")
     return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
 
 
-def _check_numbers(*numbers: int) -> None:
+def _check_numbers(*numbers: int, least: int = 0) -> None:
     for number in numbers:
-        if not 0 <= number <= MAX_STEP:
-            raise BadMessage(f"a number of a round is from 0 to 2^40, not {number!r:.40}")
+        if not least <= number <= MAX_STEP:
+            raise BadMessage(f"a number of a round is from {least} to 2^40, not {number!r:.40}")
+
+
+def _check_signatures(*signatures: bytes) -> None:
+    """Raise `BadMessage` unless all have the length of one: what is longer would stay in the
+    records for ever."""
+    for signature in signatures:
+        if len(signature) != SIGNATURE_BYTES:
+            raise BadMessage(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
 
 
 def _check_digests(*digests: bytes) -> None:

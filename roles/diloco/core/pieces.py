@@ -55,6 +55,11 @@ DIGEST_BYTES: Final = 32
 SPREAD: Final = 8.0
 """Times the median that a measured bandwidth counts at most, and a fraction at least: one that
 boasts would else own all pieces, and the round would wait for it."""
+MAX_NORM: Final = 1e15
+"""Of one piece of a contribution. No update of a model that learns is as long, and a million of
+them, with momentum, stay below what the codecs refuse (`quant.MAX_SCALE`)."""
+MAX_RATE: Final = 2.0**40
+"""Bytes a second that a contributor may claim: a TiB, which no line carries."""
 NORM_SLACK: Final = 1.001
 """A norm counts as told right within a thousandth: float32 has been added up in some order."""
 

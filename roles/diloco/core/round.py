@@ -23,11 +23,12 @@ differ by whole steps only, and the one that is behind fetches what it lacks.
 Those that want to join send `Beat`s like members, which say whose state they hold. A proposer
 adds them when they hold the newest; members that are not heard, want to leave or were convicted
 it leaves out. So members change at borders of steps alone. A member agrees only to changes that
-it sees as well, and to a mean of a majority's contributions: a proposer that leaves out whom it
-likes, or adds who is not there, loses its turn.
+most members see as well (`hearing`), and to a mean of a majority's contributions: a proposer
+that leaves out whom it likes, or adds who is not there, loses its turn.
 
 Messages may be lost. Every member sends each other a `Beat` about once a second, with bits for
-what it has, and gets what it lacks. Liveness is judged by these, on the receiver's clock.
+what it has, and gets what it lacks; of a member that it does not hear, from the others.
+Liveness is judged by these, on the receivers' clocks.
 
 A member signs one statement of a kind for a step and view. What it has signed is durable before
 it is sent (`Keep`), so a restarted member does not contradict itself. Two statements convict
@@ -54,8 +55,10 @@ from p2p.own_time import OwnTime
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
+from roles.diloco.core.hearing import Report, Tally
 from roles.diloco.core.messages import (
     MAX_CHAIN,
+    MAX_JOINERS,
     MAX_MEMBERS,
     NO_DIGEST,
     BadPart,
@@ -77,6 +80,7 @@ from roles.diloco.core.messages import (
     Sum,
     Unreadable,
     Vote,
+    fits,
 )
 from roles.diloco.core.pieces import (
     PieceGrid,
@@ -166,6 +170,8 @@ class Round:
         self.majority_ready = math.inf
         """Since when."""
         self.readys: dict[PeerId, Ready] = {}
+        self.ready_at: dict[PeerId, float] = {}
+        """When those of others came."""
         self.votes: dict[PeerId, Vote] = {}
         """The newest of each member."""
         self.promises: dict[PeerId, Promise] = {}
@@ -221,9 +227,17 @@ class RoundCore:
         self.scores: dict[PeerId, HarmScores] = {}  # the newest of each member
         self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
         self._shown = 0  # turns of evidence
+        self._ever = {peer for one in self.records for peer in one.members}
+        """Who is or was a member: evidence is about these."""
         self._signer, self._config, self._grid, self._run = signer, config, grid, run
         self._verify, self._may_join, self._anchor = verify, may_join, anchor
         self._heard: dict[PeerId, tuple[float, Beat]] = {}
+        self._reports: dict[PeerId, Report] = {}
+        """The newest of each peer that is heard."""
+        self._tallied: tuple[list[tuple[PeerId, Report]], Tally] = [], Tally()
+        """The last count of them, and what it was of."""
+        self._tallied_at = math.nan
+        """When that was the newest."""
         self._leaving = False
         self._next_beat = now
         self._began = now
@@ -284,35 +298,36 @@ class RoundCore:
         return self._own_time.deadline(self._next_beat)
 
     def live(self, now: float) -> list[PeerId]:
-        """Members that are heard, this one included."""
+        """Members that are heard, as most say, this one included."""
         return self._live(self._own_time.at(now, self._next_beat))
 
     def joiners(self, now: float) -> list[PeerId]:
-        """Peers that hold the newest state and may become members."""
+        """Peers that hold the newest state, as most say, and may become members."""
         return self._joiners(self._own_time.at(now, self._next_beat))
 
     def holders(self, step: int, now: float) -> list[PeerId]:
-        """Peers that are heard and hold the state of ``step``, or a later one."""
+        """Peers that this one hears, and that hold the state of ``step``, or a later one."""
         now = self._own_time.at(now, self._next_beat)
         return [
             peer
             for peer, (_, beat) in self._heard.items()
-            if beat.held >= step and self._is_live(peer, now)
+            if beat.held >= step and self._hears(peer, now)
         ]
 
     def _live(self, now: float) -> list[PeerId]:
-        return [peer for peer in self.members if self._is_live(peer, now)]
-
-    def _joiners(self, now: float) -> list[PeerId]:
+        tally = self._tally(now)
         return [
             peer
-            for peer, (_, beat) in self._heard.items()
-            if peer not in self.members
-            and peer not in self.convicted
-            and beat.held == self.record.step
-            and not beat.is_leaving
-            and self._is_live(peer, now)
-            and self._may_join(peer)
+            for peer in self.members
+            if peer == self.me or (tally.is_heard(peer) and peer not in self.convicted)
+        ]
+
+    def _joiners(self, now: float) -> list[PeerId]:
+        tally = self._tally(now)
+        return [
+            peer
+            for peer in tally.joiners
+            if tally.wants_to_join(peer) and self._may_be_taken_in(peer)
         ]
 
     def to_score(self) -> list[Ready]:
@@ -331,9 +346,14 @@ class RoundCore:
     # Events.
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
-        """Advance by one event and return what to do about it."""
+        """Advance by one event and return what to do about it.
+
+        Raises:
+            BadMessage: A peer's message is none. Nothing has changed.
+        """
         now = self._own_time.at(now, self._next_beat)
         self._out = []
+        self._tallied_at = math.nan
         match event:
             case ev.Received(peer, message):
                 self._receive(peer, message, now)
@@ -365,6 +385,12 @@ class RoundCore:
         """This process was stopped: the others are to hear of us at once."""
         self._next_beat = now
 
+    @property
+    def unfinished(self) -> list[ev.Effect]:
+        """Effects that the last `handle` asked for before it failed: they belong to what it has
+        changed."""
+        return self._out
+
     def _receive(self, peer: PeerId, message: RoundMessage, now: float) -> None:
         match message:
             case Beat():
@@ -390,7 +416,8 @@ class RoundCore:
             return
         known = this.said.get(said.slot)
         is_one_too_many = known is None and this.counts.get(said.author, 0) >= MAX_STATEMENTS
-        if is_one_too_many or (known is not None and known.digest == said.digest):
+        is_known = known is not None and known.digest == said.digest
+        if is_one_too_many or is_known or not self._is_of_grid(said):
             return
         if not said.is_genuine(self._run, self._verify):
             raise BadMessage("a statement is not signed by its author")
@@ -404,17 +431,27 @@ class RoundCore:
         this.counts[said.author] = this.counts.get(said.author, 0) + 1
         match said:
             case Ready():
-                self._on_ready(said)
+                self._on_ready(said, now)
             case Propose():
                 if self._is_acceptable(said):
                     this.early[said.view] = said
             case Vote():
                 self._on_vote(peer, said, now)
 
+    def _is_of_grid(self, said: Statement) -> bool:
+        """Return True unless a statement names pieces that vectors of this run have not."""
+        match said:
+            case Ready():
+                return len(said.digests) == self._grid.pieces
+            case Sum():
+                return said.first + len(said.digests) <= self._grid.pieces
+        return True
+
     def _compare(self, past: Round, said: Statement) -> None:
         """Hold what comes late, of the step before, against what its author said to us."""
         known = past.said.get(said.slot)
-        if isinstance(said, Promise) or said.author not in self.records[-2].members:
+        is_member = said.author in self.records[-2].members
+        if isinstance(said, Promise) or not is_member or not self._is_of_grid(said):
             return
         if (known is not None and known.digest == said.digest) or len(past.said) > MAX_PAST:
             return
@@ -426,13 +463,10 @@ class RoundCore:
         elif isinstance(said, Vote) and _contradicts(said, self.record):
             self._tell(said)
 
-    def _on_ready(self, ready: Ready) -> None:
-        if (
-            ready.previous == self.record.digest
-            and len(ready.digests) == self._grid.pieces
-            and 0 < ready.tokens <= self._config.max_tokens
-        ):
+    def _on_ready(self, ready: Ready, now: float) -> None:
+        if ready.previous == self.record.digest and 0 < ready.tokens <= self._config.max_tokens:
             self.round.readys[ready.author] = ready
+            self.round.ready_at[ready.author] = now
 
     def _on_vote(self, peer: PeerId, vote: Vote, now: float) -> None:
         this = self.round
@@ -505,6 +539,8 @@ class RoundCore:
         odd = [vote for vote in self.round.votes.values() if _contradicts(vote, records[0])]
         self.past = self.round if len(records) == 1 else None
         self.records += records
+        self._tallied_at = math.nan
+        self._ever.update(peer for one in records for peer in one.members)
         self.round = Round(now)
         self.scores = {
             peer: one for peer, one in self.scores.items() if one.step >= records[-1].step
@@ -516,7 +552,11 @@ class RoundCore:
         self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
 
     def _on_fault(self, peer: PeerId, fault: Fault) -> None:
+        """Judge evidence from a member, about one that is or was a member: of anybody else it
+        would prove what harms nobody, and would be kept and sent on for nothing."""
         unproven = self.round.unproven
+        if peer not in self.members or fault.culprit not in self._ever:
+            return
         if fault.culprit in self.convicted or unproven.get(peer, 0) >= MOST_UNPROVEN:
             return
         if self._is_proof(fault):
@@ -578,7 +618,9 @@ class RoundCore:
     def _is_harm(self, harm: Harm) -> bool:
         """Whether a majority of the members of that time has signed it, within two steps."""
         steps = [one.step for one in harm.told]
-        if not steps or max(steps) > min(steps) + 1 or max(steps) > self.record.step + 1:
+        if not steps or max(steps) > min(steps) + 1:
+            return False
+        if not 0 < max(steps) <= self.record.step + 1:
             return False
         members = self.records[max(steps) - 1].members
         voters = [
@@ -596,9 +638,11 @@ class RoundCore:
         if culprit in self.convicted or culprit == self.me:
             return
         self.convicted[culprit] = fault
+        self._tallied_at = math.nan
         self.round.readys.pop(culprit, None)
         self._out.append(ev.Convict(fault))
-        self._out += [ev.Send(peer, fault) for peer in self._others() if peer != culprit]
+        if fits(fault):
+            self._out += [ev.Send(peer, fault) for peer in self._others() if peer != culprit]
 
     def _is_proof(self, fault: Fault) -> bool:
         """Whether evidence from a peer proves what it says; a false one proves nothing about
@@ -637,17 +681,21 @@ class RoundCore:
             for peer, heard in self._heard.items()
             if heard[0] > gone or peer in self.members
         }
-        self._answered = {
-            peer: when for peer, when in self._answered.items() if peer in self._heard
-        }
-        beat = self._own_beat()
+        for known in (self._answered, self._reports):
+            for peer in [peer for peer in known if peer not in self._heard]:
+                del known[peer]
+        beat = self._own_beat(now)
         self._out += [ev.Send(peer, beat) for peer in self._others()]
         scores = self.scores.get(self.me)
         if scores is not None and scores.step == self.record.step + 1:
             self._tell(scores)  # they are rare: no beat says who has them
 
-    def _own_beat(self) -> Beat:
+    def _own_beat(self, now: float) -> Beat:
         this, members = self.round, self.members
+        own = self._own_report(now)
+        joiners = sorted(own.joiners or ())
+        if len(joiners) > MAX_JOINERS:  # all members choose the same, and others next time
+            joiners.sort(key=lambda peer: digest_of(self.record.digest + peer.digest))
         return Beat(
             self.record.step,
             self.record.digest,
@@ -659,6 +707,9 @@ class RoundCore:
             this.proposal is not None,
             self._leaving,
             len(self.convicted),
+            _mask(members, dict.fromkeys(own.heard)),
+            _mask(members, dict.fromkeys(own.leaving)),
+            tuple(joiners[:MAX_JOINERS]),
         )
 
     def _others(self) -> Iterator[PeerId]:
@@ -675,6 +726,7 @@ class RoundCore:
         if not is_known and len(self._heard) >= 2 * MAX_MEMBERS:
             return
         self._heard[peer] = now, beat
+        self._note_report(peer, beat)
         if now < self._answered.get(peer, -math.inf) + self._config.beat / 2:
             return  # an answer may be four hundred times as long as a beat
         self._answered[peer] = now
@@ -682,13 +734,15 @@ class RoundCore:
             records = self.records[beat.step + 1 :][:MAX_CHAIN]
             self._out.append(ev.Send(peer, Chain(tuple(records))))
         elif beat.step == self.record.step and self.me in self.members:
-            self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat)]
+            self._out += [ev.Send(peer, said) for said in self._lacking(peer, beat, now)]
         known = [fault for fault in self.convicted.values() if fault.culprit != peer]
-        if beat.faults < len(self.convicted) and known:  # a mebibyte each: one at a time
+        is_behind = beat.faults < len(self.convicted)
+        known = [fault for fault in known if fits(fault)] if is_behind else []
+        if known:  # a mebibyte each: one at a time
             self._shown += 1
             self._out.append(ev.Send(peer, known[self._shown % len(known)]))
 
-    def _lacking(self, peer: PeerId, beat: Beat) -> Iterator[RoundMessage]:
+    def _lacking(self, peer: PeerId, beat: Beat, now: float) -> Iterator[RoundMessage]:
         """What a member of the same round has not, of ours; a proposer helps with others'
         contributions."""
         this, place = self.round, self.members.index(self.me)
@@ -700,8 +754,9 @@ class RoundCore:
         has_promise = beat.view == this.view and beat.promises >> place & 1
         if beat.view <= this.view and self.me in this.promises and not has_promise:
             yield this.promises[self.me]
-        if beat.view <= this.view and mine is not None and not beat.is_planned:
-            yield mine
+        if beat.view <= this.view and mine is not None:
+            if not beat.is_planned:
+                yield mine
             for author, ready in this.readys.items():
                 if author != self.me and not beat.readys >> self.members.index(author) & 1:
                     yield ready
@@ -709,8 +764,91 @@ class RoundCore:
             beat.view == this.vote.view and beat.votes >> place & 1
         ):
             yield this.vote
+        yield from self._lacking_of_others(peer, beat, now)
 
-    def _is_live(self, peer: PeerId, now: float) -> bool:
+    def _lacking_of_others(
+        self, peer: PeerId, beat: Beat, now: float
+    ) -> Iterator[RoundMessage]:
+        """What a peer lacks of members that it does not hear, and what the proposer lacks of
+        members that told it less than they told this one: who says something to some alone
+        would be waited for by the rest. Half of the members pass on at a time, by turns."""
+        this, members = self.round, self.members
+        turn = members.index(self.me) + int(now / self._config.beat)
+        is_proposer = self._proposer(this.view) == peer
+        for place, author in enumerate(members):
+            if beat.heard is None or author in (peer, self.me):
+                continue
+            is_heard = beat.heard >> place & 1
+            is_late = now >= this.ready_at.get(author, now) + 2 * self._config.beat
+            is_turn = (
+                is_late and is_proposer and (turn + place) % len(members) <= len(members) // 2
+            )
+            lacks_ready = author in this.readys and not beat.readys >> place & 1
+            if lacks_ready and (is_turn or not is_heard):
+                yield this.readys[author]
+            if is_heard or beat.view != this.view:
+                continue
+            proposal, promise = this.proposal, this.promises.get(author)
+            if promise is not None and not beat.promises >> place & 1:
+                yield promise
+            if proposal is not None and proposal.author == author and not beat.is_planned:
+                yield proposal
+            vote = this.votes.get(author)
+            if vote is not None and vote.view == beat.view and not beat.votes >> place & 1:
+                yield vote
+
+    def _note_report(self, peer: PeerId, beat: Beat) -> None:
+        """Take down whom a member hears. What one that is ahead says is of members that are
+        not known here."""
+        if beat.heard is None or beat.step > self.record.step:
+            self._reports.pop(peer, None)
+            return
+        members = self.records[beat.step].members
+        joiners = frozenset(beat.joiners) if beat.step == self.record.step else None
+        report = Report(
+            members, _masked(members, beat.heard), _masked(members, beat.leaving), joiners
+        )
+        if report != self._reports.get(peer):
+            self._reports[peer] = report
+
+    def _own_report(self, now: float) -> Report:
+        heard = frozenset(one for one in self.members if self._hears(one, now))
+        leaving = frozenset(one for one in self.members if self._wants_to_leave(one))
+        joiners = frozenset(
+            peer
+            for peer, (_, beat) in self._heard.items()
+            if beat.held == self.record.step
+            and not beat.is_leaving
+            and self._hears(peer, now)
+            and self._may_be_taken_in(peer)
+        )
+        return Report(self.members, heard, leaving, joiners)
+
+    def _tally(self, now: float) -> Tally:
+        """What this node and all members that it hears itself say; looked at once an event, and
+        counted anew only if somebody says something else."""
+        if self._tallied_at == now:
+            return self._tallied[1]
+        self._tallied_at = now
+        own = self._own_report(now)
+        reports = [(self.me, own)]
+        reports += [
+            (peer, self._reports[peer])
+            for peer in self.members
+            if peer in own.heard and peer in self._reports and peer != self.me
+        ]
+        if self._tallied[0] != reports:
+            is_member = self.me in self.members
+            counted = reports if is_member or len(reports) == 1 else reports[1:]
+            self._tallied = reports, Tally.of(counted)
+        return self._tallied[1]
+
+    def _may_be_taken_in(self, peer: PeerId) -> bool:
+        is_free = peer not in self.members and peer not in self.convicted
+        return is_free and self._may_join(peer)
+
+    def _hears(self, peer: PeerId, now: float) -> bool:
+        """Whether this node has heard a peer of late, itself."""
         if peer == self.me:
             return True
         heard = self._heard.get(peer)
@@ -823,7 +961,7 @@ class RoundCore:
         summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)]
         if not is_majority(summed, self.members, self._anchor):
             summed = ready  # if all accuse all, the fault is not theirs
-        stay = [peer for peer in live if not self._leaves(peer)]
+        stay = [peer for peer in live if not self._leaves(peer, now)]
         members = sorted([*stay, *self._joiners(now)][:MAX_MEMBERS])
         if not summed or not members:
             return None
@@ -888,21 +1026,27 @@ class RoundCore:
         return found is Freedom.FREE and proposal.carried is None
 
     def _can_agree(self, proposal: Propose, now: float) -> bool:
-        """Whether we see what a plan changes: no convict is in it, who joins holds the state,
+        """Whether most see what a plan changes: no convict is in it, who joins holds the state,
         and who is left out is gone, leaves or lied. What may have been decided stands."""
         plan, members = proposal.plan, self.members
         if proposal.carried is not None:
             return True
         if any(peer in self.convicted for peer in (*plan.summed, *plan.members)):
             return False
+        tally = self._tally(now)
         joined = {*plan.members} - {*members}
-        if joined and not joined <= {*self._joiners(now)}:
+        if not all(tally.wants_to_join(peer) for peer in joined):
             return False
-        left_out = {*members} - {*plan.members}
-        return not any(self._is_live(peer, now) and not self._leaves(peer) for peer in left_out)
+        left_out = {*members} - {*plan.members} - {*self.convicted}
+        if self.me in left_out:
+            return self._leaving
+        return all(
+            tally.leaves(peer) or not (tally.is_heard(peer) and self._hears(peer, now))
+            for peer in left_out
+        )
 
-    def _leaves(self, peer: PeerId) -> bool:
-        return self._leaving if peer == self.me else self._wants_to_leave(peer)
+    def _leaves(self, peer: PeerId, now: float) -> bool:
+        return self._leaving if peer == self.me else self._tally(now).leaves(peer)
 
     def _begin(self, proposal: Propose) -> None:
         """Compute what is proposed, once all contributions' heads are there."""
@@ -978,15 +1122,19 @@ class RoundCore:
                 return True
             proposer = self._proposer(this.view)
             is_ours = proposer == self.me and this.proposed >= this.view
-            return is_ours or proposer in self.convicted or not self._is_live(proposer, now)
+            return is_ours or self._is_gone(proposer, now)
         if this.vote is not None and this.vote.view == this.view:
             return False  # what we computed may be decided; only time tells that it is not
         plan = this.proposal.plan
         if this.proposal.carried is not None:
             return False
-        return any(
-            peer in self.convicted or not self._is_live(peer, now) for peer in plan.summed
-        )
+        return any(self._is_gone(peer, now) for peer in plan.summed)
+
+    def _is_gone(self, peer: PeerId, now: float) -> bool:
+        if peer == self.me:
+            return False
+        is_heard = self._hears(peer, now) or self._tally(now).is_heard(peer)
+        return peer in self.convicted or not is_heard
 
     def _next_view(self, view: int, now: float) -> None:
         this = self.round
@@ -1069,11 +1217,11 @@ def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
         return False
     if any(len(one.digests) != grid.pieces for one in readys) or index >= grid.pieces:
         return False
-    if not all(
-        is_of(part, one.digests[index]) for part, one in zip(fault.parts, readys, strict=True)
-    ):
-        return False
     try:
+        for part, one in zip(fault.parts, readys, strict=True):
+            if not is_of(part, one.digests[index]):
+                return False
+            check_part(grid, index, part, one.norms[index])
         right = sum_of(grid, plan, readys, index, fault.parts)
     except BadMessage:
         return False  # then a contributor is at fault
@@ -1104,6 +1252,10 @@ def shares_of(readys: Sequence[Ready]) -> dict[PeerId, np.float32]:
 
 def _mask(members: Sequence[PeerId], those: Mapping[PeerId, object]) -> int:
     return sum(1 << place for place, peer in enumerate(members) if peer in those)
+
+
+def _masked(members: Sequence[PeerId], mask: int) -> frozenset[PeerId]:
+    return frozenset(peer for place, peer in enumerate(members) if mask >> place & 1)
 
 
 def _in_view(said: Mapping[PeerId, Said], view: int) -> dict[PeerId, Said]:
