@@ -10,23 +10,22 @@ would pay differently.
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import logging
-import re
-from collections.abc import Callable
 from random import Random
-from typing import Any, Final
+from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
-from roles.envs.formulas import (
-    MAX_LENGTH,
-    may_compute,
-    may_read,
-    measure_parts,
-    read_arithmetic,
+from roles.envs.answers import (
+    are_alike,
+    final_answer,
+    final_answers,
+    is_fragment,
+    reads_back,
+    unboxed,
+    value_of,
 )
+from roles.envs.formulas import Formulas
 from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
@@ -50,8 +49,6 @@ PACKAGES: Final = {
 """What decides whether two formulas are equal, by version: all nodes must have the same."""
 
 _INSTRUCTION: Final = "\nPut the final answer in \\boxed{}."
-_BOX: Final = re.compile(r"\\boxed\{")
-_BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 class ExactEnvironment:
@@ -61,7 +58,7 @@ class ExactEnvironment:
 
     def __init__(self, data: bytes = b"") -> None:
         """Raises `ConfigError` if ``data`` is no such file."""
-        questions = _read(data)
+        questions = [(asked, self._asked(answer)) for asked, answer in _read(data)]
         self._sides = {
             side: [one for one in questions if is_held_out(one[0]) == side]
             for side in (False, True)
@@ -81,7 +78,7 @@ class ExactEnvironment:
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
         """1 if the model stopped by itself and its final answer is right."""
-        return 1.0 if ended and self._is_right(task.answer, text) else 0.0
+        return 1.0 if ended and self._is_right(unboxed(task.answer), text) else 0.0
 
     def evaluation(self) -> list[TextTask]:
         """Held-out questions, drawn once for all."""
@@ -89,8 +86,13 @@ class ExactEnvironment:
         count = min(EVALUATION_TASKS, len(held))
         return [_task(*one) for one in Random(EVALUATION_SEED).sample(held, count)]
 
+    def _asked(self, answer: str) -> str:
+        """Return the right answer to a question, from what its file says."""
+        return answer
+
     def _is_right(self, answer: str, text: str) -> bool:
-        return _final(text) == " ".join(answer.split())
+        wanted = _flat(answer)
+        return bool(wanted) and _flat(final_answer(text)) == wanted
 
 
 class MathEnvironment(ExactEnvironment):
@@ -102,73 +104,29 @@ class MathEnvironment(ExactEnvironment):
         """Raises `ConfigError` without math-verify of the one version."""
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
-        math_verify = importlib.import_module("math_verify")
-        # sympy imports it late, and it reads formulas of its own with what is replaced below.
-        importlib.import_module("sympy.physics.units")
-        # The two names by which a text, if of digits, comes to Python's `eval`.
-        for name in ("math_verify.parser", "sympy.parsing.sympy_parser"):
-            reader: Any = importlib.import_module(name)
-            reader.parse_expr = read_arithmetic
-        measure_parts(
-            importlib.import_module("latex2sympy2_extended.latex2sympy2")._Latex2Sympy
-        )
-        # It warns at each start that a caller without its time limit needs one: there is one.
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-        self._parse: Callable[..., list[Any]] = math_verify.parse
-        self._verify: Callable[..., bool] = math_verify.verify
+        self._formulas = Formulas()
+
+    def _asked(self, answer: str) -> str:
+        return value_of(answer)
 
     def _is_right(self, answer: str, text: str) -> bool:
-        """What is written as the answer is, or equals it; by reading and computing only what
-        costs little (`roles.envs.formulas`).
-
-        Without the package's own time limit: it is an alarm signal, which the process needs for
-        the limit on all of it (`roles.envs.ration`).
-        """
-        if super()._is_right(answer, text):
-            return True
-        right, said = self._read(answer), self._read(_last_formula(text))
-        return bool(right and said and self._verify(right, said, timeout_seconds=None))
-
-    def _read(self, text: str) -> list[Any]:
-        """What math-verify makes of it; nothing if it may cost much."""
-        if not may_read(text):
-            return []
-        found = self._parse(text, parsing_timeout=None)
-        return found if all(map(may_compute, found)) else []
+        """Return True if what is said is written as the answer, or equals it and is no part."""
+        return any(
+            are_alike(said, answer)
+            or (not is_fragment(said, answer) and self._formulas.equal(answer, said))
+            for said in final_answers(text)
+        )
 
 
 def _task(question: str, answer: str) -> TextTask:
     return TextTask((Message("user", question + _INSTRUCTION),), "", answer)
 
 
-def _final(text: str) -> str:
-    """What stands in the last box, or else the last line."""
-    boxed = _BOXED.findall(text)
-    lines = text.strip().splitlines()
-    return " ".join((boxed or lines or [""])[-1].split())
-
-
-def _last_formula(text: str) -> str:
-    """What is judged: the boxes of the last line that has one, or the end of the text."""
-    for line in reversed(text.splitlines()):
-        boxes = _boxes(line)
-        if boxes:
-            return " and ".join(boxes)
-    end = text.strip()
-    return end if len(end) <= MAX_LENGTH else end[-MAX_LENGTH:].partition(" ")[2]
-
-
-def _boxes(line: str) -> list[str]:
-    r"""Each ``\boxed{...}`` with the brackets within it, as it stands there."""
-    boxes = []
-    for start in _BOX.finditer(line):
-        depth = 0
-        for place in range(start.end() - 1, len(line)):
-            depth += (line[place] == "{") - (line[place] == "}")
-            if not depth:
-                boxes.append(line[start.start() : place + 1])
-                break
-    return boxes
+def _flat(text: str) -> str:
+    """Return a text without the dollar signs around it, and with single blanks."""
+    flat = " ".join(text.split())
+    is_formula = len(flat) > 1 and flat[0] == flat[-1] == "$" and flat.count("$") == 2
+    return flat[1:-1].strip() if is_formula else flat
 
 
 def _read(data: bytes) -> list[tuple[str, str]]:
@@ -208,11 +166,13 @@ def _question(line: bytes) -> tuple[str, str]:
     if not isinstance(value, dict):
         raise ValueError("is no JSON object")
     texts = value.get("question"), value.get("answer")
-    for key, text in zip(("question", "answer"), texts, strict=True):
+    for name, text in zip(("question", "answer"), texts, strict=True):
         if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"has no text under {key!r}")
+            raise ValueError(f"has no text under {name!r}")
         try:
             text.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"has half a character under {key!r}") from None
+            raise ValueError(f"has half a character under {name!r}") from None
+    if not reads_back(texts[1]):
+        raise ValueError(f"has an answer that does not read back from a box: {texts[1]!r:.80}")
     return texts  # type: ignore[return-value]
