@@ -105,9 +105,20 @@ def spoken(text: str) -> str:
     """Return what stands behind the last thought; nothing if a thought does not end."""
     start = 0
     for mark in _THOUGHT.finditer(text):
-        is_end = any((sign or "").lower() in _ENDS for sign in mark.groups())
-        start = mark.end() if is_end else len(text)
+        start = mark.end() if _ends(mark) else len(text)
     return text[start:]
+
+
+def open_thought(text: str) -> str:
+    """Return the mark by which a thought begins in a text and does not end; else nothing."""
+    last = ""
+    for mark in _THOUGHT.finditer(text):
+        last = "" if _ends(mark) else mark[0]
+    return last
+
+
+def _ends(mark: re.Match[str]) -> bool:
+    return any((sign or "").lower() in _ENDS for sign in mark.groups())
 
 
 def last_box(text: str) -> str | None:

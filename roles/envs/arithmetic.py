@@ -50,7 +50,7 @@ EVALUATION_DRAWS: Final = 16
 """Draws of held-out tasks for each that an evaluation wants: enough to meet all 30 of the
 tables, of which 64 are wanted."""
 
-_NUMBER: Final = re.compile(r"(?:(?<![\d)])[-−])?[0-9]+(?:[.,/:^][0-9]+)*")
+_NUMBER: Final = re.compile(r"(?:[-−]|(?<![\w^]))[0-9]+(?:[.,/:^][0-9]+)*")
 """All of a number: 12.5 is not 5, and 1,009 not 9."""
 _GROUPS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 

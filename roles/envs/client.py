@@ -18,8 +18,8 @@ Simulations have no processes; there, with their engine, the call is made in pla
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -39,6 +39,7 @@ from p2p.world import Worker, World, decode_off_loop
 from roles.engines import codec
 from roles.engines.config import MAX_CONTEXT, MachineLimits
 from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
+from roles.envs.check import check_repeats
 from roles.envs.contained import (
     MAX_EVALUATION,
     EnvironmentDied,
@@ -100,6 +101,14 @@ class ContainedEnvironment(Protocol):
         """What each completion earns, from 0 to 1, in order. Raises `EnvironmentFailed`."""
         ...
 
+    async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
+        """Compute these rewards again before anybody is blamed for others.
+
+        Raises:
+            EnvironmentFailed: They are not the same: it is the environment that differs.
+        """
+        ...
+
     async def evaluation(self) -> list[Task]:
         """The fixed held-out tasks. Raises `EnvironmentFailed`."""
         ...
@@ -136,12 +145,20 @@ class LocalEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
+        payment = self._pay(answers)
+        self._tally.count(payment)
+        return payment.rewards
+
+    async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
+        """See `ContainedEnvironment`."""
+        _compare(self._pay(answers).rewards, rewards, self._environment.name)
+
+    def _pay(self, answers: Answers) -> Payment:
         payment = Payment()
         for task, given in answers:
             for tokens in given:
                 payment.pay(self._environment, task, tokens)
-        self._tally.count(payment)
-        return payment.rewards
+        return payment
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -189,11 +206,14 @@ class WorkerEnvironment:
     async def open(self) -> None:
         """Start the first process. Raises `ConfigError` if the environment cannot be opened in
         it."""
-        try:
+        with _faults_at_start():
             async with self._turn:
                 await self._start()
-        except EnvironmentFailed as error:
-            raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
+
+    async def check_repeats(self) -> None:
+        """Raise `EnvironmentFailed` as `roles.envs.check.check_repeats`, in the process."""
+        nothing = partial(tasks_untrusted, least=0, most=0)
+        await self._ask("repeats", nothing, patience=self._ration.opening, items=ITEMS_AROUND)
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -223,12 +243,22 @@ class WorkerEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
-        try:
-            payment = await self._pay(answers)
-        except EnvironmentDied:
-            payment = await self._pay_singly(answers)
+        payment = await self._pay_all(answers)
         self._tally.count(payment)
         return payment.rewards
+
+    async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
+        """See `ContainedEnvironment`. A new process does it, which has paid nothing before."""
+        async with self._turn:
+            self._worker = None
+            await self._stack.aclose()
+        _compare((await self._pay_all(answers)).rewards, rewards, str(self._setup))
+
+    async def _pay_all(self, answers: Answers) -> Payment:
+        try:
+            return await self._pay(answers)
+        except EnvironmentDied:
+            return await self._pay_singly(answers)
 
     async def _pay(self, answers: Answers) -> Payment:
         count = sum(len(given) for _, given in answers)
@@ -333,6 +363,17 @@ class WorkerEnvironment:
         return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
 
 
+def _compare(again: Sequence[float], before: Sequence[float], name: str) -> None:
+    """Raise `EnvironmentFailed` unless an environment has paid the same twice."""
+    differ = sum(one != other for one, other in zip(again, before, strict=True))
+    if differ:
+        raise EnvironmentFailed(
+            f"the environment {name} pays {differ:,} of {len(again):,} answers another reward"
+            " when asked again: it depends on more than task and text, and its author must"
+            " mend it"
+        )
+
+
 def _rows(answers: Answers) -> list[list[object]]:
     return [[task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers]
 
@@ -364,12 +405,15 @@ async def open_environment_of(
     those that the run pins. ``trusted``: whether this machine's owner lets environments run
     where nothing contains them.
     Raises `ConfigError` if an environment is not the one that the run pins, cannot be opened,
-    or must not run here.
+    must not run here, or does not pay the same reward twice (`roles.envs.check`).
     """
     run.check_environments()  # before any of it is imported
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
-        yield LocalEnvironment(open_mix(setup))
+        mix = open_mix(setup)
+        with _faults_at_start():
+            check_repeats(mix)
+        yield LocalEnvironment(mix)
         return
     required = not trusted and not all(
         evaluates_nothing(pin.name) for pin in run.terms.environments
@@ -384,7 +428,17 @@ async def open_environment_of(
             context=model.context, required=required,
         )  # fmt: skip
         await environment.open()
+        with _faults_at_start():
+            await environment.check_repeats()
         yield environment
+
+
+@contextmanager
+def _faults_at_start() -> Iterator[None]:
+    try:
+        yield
+    except EnvironmentFailed as error:
+        raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
 
 def _require(containment: Containment, setup: EnvironmentSetup) -> None:

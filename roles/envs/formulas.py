@@ -27,7 +27,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from roles.envs.answers import number, spelled, split_unit
@@ -127,13 +127,15 @@ _UNREAD: Final = re.compile(
     r"\\(?:approx|l?dots|cdots)(?![A-Za-z])|\\(?:\$|pounds|euro)|['\"@#~`?]|!="
     r"|(?<![\\A-Za-z])[A-Za-z]{5,}|(?<![_^\d.])\d[\d.]*\s+[\d.]"
 )
-r"""What makes a text no formula. latex2sympy2 leaves it out (it reads 1 and 9 of ``1,\ldots,9``,
-and f of f'), makes a product of a word's letters, and the sum of 1 and 2 of 1 2."""
+r"""What makes a text no formula. latex2sympy2 leaves it out (of ``1,\ldots,9`` it reads 1
+and 9, of f' it reads f), makes a product of a word's letters, and the sum of 1 and 2 of 1 2."""
 _WORDS: Final = re.compile(
     r"\\(?:text|math|begin|end)(?:bf|it|rm|normal)?\s*\{[^{}]*\}|\\[A-Za-z]+"
 )
 _SCIENTIFIC: Final = re.compile(r"(-?[\d.]+)[eE]([+-]?\d{1,5})")
 _THOUSANDS: Final = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+KEPT: Final = 64
+"""Right answers whose trees are kept between calls."""
 _CLOSE: Final = 1e-4
 """Relative difference of two numbers that are equal when rounded to six decimals."""
 
@@ -166,6 +168,8 @@ class Formulas:
         )
         self._is_complex: Callable[[str], bool] = grader.should_treat_as_complex
         self._verify: Callable[..., bool] = partial(grader.verify, timeout_seconds=None)
+        # Each completion of a group is compared with the same right answer.
+        self._read_right = lru_cache(KEPT)(self.read)
 
     def equal(self, right: str, said: str) -> bool:
         """Return True if ``said`` has the value of ``right``, and its unit if it has one.
@@ -189,7 +193,7 @@ class Formulas:
         value, other = number(right), number(said)
         if value is not None and other is not None:
             return value == other
-        tree = self.read(right)
+        tree = self._read_right(right)
         if tree is None:
             return False
         answer = self.read(said)

@@ -1,18 +1,20 @@
-"""Questions with answers from a file of this machine: JSON lines, pinned by the run.
+"""Questions with answers from a file of this machine, pinned by the run.
 
-Each line is ``{"question": "...", "answer": "..."}``. The run pins name, size and digest of the
-file, the machine's owner says in which folder it lies (`roles.envs.data`). ``math`` judges by
-math-verify, which knows that 1/2 is 0.5; ``math-exact`` compares text and needs no package. A
-run names the one or the other: if it depended on what is installed, a validator and a trainer
-would pay differently.
+The file is JSON lines or Parquet: ``{"question": "...", "answer": "..."}``. The run pins name,
+size and digest of the file, the machine's owner says in which folder it lies
+(`roles.envs.data`). ``math`` judges by math-verify, which knows that 1/2 is 0.5; ``math-exact``
+compares text and needs no package. A run names the one or the other: if it depended on what is
+installed, a validator and a trainer would pay differently.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
+from collections.abc import Mapping, Sequence
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
@@ -34,6 +36,8 @@ MAX_LINES: Final = 1024 * KI
 MAX_LINE: Final = 64 * KI
 """Bytes of a line: 16,000 tokens, half of the longest completion that a machine allows unless
 told otherwise."""
+PARQUET: Final = b"PAR1"
+"""How a Parquet file begins."""
 MAX_NAMED: Final = 5
 """Bad lines that an error names."""
 EVALUATION_TASKS: Final = 256
@@ -58,7 +62,7 @@ class ExactEnvironment:
 
     def __init__(self, data: bytes = b"") -> None:
         """Raises `ConfigError` if ``data`` is no such file."""
-        questions = [(asked, self._asked(answer)) for asked, answer in _read(data)]
+        questions = _read(data)
         self._sides = {
             side: [one for one in questions if is_held_out(one[0]) == side]
             for side in (False, True)
@@ -74,7 +78,11 @@ class ExactEnvironment:
         """The question whose number follows from the seed."""
         side = self._sides[held_out]
         number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
-        return _task(*side[number % len(side)])
+        return self.task_of(*side[number % len(side)])
+
+    def task_of(self, question: str, answer: str) -> TextTask:
+        """Return the task of a line of the file."""
+        return TextTask((Message("user", question + _INSTRUCTION),), "", self._asked(answer))
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
         """1 if the model stopped by itself and its final answer is right."""
@@ -84,7 +92,7 @@ class ExactEnvironment:
         """Held-out questions, drawn once for all."""
         held = self._sides[True]
         count = min(EVALUATION_TASKS, len(held))
-        return [_task(*one) for one in Random(EVALUATION_SEED).sample(held, count)]
+        return [self.task_of(*one) for one in Random(EVALUATION_SEED).sample(held, count)]
 
     def _asked(self, answer: str) -> str:
         """Return the right answer to a question, from what its file says."""
@@ -118,10 +126,6 @@ class MathEnvironment(ExactEnvironment):
         )
 
 
-def _task(question: str, answer: str) -> TextTask:
-    return TextTask((Message("user", question + _INSTRUCTION),), "", answer)
-
-
 def _flat(text: str) -> str:
     """Return a text without the dollar signs around it, and with single blanks."""
     flat = " ".join(text.split())
@@ -131,32 +135,83 @@ def _flat(text: str) -> str:
 
 def _read(data: bytes) -> list[tuple[str, str]]:
     """Questions and answers. Raises `ConfigError` with the numbers of the first bad lines."""
-    lines = data.splitlines()
-    if not lines:
+    questions, bad = read_questions(data)
+    if bad:
+        more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
+        raise ConfigError(
+            f"a file of questions is bad: {'; '.join(bad[:MAX_NAMED])}{more} ({len(bad):,} of"
+            f" {len(bad) + len(questions):,}). shoal envs check math FILE --out GOOD writes a"
+            " file without them"
+        )
+    return questions
+
+
+def read_questions(
+    data: bytes, *, answers_alone: bool = False
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Read a file of questions: JSON lines, or Parquet where pyarrow is installed.
+
+    Args:
+        data: The file.
+        answers_alone: Lines may have no question, and their answer may be called ``gold``.
+
+    Returns:
+        Questions with their answers, and a sentence with its number for each line that is bad.
+
+    Raises:
+        ConfigError: It is no such file, or too long.
+    """
+    is_parquet = data.startswith(PARQUET)
+    kind = "row" if is_parquet else "line"
+    rows: Sequence[Any] = _parquet(data) if is_parquet else data.splitlines()
+    if not rows:
         raise ConfigError(
             "the environments math and math-exact need a file of questions: the run pins one as"
             " `data`"
         )
-    if len(lines) > MAX_LINES:
+    if len(rows) > MAX_LINES:
         raise ConfigError(
-            f"a file of questions has at most {MAX_LINES:,} lines, not {len(lines):,}"
+            f"a file of questions has at most {MAX_LINES:,} {kind}s, not {len(rows):,}"
         )
     questions, bad = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, row in enumerate(rows, 1):
         try:
-            questions.append(_question(line))
+            value = _object(row) if isinstance(row, bytes) else row
+            if value is not None and answers_alone:
+                value = {"question": f"{kind} {number}", "answer": value.get("gold"), **value}
+            if value is not None:
+                questions.append(_question(value))
         except ValueError as error:
-            bad.append(f"line {number} {error}")
-    if bad:
-        more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
-        raise ConfigError(f"a file of questions is bad: {'; '.join(bad[:MAX_NAMED])}{more}")
-    return questions
+            bad.append(f"{kind} {number} {error}")
+    return questions, bad
 
 
-def _question(line: bytes) -> tuple[str, str]:
-    """Raises ValueError with the end of a sentence that begins with the line."""
+def _parquet(data: bytes) -> Sequence[dict[str, object]]:
+    """The rows of a Parquet file. Raises `ConfigError`."""
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(
+            "a file of questions is Parquet, which needs pyarrow (pip install pyarrow); or have"
+            " shoal envs check math FILE --out GOOD make JSON lines of it where that is"
+        ) from None
+    try:
+        file = parquet.ParquetFile(pyarrow.BufferReader(data))
+        names = {"question", "answer", "gold"}.intersection(file.schema_arrow.names)
+        if file.metadata.num_rows > MAX_LINES:
+            raise ConfigError(f"a file of questions has at most {MAX_LINES:,} rows")
+        table = file.read(columns=sorted(names), use_threads=False)
+        rows: list[dict[str, object]] = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a file of questions is no sound Parquet: {error!s:.160}") from None
+    return rows
+
+
+def _object(line: bytes) -> dict[str, object] | None:
+    """The object of a line; None if it is blank. Raises ValueError, as `_question`."""
+    if not line.strip():
+        return None
     if len(line) > MAX_LINE:
         raise ValueError(f"has {len(line):,} bytes, at most {MAX_LINE:,}")
     try:
@@ -165,14 +220,25 @@ def _question(line: bytes) -> tuple[str, str]:
         raise ValueError("is not JSON") from None
     if not isinstance(value, dict):
         raise ValueError("is no JSON object")
-    texts = value.get("question"), value.get("answer")
-    for name, text in zip(("question", "answer"), texts, strict=True):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"has no text under {name!r}")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"has half a character under {name!r}") from None
-    if not reads_back(texts[1]):
-        raise ValueError(f"has an answer that does not read back from a box: {texts[1]!r:.80}")
-    return texts  # type: ignore[return-value]
+    return value
+
+
+def _question(value: Mapping[str, object]) -> tuple[str, str]:
+    """Raises ValueError with the end of a sentence that begins with the line."""
+    question, answer = (_text(value, name) for name in ("question", "answer"))
+    if not reads_back(answer):
+        raise ValueError(f"has an answer that does not read back from a box: {answer!r:.80}")
+    return question, answer
+
+
+def _text(value: Mapping[str, object], name: str) -> str:
+    text = value.get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"has no text under {name!r}")
+    if len(text) > MAX_LINE:
+        raise ValueError(f"has {len(text):,} characters under {name!r}, at most {MAX_LINE:,}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"has half a character under {name!r}") from None
+    return text

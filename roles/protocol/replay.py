@@ -165,9 +165,11 @@ async def examine(
         found = await replay(run, engine, drawn, groups, work.logprobs)
     else:
         found = await violated(run, engine, drawn, groups)
-    ours = await environment.rewards(answers_of([task for task, _ in tasks], groups))
-    signed = work.verdict.rewards
+    answers, signed = answers_of([task for task, _ in tasks], groups), work.verdict.rewards
+    ours = await environment.rewards(answers)
     wrong = impossible_reward(signed) or wrong_reward(signed, ours)
+    if wrong is not None:  # the environment's fault, if it does not repeat itself
+        await environment.confirm(answers, ours)
     return [*found, *([wrong] if wrong else [])]
 
 

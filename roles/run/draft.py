@@ -17,6 +17,8 @@ from proofs.checks import Limits
 from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
+from roles.envs.check import check_repeats
+from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.models.fetch import base_folder
@@ -56,8 +58,12 @@ class DraftEnvironment:
     """Path of the file of questions that it reads: its name, size and digest are pinned."""
 
     def pin(self) -> EnvironmentPin:
-        """What the run file says of it. Raises `ConfigError` on a file that cannot be read, and
-        on kinds that the environment does not have: no node could open it."""
+        """Return what the run file says of it.
+
+        Raises:
+            ConfigError: Its file cannot be read, it cannot be made of kinds and file, or it
+                pays two rewards for one answer: no node could use it.
+        """
         pin = EnvironmentPin(
             name=self.name,
             digest=environment_digest(self.name),
@@ -65,11 +71,13 @@ class DraftEnvironment:
             kinds=self.kinds,
             data=pin_data(self.data) if self.data else None,
         )
-        if pin.kinds:
-            options: dict[str, object] = {"kinds": dict(pin.kinds)}
-            if pin.data is not None:
-                options["data"] = read_data(pin.data, str(Path(self.data).parent))
-            make_environment(self.name, **options)
+        options: dict[str, object] = {"kinds": dict(pin.kinds)} if pin.kinds else {}
+        if pin.data is not None:
+            options["data"] = read_data(pin.data, str(Path(self.data).parent))
+        try:
+            check_repeats(make_environment(self.name, **options))
+        except EnvironmentFailed as error:
+            raise ConfigError(str(error)) from error
         return pin
 
 

@@ -60,7 +60,13 @@ from roles.protocol.core.messages import (
     decode_logprobs_untrusted,
 )
 from roles.protocol.core.pooled import PooledSignals, Signals
-from roles.protocol.replay import answers_of, as_signed, count_work, exceeded
+from roles.protocol.replay import (
+    answers_of,
+    as_signed,
+    count_work,
+    exceeded,
+    wrong_reward,
+)
 from roles.run import Run
 from roles.shared.bans import bans_of
 from roles.shared.standing import RoleStanding
@@ -306,9 +312,16 @@ class DeliveryCheck:
             raise RemoteProtocolError("a verdict's rewards do not fit its submission")
 
     async def _pay(self, claim: Claim) -> list[float]:
-        """What the environment pays, completion after completion."""
-        tasks = [task for task, _ in claim.tasks]
-        return await self._environment.rewards(answers_of(tasks, claim.groups))
+        """What the environment pays, completion after completion.
+
+        Where that is not what was signed, the environment is asked again: if it does not repeat
+        itself, its author is to blame and no validator. Raises `EnvironmentFailed`.
+        """
+        answers = answers_of([task for task, _ in claim.tasks], claim.groups)
+        ours = await self._environment.rewards(answers)
+        if wrong_reward(claim.work.verdict.rewards, ours) is not None:
+            await self._environment.confirm(answers, ours)
+        return ours
 
     def _buffered(self, claim: Claim, rewards: Sequence[float]) -> list[BufferedGroup]:
         commitment, size = claim.work.verdict.commitment, self._run.terms.recipe.group_size
