@@ -22,7 +22,8 @@ from p2p.node.usage import (
     write_text,
 )
 from roles.envs.base import make_environment
-from roles.envs.check import Report, check_repeats, check_rewards
+from roles.envs.check import Report, check_rewards, why_not_repeatable
+from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import pin_data, read_data
 from roles.envs.questions import ExactEnvironment, read_questions
 from roles.envs.text import TextTask, is_text
@@ -86,7 +87,8 @@ def _check(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"the environment {options.name!r} is of tokens: its answers are no text"
         )
-    check_repeats(environment)
+    if why := why_not_repeatable(environment):
+        raise EnvironmentFailed(why)
     report = check_rewards(environment, tasks, _progress())
     if options.json:
         print(json.dumps(_table(options.name, report, refused)))  # noqa: T201 - the result

@@ -18,12 +18,7 @@ from typing import Any, Final
 import trio
 
 from roles.envs.answers import is_fragment, key
-from roles.envs.contained import (
-    AnswerFailed,
-    EnvironmentFailed,
-    call_contained,
-    reward_of,
-)
+from roles.envs.contained import EnvironmentFailed, call_contained
 from roles.envs.text import TextEnvironment, TextTask, TokenizedEnvironment
 
 REPEATED: Final = 64
@@ -52,31 +47,38 @@ _PIECES: Final = (
 )
 
 
-def check_repeats(environment: Any) -> None:
-    """Make tasks and rewards twice, of an environment of text or of tokens.
+def why_not_repeatable(environment: Any) -> str:
+    """Make tasks and rewards twice, of an environment of text, of tokens, or of a mix.
 
-    Raises:
-        EnvironmentFailed: They are not the same, or the environment fails.
+    Returns:
+        A sentence if they are not the same, else nothing. What raises, raises for all nodes.
     """
     parts = getattr(environment, "environments", None)  # of a mix
     for part in [environment] if parts is None else parts.values():
         plain = part.plain if isinstance(part, TokenizedEnvironment) else part
-        call_contained(plain, "task", partial(_check_repeats, plain))
+        if what := _difference(plain):
+            return (
+                f"the environment {plain.name!r} {what}: it depends on more than its arguments (a"
+                " clock, chance, or earlier calls), so nodes would disagree about honest work;"
+                " its author must mend it"
+            )
+    return ""
 
 
-def _check_repeats(environment: Any) -> None:
+def _difference(environment: Any) -> str:
     for number in range(SEEDS):
-        seed = bytes([number]) * 32
-        if environment.task(seed) != environment.task(seed):
-            raise _no_function(environment, "makes two tasks of one seed")
-    tasks = environment.evaluation()
+        make = partial(environment.task, bytes([number]) * 32)
+        if _outcome(environment, make) != _outcome(environment, make):
+            return "makes two tasks of one seed"
+    tasks = _outcome(environment, environment.evaluation)
+    if isinstance(tasks, str):
+        return ""
     for task in tasks[:: max(1, len(tasks) // REPEATED)][:REPEATED]:
         for said in _sayings(task):
-            first, second = (_outcome(environment, task, said) for _ in range(2))
-            if first != second:
-                raise _no_function(
-                    environment, f"pays {first}, and then {second}, for one answer"
-                )
+            first, second = (_paid(environment, task, said) for _ in range(2))
+            if repr(first) != repr(second):  # one nan is no other
+                return f"pays {first}, and then {second}, for one answer"
+    return ""
 
 
 def _sayings(task: Any) -> tuple[Any, ...]:
@@ -85,33 +87,23 @@ def _sayings(task: Any) -> tuple[Any, ...]:
     return task.answer, task.prompt, ()
 
 
-def _outcome(environment: Any, task: Any, said: Any) -> float | str:
+def _paid(environment: Any, task: Any, said: Any) -> float | str:
     """Return a reward, or what is raised."""
+
+    def pay() -> float:
+        if isinstance(task, TextTask):
+            return float(trio.run(environment.reward, task, said, True))
+        return float(environment.reward(task, said))
+
+    return _outcome(environment, pay)
+
+
+def _outcome(environment: Any, work: Callable[[], Any]) -> Any:
+    """Return what a call of an environment returns, or in words what it raises."""
     try:
-        return reward_of(
-            _Plain(environment) if isinstance(task, TextTask) else environment, task, said
-        )
-    except AnswerFailed as error:
-        return error.place
-
-
-class _Plain:
-    """An environment of text whose completions are texts."""
-
-    def __init__(self, environment: TextEnvironment) -> None:
-        self.name = environment.name
-        self._environment = environment
-
-    def reward(self, task: Any, said: Any) -> float:
-        return trio.run(self._environment.reward, task, said, True)
-
-
-def _no_function(environment: Any, what: str) -> EnvironmentFailed:
-    return EnvironmentFailed(
-        f"the environment {environment.name!r} {what}: it depends on more than its arguments (a"
-        " clock, chance, or earlier calls), and nodes would disagree about honest work; its"
-        " author must mend it"
-    )
+        return call_contained(environment, "call", work)
+    except EnvironmentFailed as error:
+        return str(error)
 
 
 @dataclass(slots=True)
@@ -198,7 +190,7 @@ def _places(answer: str) -> Iterator[int]:
 
 
 def _earns(environment: TextEnvironment, task: TextTask, said: str) -> float:
-    paid = _outcome(environment, task, said)
+    paid = _paid(environment, task, said)
     return paid if isinstance(paid, float) else 0.0
 
 

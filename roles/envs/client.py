@@ -18,8 +18,8 @@ Simulations have no processes; there, with their engine, the call is made in pla
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict
 from functools import partial
 from typing import Final, Protocol, TypeVar
@@ -34,12 +34,12 @@ from p2p.errors import (
     WorkerDied,
 )
 from p2p.sandbox import Confinement, Containment
-from p2p.wire import MIB
+from p2p.wire import MIB, fields_untrusted
 from p2p.world import Worker, World, decode_off_loop
 from roles.engines import codec
 from roles.engines.config import MAX_CONTEXT, MachineLimits
 from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
-from roles.envs.check import check_repeats
+from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
     MAX_EVALUATION,
     EnvironmentDied,
@@ -52,6 +52,7 @@ from roles.envs.contained import (
 )
 from roles.envs.frames import (
     ITEMS_AROUND,
+    MAX_FAILURE,
     MAX_ITEMS,
     TOKENS,
     decode_reply_untrusted,
@@ -206,14 +207,25 @@ class WorkerEnvironment:
     async def open(self) -> None:
         """Start the first process. Raises `ConfigError` if the environment cannot be opened in
         it."""
-        with _faults_at_start():
+        try:
             async with self._turn:
                 await self._start()
+        except EnvironmentFailed as error:
+            raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
-    async def check_repeats(self) -> None:
-        """Raise `EnvironmentFailed` as `roles.envs.check.check_repeats`, in the process."""
-        nothing = partial(tasks_untrusted, least=0, most=0)
-        await self._ask("repeats", nothing, patience=self._ration.opening, items=ITEMS_AROUND)
+    async def why_not_repeatable(self) -> str:
+        """Return what `roles.envs.check.why_not_repeatable` says in the process.
+
+        Nothing if the process says nothing: what fails, fails again when there is work.
+        """
+        patience = self._ration.opening
+        try:
+            return await self._ask(
+                "repeats", _sentence_untrusted, patience=patience, items=ITEMS_AROUND
+            )
+        except EnvironmentFailed as error:
+            logger.warning("the environment was not tried: %s", error)
+            return ""
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -384,6 +396,12 @@ def _read_untrusted(data: bytes, read: Callable[[object], T], items: int) -> T |
     return reply if isinstance(reply, codec.Failure) else read(reply)
 
 
+def _sentence_untrusted(value: object) -> str:
+    """What `repeats` returns."""
+    (sentence,) = fields_untrusted(value, str, what="sentence")
+    return str(sentence)[:MAX_FAILURE]
+
+
 def _nothing_untrusted(value: object) -> None:
     """What `open` returns."""
     if value is not None:
@@ -411,8 +429,7 @@ async def open_environment_of(
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
         mix = open_mix(setup)
-        with _faults_at_start():
-            check_repeats(mix)
+        _require_repeatable(why_not_repeatable(mix))
         yield LocalEnvironment(mix)
         return
     required = not trusted and not all(
@@ -428,17 +445,13 @@ async def open_environment_of(
             context=model.context, required=required,
         )  # fmt: skip
         await environment.open()
-        with _faults_at_start():
-            await environment.check_repeats()
+        _require_repeatable(await environment.why_not_repeatable())
         yield environment
 
 
-@contextmanager
-def _faults_at_start() -> Iterator[None]:
-    try:
-        yield
-    except EnvironmentFailed as error:
-        raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
+def _require_repeatable(why: str) -> None:
+    if why:
+        raise ConfigError(f"{why}: tell the owner of the run")
 
 
 def _require(containment: Containment, setup: EnvironmentSetup) -> None:

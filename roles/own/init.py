@@ -26,7 +26,12 @@ from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
 from roles.rl.recipes import kind_of
 from roles.run import Run, sign_run
 from roles.run.core.file import MAX_NAME
-from roles.run.draft import check_calibrated, check_suited, read_draft
+from roles.run.draft import (
+    check_calibrated,
+    check_environments,
+    check_suited,
+    read_draft,
+)
 from roles.shared.model_files import FOLDER
 
 PORT: Final = 4001
@@ -94,6 +99,7 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
     terms = read_draft(table, str(folder.draft), now)
     check_suited(terms)
     check_calibrated(terms)
+    check_environments(table, str(folder.draft))
     run = sign_run(terms, load_or_create_key(folder.owner))
     folder.draft.write_text(written, encoding="utf-8")
     folder.config.write_text(_config(folder, run), encoding="utf-8")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
@@ -17,11 +17,11 @@ from proofs.checks import Limits
 from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
-from roles.envs.check import check_repeats
-from roles.envs.contained import EnvironmentFailed
+from roles.envs.check import why_not_repeatable
 from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, end_tokens, pin_folder, read_config
 from roles.models.fetch import base_folder
+from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.rl.recipes import check_suits
 from roles.run.core.file import (
@@ -58,12 +58,8 @@ class DraftEnvironment:
     """Path of the file of questions that it reads: its name, size and digest are pinned."""
 
     def pin(self) -> EnvironmentPin:
-        """Return what the run file says of it.
-
-        Raises:
-            ConfigError: Its file cannot be read, it cannot be made of kinds and file, or it
-                pays two rewards for one answer: no node could use it.
-        """
+        """What the run file says of it. Raises `ConfigError` on a file that cannot be read, and
+        on kinds that the environment does not have: no node could open it."""
         pin = EnvironmentPin(
             name=self.name,
             digest=environment_digest(self.name),
@@ -71,14 +67,16 @@ class DraftEnvironment:
             kinds=self.kinds,
             data=pin_data(self.data) if self.data else None,
         )
-        options: dict[str, object] = {"kinds": dict(pin.kinds)} if pin.kinds else {}
-        if pin.data is not None:
-            options["data"] = read_data(pin.data, str(Path(self.data).parent))
-        try:
-            check_repeats(make_environment(self.name, **options))
-        except EnvironmentFailed as error:
-            raise ConfigError(str(error)) from error
+        if pin.kinds:
+            self.make(pin.data)
         return pin
+
+    def make(self, data: FilePin | None) -> Any:
+        """Return the environment itself. Raises `ConfigError`."""
+        options: dict[str, object] = {"kinds": dict(self.kinds)} if self.kinds else {}
+        if data is not None:
+            options["data"] = read_data(data, str(Path(self.data).parent))
+        return make_environment(self.name, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +186,21 @@ def read_draft(table: object, where: str, now: float) -> Terms:
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def check_environments(table: object, where: str) -> None:
+    """Make the environments of a draft, and have each pay twice for the same answers.
+
+    Raises:
+        ConfigError: One cannot be made, its file has bad lines, or it does not repeat itself:
+            no node could use it.
+    """
+    draft = read_table(Draft, table, where)
+    for number, value in enumerate(draft.environments if draft.is_of_environments else ()):
+        environment = _environment(value, f"{where}: environments[{number}]")
+        data = pin_data(environment.data) if environment.data else None
+        if why := why_not_repeatable(environment.make(data)):
+            raise ConfigError(f"{where}: environments[{number}]: {why}")
 
 
 def _model(table: dict[str, object], where: str) -> Model:
