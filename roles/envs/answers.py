@@ -217,7 +217,7 @@ def spelled(text: str) -> str:
 
 def key(text: str) -> str:
     """Return what texts share that differ in spelling, blanks, style and capitals alone."""
-    text = _STYLED.sub(r"\1", spelled(text))
+    text = _STYLED.sub(r"\1", spelled(unboxed(text)))
     text = re.sub(r"(?<!\d) | (?!\d)", "", " ".join(text.split()))
     text = re.sub(r"([\^_])\{(\w|\\[A-Za-z]+)\}", r"\1\2", text)
     return _LETTERS.sub(

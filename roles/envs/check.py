@@ -58,9 +58,9 @@ def why_not_repeatable(environment: Any) -> str:
         plain = part.plain if isinstance(part, TokenizedEnvironment) else part
         if what := _difference(plain):
             return (
-                f"the environment {plain.name!r} {what}: it depends on more than its arguments (a"
-                " clock, chance, or earlier calls), so nodes would disagree about honest work;"
-                " its author must mend it"
+                f"the environment {plain.name!r} {what}: it depends on more than its arguments"
+                " (a clock, chance, or earlier calls), so nodes would disagree about honest"
+                " work; its author must mend it"
             )
     return ""
 

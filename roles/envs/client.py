@@ -146,20 +146,16 @@ class LocalEnvironment:
 
     async def rewards(self, answers: Answers) -> list[float]:
         """See `ContainedEnvironment`."""
-        payment = self._pay(answers)
+        payment = Payment()
+        for task, given in answers:
+            for tokens in given:
+                payment.pay(self._environment, task, tokens)
         self._tally.count(payment)
         return payment.rewards
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
         """See `ContainedEnvironment`."""
-        _compare(self._pay(answers).rewards, rewards, self._environment.name)
-
-    def _pay(self, answers: Answers) -> Payment:
-        payment = Payment()
-        for task, given in answers:
-            for tokens in given:
-                payment.pay(self._environment, task, tokens)
-        return payment
+        _compare(await self.rewards(answers), rewards, self._environment.name)
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
