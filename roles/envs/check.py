@@ -36,6 +36,8 @@ CONSTANTS: Final = (
 """Texts that say nothing of a task. The commonest answer of each kind is tried beside them."""
 SAMPLE: Final = 64
 """Tasks of a kind on which each constant is tried."""
+FEWEST: Final = 16
+"""Tasks of a kind of which a constant can be said to earn more than half."""
 _FORMS: Final = (r"\boxed{{{}}}", "<answer>{}</answer>", "{}")
 """How an answer may be written. An answer is tried in the first that its environment reads."""
 _PIECES: Final = (
@@ -153,6 +155,8 @@ def check_rewards(
         )
         progress(done, len(tasks))
     for kind, some in kinds.items():
+        if len(some) < FEWEST:
+            continue
         sample = some[:: max(1, len(some) // SAMPLE)]
         commonest = Counter(task.answer for task, _ in some).most_common(1)[0][0]
         for constant in dict.fromkeys((*CONSTANTS, commonest)):

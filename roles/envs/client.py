@@ -103,7 +103,9 @@ class ContainedEnvironment(Protocol):
         ...
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
-        """Compute these rewards again before anybody is blamed for others.
+        """Compute these rewards again, twice, before anybody is blamed for others.
+
+        The first time in reverse, since a reward may depend on what was paid before.
 
         Raises:
             EnvironmentFailed: They are not the same: it is the environment that differs.
@@ -155,7 +157,8 @@ class LocalEnvironment:
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
         """See `ContainedEnvironment`."""
-        _compare(await self.rewards(answers), rewards, self._environment.name)
+        for asked, paid in _twice(answers, rewards):
+            _compare(await self.rewards(asked), paid, self._environment.name)
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -260,7 +263,8 @@ class WorkerEnvironment:
         async with self._turn:
             self._worker = None
             await self._stack.aclose()
-        _compare((await self._pay_all(answers)).rewards, rewards, str(self._setup))
+        for asked, paid in _twice(answers, rewards):
+            _compare((await self._pay_all(asked)).rewards, paid, str(self._setup))
 
     async def _pay_all(self, answers: Answers) -> Payment:
         try:
@@ -369,6 +373,14 @@ class WorkerEnvironment:
 
     def _failure(self, method: str, why: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
+
+
+def _twice(
+    answers: Answers, rewards: Sequence[float]
+) -> tuple[tuple[Answers, Sequence[float]], ...]:
+    """Return answers with their rewards, the last first, and then as they are."""
+    backwards = [(task, list(reversed(given))) for task, given in reversed(answers)]
+    return (backwards, list(reversed(rewards))), (answers, rewards)
 
 
 def _compare(again: Sequence[float], before: Sequence[float], name: str) -> None:

@@ -31,6 +31,7 @@ from functools import lru_cache, partial
 from typing import Any, Final
 
 from roles.envs.answers import number, spelled, split_unit
+from roles.envs.contained import EnvironmentFailed, call_contained
 
 MAX_LENGTH: Final = 100
 """Characters of a formula: reading takes one to two milliseconds for each. Of the right answers
@@ -143,6 +144,8 @@ _CLOSE: Final = 1e-4
 class Formulas:
     """Equality of formulas, by math-verify; what may cost much is not read."""
 
+    name = "math"
+
     def __init__(self) -> None:
         grader: Any = importlib.import_module("math_verify.grader")
         reader: Any = importlib.import_module("latex2sympy2_extended.latex2sympy2")
@@ -210,12 +213,13 @@ class Formulas:
         if not may_read(text) or _UNREAD.search(_WORDS.sub(_without_words, text)):
             return None
         normal = self._normalize(text, config=self._style)
-        is_real = not self._is_complex(normal)
+        convert = partial(
+            self._convert, normal, is_real=not self._is_complex(normal),
+            convert_degrees=False, normalization_config=None,
+        )  # fmt: skip
         try:
-            tree = self._convert(
-                normal, is_real=is_real, convert_degrees=False, normalization_config=None
-            )
-        except Exception:  # noqa: BLE001 - the grammar raises many; arithmetic may be none of it
+            tree = call_contained(self, "formula", convert)  # the grammar raises anything
+        except EnvironmentFailed:
             try:
                 tree = read_arithmetic(text.replace("^", "**"))
             except (SyntaxError, ValueError, RecursionError, MemoryError):

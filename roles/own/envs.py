@@ -19,6 +19,7 @@ from p2p.node.usage import (
     check_target,
     complain,
     interruptible,
+    say,
     write_text,
 )
 from roles.envs.base import make_environment
@@ -91,10 +92,11 @@ def _check(options: argparse.Namespace) -> int:
         raise EnvironmentFailed(why)
     report = check_rewards(environment, tasks, _progress())
     if options.json:
-        print(json.dumps(_table(options.name, report, refused)))  # noqa: T201 - the result
+        say(json.dumps(_table(options.name, report, refused)))
+    elif options.out == STANDARD_OUTPUT:
+        print(_summary(options.name, report, refused), file=sys.stderr)  # noqa: T201
     else:
-        to = sys.stderr if options.out == STANDARD_OUTPUT else sys.stdout
-        print(_summary(options.name, report, refused), file=to)
+        say(_summary(options.name, report, refused))
     return 0 if report.is_sound else FAILED
 
 
@@ -170,7 +172,3 @@ def _summary(name: str, report: Report, refused: Sequence[str]) -> str:
             " without them"
         ]
     return "\n".join(lines)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
