@@ -97,7 +97,8 @@ def _paid(environment: Any, task: Any, said: Any) -> float | str:
             return float(trio.run(environment.reward, task, said, True))
         return float(environment.reward(task, said))
 
-    return _outcome(environment, pay)
+    paid: float | str = _outcome(environment, pay)
+    return paid
 
 
 def _outcome(environment: Any, work: Callable[[], Any]) -> Any:
