@@ -8,7 +8,8 @@ computes the digest of code that a run pins, `data` reads the files that it pins
 
 These come with Shoal: `sort` for models without a base; `arithmetic`, `questions` (``math`` and
 ``math-exact``, from a file of this machine) and `gym` (reasoning-gym) for those with one.
-`formulas` says which answers to ``math`` are cheap enough to compute with.
+`answers` finds the final answer in a completion, and `formulas` compares it, where that is
+cheap. `check` tries the laws of all of them: rewards that repeat, answers that earn themselves.
 
 How data flows: seeds that no node chooses go in, tasks come out; completions go in, rewards
 come out, computed again by the validator and by the trainer.

@@ -17,6 +17,7 @@ from random import Random
 from typing import Final
 
 from p2p.errors import ConfigError
+from roles.envs.answers import spoken
 from roles.envs.text import Message, TextTask, is_held_out
 
 MIX: Final[Mapping[str, float]] = {
@@ -49,7 +50,9 @@ EVALUATION_DRAWS: Final = 16
 """Draws of held-out tasks for each that an evaluation wants: enough to meet all 30 of the
 tables, of which 64 are wanted."""
 
-_INTEGER: Final = re.compile(r"-?[0-9]+")
+_NUMBER: Final = re.compile(r"(?:[-−]|(?<![\w^]))[0-9]+(?:[.,/:^][0-9]+)*")
+"""All of a number: 12.5 is not 5, and 1,009 not 9."""
+_GROUPS: Final = re.compile(r"-?[0-9]{1,3}(?:,[0-9]{3})+")
 
 Question = tuple[str, str, int]
 """What the user asks, how the answer begins, and the number that is right."""
@@ -143,8 +146,8 @@ class ArithmeticEnvironment:
         return _draw(rng, kind, held_out=held_out)
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """1 if the model stopped by itself and the last whole number that it said is right."""
-        said = _INTEGER.findall(text)
+        """1 if the model stopped by itself and the last number that it said is right."""
+        said = _NUMBER.findall(spoken(text))
         return 1.0 if ended and said and _plain(said[-1]) == task.answer else 0.0
 
     def evaluation(self) -> list[TextTask]:
@@ -154,6 +157,10 @@ class ArithmeticEnvironment:
 
 def _plain(number: str) -> str:
     """Without needless zeros; as text, since a stranger's number may have a million digits."""
+    number = number.replace("−", "-")
+    whole, point, zeros = number.partition(".")
+    number = whole if point and not zeros.strip("0") else number
+    number = number.replace(",", "") if _GROUPS.fullmatch(number) else number
     sign = "-" if number.startswith("-") else ""
     return sign + (number.removeprefix("-").lstrip("0") or "0")
 

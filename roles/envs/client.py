@@ -35,11 +35,12 @@ from p2p.errors import (
 )
 from p2p.patience import fail_after_own
 from p2p.sandbox import Confinement, Containment
-from p2p.wire import MIB
+from p2p.wire import MIB, fields_untrusted
 from p2p.world import Worker, World, decode_off_loop
 from roles.engines import codec
 from roles.engines.config import MAX_CONTEXT, MachineLimits
 from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
+from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
     MAX_EVALUATION,
     EnvironmentDied,
@@ -52,6 +53,7 @@ from roles.envs.contained import (
 )
 from roles.envs.frames import (
     ITEMS_AROUND,
+    MAX_FAILURE,
     MAX_ITEMS,
     TOKENS,
     decode_reply_untrusted,
@@ -106,6 +108,16 @@ class ContainedEnvironment(Protocol):
         `EnvironmentFailed`."""
         ...
 
+    async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
+        """Compute these rewards again, twice, before anybody is blamed for others.
+
+        The first time in reverse, since a reward may depend on what was paid before.
+
+        Raises:
+            EnvironmentFailed: They are not the same: it is the environment that differs.
+        """
+        ...
+
     async def evaluation(self) -> list[Task]:
         """The fixed held-out tasks. Raises `EnvironmentFailed`."""
         ...
@@ -152,6 +164,11 @@ class LocalEnvironment:
                 payment.pay(self._environment, task, tokens)
         self._tally.count(payment)
         return payment
+
+    async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
+        """See `ContainedEnvironment`."""
+        for asked, paid in _twice(answers, rewards):
+            _compare(await self.rewards(asked), paid, self._environment.name)
 
     async def evaluation(self) -> list[Task]:
         """See `ContainedEnvironment`."""
@@ -205,6 +222,20 @@ class WorkerEnvironment:
         except EnvironmentFailed as error:
             raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
+    async def why_not_repeatable(self) -> str:
+        """Return what `roles.envs.check.why_not_repeatable` says in the process.
+
+        Nothing if the process says nothing: what fails, fails again when there is work.
+        """
+        patience = self._ration.opening
+        try:
+            return await self._ask(
+                "repeats", _sentence_untrusted, patience=patience, items=ITEMS_AROUND
+            )
+        except EnvironmentFailed as error:
+            logger.warning("the environment was not tried: %s", error)
+            return ""
+
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
         """See `ContainedEnvironment`."""
         return await self._ask_tasks("tasks", len(seeds), len(seeds), list(seeds))
@@ -247,6 +278,14 @@ class WorkerEnvironment:
             return await self._pay(answers)
         except EnvironmentDied:
             return await self._pay_singly(answers)
+
+    async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
+        """See `ContainedEnvironment`. A new process does it, which has paid nothing before."""
+        async with self._turn:
+            self._worker = None
+            await self._stack.aclose()
+        for asked, paid in _twice(answers, rewards):
+            _compare((await self.try_to_pay(asked)).rewards, paid, str(self._setup))
 
     async def _pay(self, answers: Answers) -> Payment:
         count = sum(len(given) for _, given in answers)
@@ -351,6 +390,25 @@ class WorkerEnvironment:
         return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
 
 
+def _twice(
+    answers: Answers, rewards: Sequence[float]
+) -> tuple[tuple[Answers, Sequence[float]], ...]:
+    """Return answers with their rewards, the last first, and then as they are."""
+    backwards = [(task, list(reversed(given))) for task, given in reversed(answers)]
+    return (backwards, list(reversed(rewards))), (answers, rewards)
+
+
+def _compare(again: Sequence[float], before: Sequence[float], name: str) -> None:
+    """Raise `EnvironmentFailed` unless an environment has paid the same twice."""
+    differ = sum(one != other for one, other in zip(again, before, strict=True))
+    if differ:
+        raise EnvironmentFailed(
+            f"the environment {name} pays {differ:,} of {len(again):,} answers another reward"
+            " when asked again: it depends on more than task and text, and its author must"
+            " mend it"
+        )
+
+
 def _rows(answers: Answers) -> list[list[object]]:
     return [[task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers]
 
@@ -359,6 +417,12 @@ def _read_untrusted(data: bytes, read: Callable[[object], T], items: int) -> T |
     """What ``read`` makes of a reply. Raises `BadMessage`."""
     reply = decode_reply_untrusted(data, items)
     return reply if isinstance(reply, codec.Failure) else read(reply)
+
+
+def _sentence_untrusted(value: object) -> str:
+    """What `repeats` returns."""
+    (sentence,) = fields_untrusted(value, str, what="sentence")
+    return str(sentence)[:MAX_FAILURE]
 
 
 def _nothing_untrusted(value: object) -> None:
@@ -382,12 +446,14 @@ async def open_environment_of(
     those that the run pins. ``trusted``: whether this machine's owner lets environments run
     where nothing contains them.
     Raises `ConfigError` if an environment is not the one that the run pins, cannot be opened,
-    or must not run here.
+    must not run here, or does not pay the same reward twice (`roles.envs.check`).
     """
     run.check_environments()  # before any of it is imported
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
-        yield LocalEnvironment(open_mix(setup))
+        mix = open_mix(setup)
+        _require_repeatable(why_not_repeatable(mix))
+        yield LocalEnvironment(mix)
         return
     required = not trusted and not all(
         evaluates_nothing(pin.name) for pin in run.terms.environments
@@ -402,7 +468,13 @@ async def open_environment_of(
             context=model.context, required=required,
         )  # fmt: skip
         await environment.open()
+        _require_repeatable(await environment.why_not_repeatable())
         yield environment
+
+
+def _require_repeatable(why: str) -> None:
+    if why:
+        raise ConfigError(f"{why}: tell the owner of the run")
 
 
 def _require(containment: Containment, setup: EnvironmentSetup) -> None:

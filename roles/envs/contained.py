@@ -24,7 +24,7 @@ import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from p2p.errors import ShoalError
 from roles.envs.base import Environment, ReadableEnvironment, Task
@@ -78,7 +78,7 @@ def task_of(environment: Environment, seed: bytes) -> Task:
     def make() -> Task:
         return _checked(environment.task(seed))
 
-    return _call(environment, "task", make)
+    return call_contained(environment, "task", make)
 
 
 def evaluation_of(environment: Environment) -> list[Task]:
@@ -92,7 +92,7 @@ def evaluation_of(environment: Environment) -> list[Task]:
             )
         return [_checked(task) for task in tasks]
 
-    return _call(environment, "evaluation", make)
+    return call_contained(environment, "evaluation", make)
 
 
 def _checked(task: Task) -> Task:
@@ -114,7 +114,7 @@ def reward_of(environment: Environment, task: Task, tokens: Sequence[int]) -> fl
             raise ValueError(f"a reward is a number from 0 to 1, not {reward!r}")
         return reward
 
-    return _call(environment, "reward", pay)
+    return call_contained(environment, "reward", pay)
 
 
 def texts_of(environment: Environment, task: Task, tokens: Sequence[int]) -> tuple[str, str]:
@@ -127,7 +127,7 @@ def texts_of(environment: Environment, task: Task, tokens: Sequence[int]) -> tup
         question, answer = (environment.text(task, one) for one in (task.prompt, tokens))
         return question[-MAX_READ:], answer[-MAX_READ:]
 
-    return _call(environment, "text", write)
+    return call_contained(environment, "text", write)
 
 
 @dataclass(slots=True)
@@ -175,7 +175,13 @@ class Payment:
         self.failed += more.failed
 
 
-def _call(environment: Environment, what: str, work: Callable[[], T]) -> T:
+def call_contained(environment: Any, what: str, work: Callable[[], T]) -> T:
+    """Return what ``work`` does for the call ``what`` of an environment.
+
+    Raises:
+        AnswerFailed: It raised, and the call is of a reward.
+        EnvironmentFailed: It raised in any other call, or says itself that it failed.
+    """
     try:
         return work()
     except EnvironmentFailed:

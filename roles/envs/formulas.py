@@ -23,10 +23,15 @@ from __future__ import annotations
 
 import ast
 import importlib
+import logging
 import math
 import re
 from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, Final
+
+from roles.envs.answers import number, spelled, split_unit
+from roles.envs.contained import EnvironmentFailed, call_contained
 
 MAX_LENGTH: Final = 100
 """Characters of a formula: reading takes one to two milliseconds for each. Of the right answers
@@ -117,6 +122,154 @@ def measure_parts(reader: Any) -> None:
 
     if getattr(convert, "__name__", "") != convert_measured.__name__:
         reader.convert_expr = convert_measured
+
+
+_UNREAD: Final = re.compile(
+    r"\\(?:approx|l?dots|cdots)(?![A-Za-z])|\\(?:\$|pounds|euro)|['\"@#~`?]|!="
+    r"|(?<![\\A-Za-z])[A-Za-z]{5,}|(?<![_^\d.])\d[\d.]*\s+[\d.]"
+)
+r"""What makes a text no formula. latex2sympy2 leaves it out (of ``1,\ldots,9`` it reads 1
+and 9, of f' it reads f), makes a product of a word's letters, and the sum of 1 and 2 of 1 2."""
+_WORDS: Final = re.compile(
+    r"\\(?:text|math|begin|end)(?:bf|it|rm|normal)?\s*\{[^{}]*\}|\\[A-Za-z]+"
+)
+_SCIENTIFIC: Final = re.compile(r"(-?[\d.]+)[eE]([+-]?\d{1,5})")
+_THOUSANDS: Final = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+KEPT: Final = 64
+"""Right answers whose trees are kept between calls."""
+_CLOSE: Final = 1e-4
+"""Relative difference of two numbers that are equal when rounded to six decimals."""
+
+
+class Formulas:
+    """Equality of formulas, by math-verify; what may cost much is not read."""
+
+    name = "math"
+
+    def __init__(self) -> None:
+        grader: Any = importlib.import_module("math_verify.grader")
+        reader: Any = importlib.import_module("latex2sympy2_extended.latex2sympy2")
+        # sympy imports it late, and it reads formulas of its own with what is replaced below.
+        importlib.import_module("sympy.physics.units")
+        # The two names by which a text, if of digits, comes to Python's `eval`.
+        for name in ("math_verify.parser", "sympy.parsing.sympy_parser"):
+            parser: Any = importlib.import_module(name)
+            parser.parse_expr = read_arithmetic
+        measure_parts(reader._Latex2Sympy)
+        grader.sympy_numeric_eq = _closer(grader.sympy_numeric_eq)
+        # It warns at each start that a caller without its time limit needs one: there is one.
+        logging.getLogger("math_verify").setLevel(logging.ERROR)
+        self._sympy: Any = importlib.import_module("sympy")
+        self._relations = (
+            self._sympy.core.relational.Relational,
+            importlib.import_module("latex2sympy2_extended.logic").And,
+        )
+        self._convert: Callable[..., Any] = reader.latex2sympy
+        self._normalize: Callable[..., str] = reader.normalize_latex
+        self._style = reader.NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=False, boxed="none"
+        )
+        self._is_complex: Callable[[str], bool] = grader.should_treat_as_complex
+        self._verify: Callable[..., bool] = partial(grader.verify, timeout_seconds=None)
+        # Each completion of a group is compared with the same right answer.
+        self._read_right = lru_cache(KEPT)(self.read)
+
+    def equal(self, right: str, said: str) -> bool:
+        """Return True if ``said`` has the value of ``right``, and its unit if it has one.
+
+        Without math-verify's own time limit: it is an alarm signal, which the process needs
+        for the limit on all of it (`roles.envs.ration`).
+        """
+        if max(len(right), len(said)) > 2 * MAX_LENGTH:
+            return False
+        right, unit = split_unit(spelled(right))
+        said, other = split_unit(spelled(said))
+        if unit == "%" != other:
+            return not other and self._same(rf"\frac{{{right}}}{{100}}", said)
+        if other == "%" != unit:
+            hundredth = rf"\frac{{{said}}}{{100}}"
+            return not unit and (self._same(right, said) or self._same(right, hundredth))
+        return unit in ("", other) and self._same(right, said)
+
+    def _same(self, right: str, said: str) -> bool:
+        """Return True if two formulas without units have one value."""
+        value, other = number(right), number(said)
+        if value is not None and other is not None:
+            return value == other
+        tree = self._read_right(right)
+        if tree is None:
+            return False
+        answer = self.read(said)
+        return (
+            answer is not None and self._is_whole(tree, answer) and self._verify(tree, answer)
+        )
+
+    def read(self, text: str) -> Any:
+        """Return the tree of a spelled formula, of all of it; None if it is not read."""
+        if scientific := _SCIENTIFIC.fullmatch(text):
+            text = rf"{scientific[1]}\cdot 10^{{{scientific[2]}}}"
+        if not re.search(r"[(\[{]", text):
+            text = _THOUSANDS.sub(lambda found: found[0].replace(",", ""), text)
+        if not may_read(text) or _UNREAD.search(_WORDS.sub(_without_words, text)):
+            return None
+        normal = self._normalize(text, config=self._style)
+        convert = partial(
+            self._convert, normal, is_real=not self._is_complex(normal),
+            convert_degrees=False, normalization_config=None,
+        )  # fmt: skip
+        try:
+            tree = call_contained(self, "formula", convert)  # the grammar raises anything
+        except EnvironmentFailed:
+            try:
+                tree = read_arithmetic(text.replace("^", "**"))
+            except (SyntaxError, ValueError, RecursionError, MemoryError):
+                return None
+        return tree if may_compute(tree) else None
+
+    def _is_whole(self, right: Any, said: Any) -> bool:
+        """Return True if math-verify would compare all of ``right`` with all of ``said``.
+
+        It takes the right side of an equation for the equation, an element for its set, and
+        equations without variables for equal.
+        """
+        sympy = self._sympy
+        if isinstance(said, self._relations) and not said.free_symbols:
+            return isinstance(right, self._relations) or self._is_true(said)
+        if isinstance(right, self._relations):
+            if isinstance(said, sympy.Set):
+                return not isinstance(right, (sympy.Eq, self._relations[1]))
+            return isinstance(said, self._relations) and right.free_symbols == said.free_symbols
+        if isinstance(right, sympy.FiniteSet):
+            return isinstance(said, (sympy.Set, sympy.Tuple))
+        if isinstance(right, (sympy.Set, sympy.Tuple)):
+            is_list = isinstance(said, sympy.FiniteSet)
+            return isinstance(said, (sympy.Set, sympy.Tuple)) and not is_list
+        return True
+
+    def _is_true(self, relation: Any) -> bool:
+        """Return True if an equation of numbers holds."""
+        parts = getattr(relation, "_unsorted_args", (relation,))
+        return all(self._verify(part.lhs, part.rhs) for part in parts)
+
+
+def _without_words(found: re.Match[str]) -> str:
+    r"""Return nothing of a styled word, and a command that `_UNREAD` knows as it is."""
+    return found[0] if _UNREAD.match(found[0]) else ";"
+
+
+def _closer(compare: Callable[..., bool]) -> Callable[..., bool]:
+    """Return math-verify's comparison of numbers, whose rounding no small number survives."""
+
+    def is_close(one: Any, other: Any, *precision: int) -> bool:
+        if not compare(one, other, *precision):
+            return False
+        try:
+            first, second = complex(one.doit()), complex(other.doit())
+        except (TypeError, ValueError, AttributeError, OverflowError):
+            return True  # matrices, variables, and numbers that are too large to be rounded
+        return abs(first - second) <= _CLOSE * max(abs(first), abs(second))
+
+    return compare if compare.__name__ == is_close.__name__ else is_close
 
 
 class _TooCostly(Exception):

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
+from roles.envs.answers import spoken
 from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
@@ -47,14 +48,31 @@ EVALUATING: Final = frozenset(
 )
 """Families whose scorers run the answer as Python, by ``eval`` or sympy's ``parse_expr``: a
 hostile model would run code on the trainer and the validators."""
+GUESSED: Final = frozenset(
+    {
+        "circuit_logic",
+        "coin_flip",
+        "complex_arithmetic",
+        "course_schedule",
+        "game_of_life",
+        "game_of_life_halting",
+        "isomorphic_strings",
+        "ransom_note",
+        "syllogism",
+        "time_intervals",
+    }
+)
+"""Families that pay a constant half of their rewards or more. Any text is right in
+game_of_life_halting, "nan" in complex_arithmetic; 0 earns 0.88 in coin_flip, a board of zeros
+0.91 in game_of_life, and "6 :00", read as a date and as a time, 0.56 in time_intervals; in the
+others one of two answers is right. A model would learn the text."""
 COSTLY: Final[Mapping[str, re.Pattern[str]]] = {
-    "coin_flip": re.compile(r"[eE][+-]?[\d_]{4}"),
     "propositional_logic": re.compile(r"[^A-Z¬∧∨→↔()\s]"),
     "rubiks_cube": re.compile(r"\d\d|.{2000}", re.DOTALL),
     "rush_hour": re.compile(r"\d\d"),
 }
-"""Answers that earn nothing, as their scorers would take minutes: a power of ten with a
-thousand zeros, a truth table of any names, moves that are made a million times."""
+"""Answers that earn nothing, as their scorers would take minutes: a truth table of any names,
+moves that are made a million times."""
 MAX_ANSWER: Final = 16 * KI
 """Characters of an answer that is looked at: the longest right ones have 5,000."""
 EVALUATION_TASKS: Final = 32
@@ -69,8 +87,9 @@ KEPT: Final = 64
 """Tasks that are kept between calls: each completion of a group needs its task again, and one
 takes up to 0.3 s to make."""
 
+_NO_NUMBER: Final = re.compile(r"\b(?:nan|inf|infinity)\b", re.IGNORECASE)
+"""What Python reads as a number that no comparison tells from the right one."""
 _INSTRUCTION: Final = "\nWrite the final answer between <answer> and </answer>."
-_TAGGED: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
 
 
 class GymEnvironment:
@@ -80,7 +99,7 @@ class GymEnvironment:
 
     def __init__(self, kinds: Mapping[str, float] = FAMILIES) -> None:
         """Raises `ConfigError` without the package, on a family that it has not, and on one of
-        `EVALUATING`."""
+        `EVALUATING` and `GUESSED`."""
         require(PACKAGES, extra="gym", what=f"the environment {self.name!r}")
         self._gym = importlib.import_module("reasoning_gym")
         known = importlib.import_module("reasoning_gym.factory").DATASETS
@@ -95,6 +114,11 @@ class GymEnvironment:
                     f"the family {family!r} of reasoning-gym runs answers as code, which"
                     " strangers write: take another family"
                 )
+            if family in GUESSED:
+                raise ConfigError(
+                    f"the family {family!r} of reasoning-gym pays one constant answer for half"
+                    " of its tasks or more, whatever is asked: take another family"
+                )
         self._families = list(kinds)
         self._weights = list(kinds.values())
         self._entry = lru_cache(KEPT)(self._generate)
@@ -106,15 +130,19 @@ class GymEnvironment:
         return self._draw(rng, family, held_out=held_out)
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
-        """What the package gives for the text between the last tags, or for all of it; nothing
-        for what was cut off."""
+        """Return what the package gives for the text between the last tags, or for all of it.
+
+        Nothing for what was cut off, for thoughts, and for tags that do not end.
+        """
         if not ended:
             return 0.0
         family, seed = json.loads(task.info)
         dataset, entry = self._entry(family, seed)
-        said = (_TAGGED.findall(text) or [text])[-1].strip()
+        said = _answer(text)
         costly = COSTLY.get(family)
         if len(said) > MAX_ANSWER or (costly and costly.search(said)):
+            return 0.0
+        if _NO_NUMBER.search(said) and not _NO_NUMBER.search(task.answer):
             return 0.0
         # A copy, lest one answer changes what the next is compared with.
         return min(1.0, max(0.0, float(dataset.score_answer(said, deepcopy(entry)))))
@@ -142,3 +170,13 @@ class GymEnvironment:
     def _generate(self, family: str, seed: int) -> tuple[Any, dict[str, Any]]:
         dataset = self._gym.create_dataset(family, seed=seed, size=1)
         return dataset, dataset[0]
+
+
+def _answer(text: str) -> str:
+    """Return what stands between the last tags, or else all that was said."""
+    said = spoken(text)
+    _, opening, last = said.rpartition("<answer>")
+    answer, closing, _ = last.partition("</answer>")
+    if not opening:
+        return said.strip()
+    return answer.strip() if closing else ""

@@ -76,18 +76,18 @@ class MixedEnvironment:
         """Weights and environments by their names in the run file."""
         self.name = " and ".join(parts)
         self._names = list(parts)
-        self._environments = {name: environment for name, (_, environment) in parts.items()}
+        self.environments = {name: environment for name, (_, environment) in parts.items()}
         self._bounds = list(accumulate(weight for weight, _ in parts.values()))
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
         """The task of a seed, of the environment that the seed falls to."""
         name = self._chosen(seed)
-        task = self._environments[name].task(seed, held_out=held_out)
+        task = self.environments[name].task(seed, held_out=held_out)
         return replace(task, environment=name)
 
     def reward(self, task: Task, tokens: Sequence[int]) -> float:
         """What the task's own environment pays."""
-        environment = self._environments.get(task.environment)
+        environment = self.environments.get(task.environment)
         if environment is None:
             raise EnvironmentFailed(f"a task is of the environment {task.environment!r:.80}")
         return environment.reward(task, tokens)
@@ -95,7 +95,7 @@ class MixedEnvironment:
     def text(self, task: Task, tokens: Sequence[int]) -> str:
         """What people read of tokens: as their environment says, or by its
         vocabulary if it teaches; empty if it does neither."""
-        environment = self._environments.get(task.environment)
+        environment = self.environments.get(task.environment)
         if isinstance(environment, ReadableEnvironment):
             return environment.text(task, tokens)
         signs = environment.vocabulary if isinstance(environment, TeachingEnvironment) else ""
@@ -105,7 +105,7 @@ class MixedEnvironment:
         """The held-out tasks of all of them, one environment after the other."""
         return [
             replace(task, environment=name)
-            for name, environment in self._environments.items()
+            for name, environment in self.environments.items()
             for task in environment.evaluation()
         ]
 

@@ -1,10 +1,10 @@
-"""Questions with answers from a file of this machine: JSON lines, pinned by the run.
+"""Questions with answers from a file of this machine, pinned by the run.
 
-Each line is ``{"question": "...", "answer": "..."}``. The run pins name, size and digest of the
-file, the machine's owner says in which folder it lies (`roles.envs.data`). ``math`` judges by
-math-verify, which knows that 1/2 is 0.5; ``math-exact`` compares text and needs no package. A
-run names the one or the other: if it depended on what is installed, a validator and a trainer
-would pay differently.
+The file is JSON lines or Parquet: ``{"question": "...", "answer": "..."}``. The run pins name,
+size and digest of the file, the machine's owner says in which folder it lies
+(`roles.envs.data`). ``math`` judges by math-verify, which knows that 1/2 is 0.5; ``math-exact``
+compares text and needs no package. A run names the one or the other: if it depended on what is
+installed, a validator and a trainer would pay differently.
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ from __future__ import annotations
 import hashlib
 import importlib
 import json
-import logging
-import re
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.wire import KI
-from roles.envs.formulas import (
-    MAX_LENGTH,
-    may_compute,
-    may_read,
-    measure_parts,
-    read_arithmetic,
+from roles.envs.answers import (
+    are_alike,
+    final_answer,
+    final_answers,
+    is_fragment,
+    reads_back,
+    unboxed,
+    value_of,
 )
+from roles.envs.formulas import Formulas
 from roles.envs.installed import require
 from roles.envs.text import Message, TextTask, is_held_out
 
@@ -35,6 +36,8 @@ MAX_LINES: Final = 1024 * KI
 MAX_LINE: Final = 64 * KI
 """Bytes of a line: 16,000 tokens, half of the longest completion that a machine allows unless
 told otherwise."""
+PARQUET: Final = b"PAR1"
+"""How a Parquet file begins."""
 MAX_NAMED: Final = 5
 """Bad lines that an error names."""
 EVALUATION_TASKS: Final = 256
@@ -50,8 +53,6 @@ PACKAGES: Final = {
 """What decides whether two formulas are equal, by version: all nodes must have the same."""
 
 _INSTRUCTION: Final = "\nPut the final answer in \\boxed{}."
-_BOX: Final = re.compile(r"\\boxed\{")
-_BOXED: Final = re.compile(r"\\boxed\{([^{}]*)\}")
 
 
 class ExactEnvironment:
@@ -77,20 +78,29 @@ class ExactEnvironment:
         """The question whose number follows from the seed."""
         side = self._sides[held_out]
         number = int.from_bytes(hashlib.sha256(seed).digest()[:8], "big")
-        return _task(*side[number % len(side)])
+        return self.task_of(*side[number % len(side)])
+
+    def task_of(self, question: str, answer: str) -> TextTask:
+        """Return the task of a line of the file."""
+        return TextTask((Message("user", question + _INSTRUCTION),), "", self._asked(answer))
 
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
         """1 if the model stopped by itself and its final answer is right."""
-        return 1.0 if ended and self._is_right(task.answer, text) else 0.0
+        return 1.0 if ended and self._is_right(unboxed(task.answer), text) else 0.0
 
     def evaluation(self) -> list[TextTask]:
         """Held-out questions, drawn once for all."""
         held = self._sides[True]
         count = min(EVALUATION_TASKS, len(held))
-        return [_task(*one) for one in Random(EVALUATION_SEED).sample(held, count)]
+        return [self.task_of(*one) for one in Random(EVALUATION_SEED).sample(held, count)]
+
+    def _asked(self, answer: str) -> str:
+        """Return the right answer to a question, from what its file says."""
+        return answer
 
     def _is_right(self, answer: str, text: str) -> bool:
-        return _final(text) == " ".join(answer.split())
+        wanted = _flat(answer)
+        return bool(wanted) and _flat(final_answer(text)) == wanted
 
 
 class MathEnvironment(ExactEnvironment):
@@ -102,103 +112,106 @@ class MathEnvironment(ExactEnvironment):
         """Raises `ConfigError` without math-verify of the one version."""
         require(PACKAGES, extra="math", what=f"the environment {self.name!r}")
         super().__init__(data)
-        math_verify = importlib.import_module("math_verify")
-        # sympy imports it late, and it reads formulas of its own with what is replaced below.
-        importlib.import_module("sympy.physics.units")
-        # The two names by which a text, if of digits, comes to Python's `eval`.
-        for name in ("math_verify.parser", "sympy.parsing.sympy_parser"):
-            reader: Any = importlib.import_module(name)
-            reader.parse_expr = read_arithmetic
-        measure_parts(
-            importlib.import_module("latex2sympy2_extended.latex2sympy2")._Latex2Sympy
-        )
-        # It warns at each start that a caller without its time limit needs one: there is one.
-        logging.getLogger("math_verify").setLevel(logging.ERROR)
-        self._parse: Callable[..., list[Any]] = math_verify.parse
-        self._verify: Callable[..., bool] = math_verify.verify
+        self._formulas = Formulas()
+
+    def _asked(self, answer: str) -> str:
+        return value_of(answer)
 
     def _is_right(self, answer: str, text: str) -> bool:
-        """What is written as the answer is, or equals it; by reading and computing only what
-        costs little (`roles.envs.formulas`).
-
-        Without the package's own time limit: it is an alarm signal, which the process needs for
-        the limit on all of it (`roles.envs.ration`).
-        """
-        if super()._is_right(answer, text):
-            return True
-        right, said = self._read(answer), self._read(_last_formula(text))
-        return bool(right and said and self._verify(right, said, timeout_seconds=None))
-
-    def _read(self, text: str) -> list[Any]:
-        """What math-verify makes of it; nothing if it may cost much."""
-        if not may_read(text):
-            return []
-        found = self._parse(text, parsing_timeout=None)
-        return found if all(map(may_compute, found)) else []
+        """Return True if what is said is written as the answer, or equals it and is no part."""
+        return any(
+            are_alike(said, answer)
+            or (not is_fragment(said, answer) and self._formulas.equal(answer, said))
+            for said in final_answers(text)
+        )
 
 
-def _task(question: str, answer: str) -> TextTask:
-    return TextTask((Message("user", question + _INSTRUCTION),), "", answer)
-
-
-def _final(text: str) -> str:
-    """What stands in the last box, or else the last line."""
-    boxed = _BOXED.findall(text)
-    lines = text.strip().splitlines()
-    return " ".join((boxed or lines or [""])[-1].split())
-
-
-def _last_formula(text: str) -> str:
-    """What is judged: the boxes of the last line that has one, or the end of the text."""
-    for line in reversed(text.splitlines()):
-        boxes = _boxes(line)
-        if boxes:
-            return " and ".join(boxes)
-    end = text.strip()
-    return end if len(end) <= MAX_LENGTH else end[-MAX_LENGTH:].partition(" ")[2]
-
-
-def _boxes(line: str) -> list[str]:
-    r"""Each ``\boxed{...}`` with the brackets within it, as it stands there."""
-    boxes = []
-    for start in _BOX.finditer(line):
-        depth = 0
-        for place in range(start.end() - 1, len(line)):
-            depth += (line[place] == "{") - (line[place] == "}")
-            if not depth:
-                boxes.append(line[start.start() : place + 1])
-                break
-    return boxes
+def _flat(text: str) -> str:
+    """Return a text without the dollar signs around it, and with single blanks."""
+    flat = " ".join(text.split())
+    is_formula = len(flat) > 1 and flat[0] == flat[-1] == "$" and flat.count("$") == 2
+    return flat[1:-1].strip() if is_formula else flat
 
 
 def _read(data: bytes) -> list[tuple[str, str]]:
     """Questions and answers. Raises `ConfigError` with the numbers of the first bad lines."""
-    lines = data.splitlines()
-    if not lines:
+    questions, bad = read_questions(data)
+    if bad:
+        more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
+        raise ConfigError(
+            f"a file of questions is bad: {'; '.join(bad[:MAX_NAMED])}{more} ({len(bad):,} of"
+            f" {len(bad) + len(questions):,}). shoal envs check math FILE --out GOOD writes a"
+            " file without them"
+        )
+    return questions
+
+
+def read_questions(
+    data: bytes, *, answers_alone: bool = False
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Read a file of questions: JSON lines, or Parquet where pyarrow is installed.
+
+    Args:
+        data: The file.
+        answers_alone: Lines may have no question, and their answer may be called ``gold``.
+
+    Returns:
+        Questions with their answers, and a sentence with its number for each line that is bad.
+
+    Raises:
+        ConfigError: It is no such file, or too long.
+    """
+    is_parquet = data.startswith(PARQUET)
+    kind = "row" if is_parquet else "line"
+    rows: Sequence[Any] = _parquet(data) if is_parquet else data.splitlines()
+    if not rows:
         raise ConfigError(
             "the environments math and math-exact need a file of questions: the run pins one as"
             " `data`"
         )
-    if len(lines) > MAX_LINES:
+    if len(rows) > MAX_LINES:
         raise ConfigError(
-            f"a file of questions has at most {MAX_LINES:,} lines, not {len(lines):,}"
+            f"a file of questions has at most {MAX_LINES:,} {kind}s, not {len(rows):,}"
         )
     questions, bad = [], []
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
+    for number, row in enumerate(rows, 1):
         try:
-            questions.append(_question(line))
+            value = _object(row) if isinstance(row, bytes) else row
+            if value is not None and answers_alone:
+                value = {"question": f"{kind} {number}", "answer": value.get("gold"), **value}
+            if value is not None:
+                questions.append(_question(value))
         except ValueError as error:
-            bad.append(f"line {number} {error}")
-    if bad:
-        more = f", and {len(bad) - MAX_NAMED} more" if len(bad) > MAX_NAMED else ""
-        raise ConfigError(f"a file of questions is bad: {'; '.join(bad[:MAX_NAMED])}{more}")
-    return questions
+            bad.append(f"{kind} {number} {error}")
+    return questions, bad
 
 
-def _question(line: bytes) -> tuple[str, str]:
-    """Raises ValueError with the end of a sentence that begins with the line."""
+def _parquet(data: bytes) -> Sequence[dict[str, object]]:
+    """The rows of a Parquet file. Raises `ConfigError`."""
+    try:
+        pyarrow = importlib.import_module("pyarrow")
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise ConfigError(
+            "a file of questions is Parquet, which needs pyarrow (pip install pyarrow); or have"
+            " shoal envs check math FILE --out GOOD make JSON lines of it where that is"
+        ) from None
+    try:
+        file = parquet.ParquetFile(pyarrow.BufferReader(data))
+        names = {"question", "answer", "gold"}.intersection(file.schema_arrow.names)
+        if file.metadata.num_rows > MAX_LINES:
+            raise ConfigError(f"a file of questions has at most {MAX_LINES:,} rows")
+        table = file.read(columns=sorted(names), use_threads=False)
+        rows: list[dict[str, object]] = table.to_pylist()
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"a file of questions is no sound Parquet: {error!s:.160}") from None
+    return rows
+
+
+def _object(line: bytes) -> dict[str, object] | None:
+    """The object of a line; None if it is blank. Raises ValueError, as `_question`."""
+    if not line.strip():
+        return None
     if len(line) > MAX_LINE:
         raise ValueError(f"has {len(line):,} bytes, at most {MAX_LINE:,}")
     try:
@@ -207,12 +220,25 @@ def _question(line: bytes) -> tuple[str, str]:
         raise ValueError("is not JSON") from None
     if not isinstance(value, dict):
         raise ValueError("is no JSON object")
-    texts = value.get("question"), value.get("answer")
-    for key, text in zip(("question", "answer"), texts, strict=True):
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"has no text under {key!r}")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"has half a character under {key!r}") from None
-    return texts  # type: ignore[return-value]
+    return value
+
+
+def _question(value: Mapping[str, object]) -> tuple[str, str]:
+    """Raises ValueError with the end of a sentence that begins with the line."""
+    question, answer = (_text(value, name) for name in ("question", "answer"))
+    if not reads_back(answer):
+        raise ValueError(f"has an answer that does not read back from a box: {answer!r:.80}")
+    return question, answer
+
+
+def _text(value: Mapping[str, object], name: str) -> str:
+    text = value.get(name)
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"has no text under {name!r}")
+    if len(text) > MAX_LINE:
+        raise ValueError(f"has {len(text):,} characters under {name!r}, at most {MAX_LINE:,}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"has half a character under {name!r}") from None
+    return text

@@ -25,6 +25,7 @@ import trio
 
 from p2p.errors import BadMessage
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from roles.envs.answers import open_thought
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
 
@@ -38,6 +39,8 @@ DRAWS: Final = 16
 fail: where one question in ten is too long, that has a probability of 10^-16."""
 _MAX_ITEMS: Final = 4 * MAX_MESSAGES + 16
 """Items of a packed task: a list, a role and a content for each message, and what is around."""
+OPENING: Final = 16
+"""Tokens at the end of a prompt in which a chat template may begin the model's thought."""
 HELD_OUT_BELOW: Final = 32
 """A question is held out if the first byte of its sha256 is below this: one in eight."""
 
@@ -93,8 +96,9 @@ class TextEnvironment(Protocol):
     async def reward(self, task: TextTask, text: str, ended: bool) -> float:
         """What a completion earns, 0 to 1, whatever the text: a stranger wrote it.
 
-        ``text`` is what the model said behind the prefill; ``ended`` says that it stopped by
-        itself, before the limit.
+        ``text`` is what the model said behind the prefill, with its thoughts, whose beginning
+        is there also where the chat template wrote it (`roles.envs.answers.spoken` leaves them
+        out). ``ended`` says that the model stopped by itself, before the limit.
         """
         ...
 
@@ -231,6 +235,8 @@ class TokenizedEnvironment:
         """
         ended = bool(tokens) and tokens[-1] in self._model.end_tokens
         text = self._tokenizer.decode(tokens[:-1] if ended else tokens)
+        prompt = self._tokenizer.decode(task.prompt[-OPENING:])
+        text = open_thought(prompt) + text
         try:
             source = unpack_text_task_untrusted(task.source)
         except BadMessage as error:
@@ -238,6 +244,11 @@ class TokenizedEnvironment:
                 f"a task of the environment {self.name!r} comes back as none: {error}"
             ) from error
         return trio.run(self._environment.reward, source, text, ended)
+
+    @property
+    def plain(self) -> TextEnvironment:
+        """The environment of text that this is made of."""
+        return self._environment
 
     def text(self, task: Task, tokens: Sequence[int]) -> str:
         """What people read of ``tokens``."""

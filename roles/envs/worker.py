@@ -15,6 +15,7 @@ from typing import Any
 from p2p.errors import ConfigError, MissingDependency
 from roles.engines import codec
 from roles.envs.base import Environment, Ration
+from roles.envs.check import why_not_repeatable
 from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task_of, texts_of
 from roles.envs.frames import payment_to_wire, setup_from_wire, task_from_wire, task_to_wire
 from roles.envs.mix import open_mix
@@ -55,6 +56,9 @@ def call(
         case "evaluation", []:
             begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
             values += map(task_to_wire, evaluation_of(environment))
+        case "repeats", []:
+            begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
+            values.append(why_not_repeatable(environment))
         case "texts", [answers]:
             for task, completions in answers:
                 for tokens in completions:

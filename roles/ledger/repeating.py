@@ -194,8 +194,12 @@ class Bystander:
             self._loaded = ""
             await self._engine.load(weights)
             self._loaded = weights
+
+        def blames(ruling: Ruling) -> bool:
+            return _finding(proof, ruling) is not None
+
         ruling = await check_place(
-            self._run, self._environment, self._score, submission, replay_all
+            self._run, self._environment, self._score, submission, replay_all, blames=blames
         )
         found = _finding(proof, ruling)
         said = str(found or "a replay finds nothing wrong with this work")

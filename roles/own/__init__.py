@@ -5,7 +5,8 @@ fits the model, and the signed run file. `drafts` writes that draft, or complete
 given; `trial` sends a task the whole way of a node's work before anything is signed; `layout`
 names what lies where. `play` starts every node of the folder on this machine, shows how they
 get on, and ends them; started again they go on where they were. `report` writes their page as
-one file.
+one file. `envs` is ``shoal envs check``: what an environment pays, tried before a run is made
+of it.
 
 `roles.run` reads the command line and calls in here; what the commands need is imported
 when one of them is called.

@@ -27,7 +27,12 @@ from roles.own.trial import try_run
 from roles.rl.recipes import kind_of
 from roles.run import Run
 from roles.run.core.file import MAX_NAME
-from roles.run.draft import check_calibrated, check_suited, read_draft
+from roles.run.draft import (
+    check_calibrated,
+    check_environments,
+    check_suited,
+    read_draft,
+)
 from roles.run.editions import SignedBefore, sign_edition, write_edition
 from roles.shared.model_files import FOLDER
 
@@ -96,6 +101,7 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
     terms = read_draft(table, str(folder.draft), now)
     check_suited(terms)
     check_calibrated(terms)
+    check_environments(table, str(folder.draft))
     owner = load_or_create_key(folder.owner)
     try:
         run = sign_edition(terms, owner, folder.owner, folder.document)

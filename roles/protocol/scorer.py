@@ -63,6 +63,10 @@ Choice = Callable[[Sequence[Claim]], Sequence[int]]
 """Given what the scorer finds of each group's rewards: the groups to replay, in order."""
 
 
+Doubt = Callable[["Ruling"], bool]
+"""Given what the scorer finds of a place: does somebody who signed otherwise take the blame?"""
+
+
 def replay_all(found: Sequence[Claim]) -> range:
     """Choose every group."""
     return range(len(found))
@@ -110,6 +114,7 @@ def inconclusive(reason: str) -> Ruling:
 class _Job:
     submission: Submission
     choose: Choice
+    blames: Doubt | None
     since: float
     done: trio.Event = field(default_factory=trio.Event)
     ruling: Ruling | None = None
@@ -180,7 +185,12 @@ class Scorer:
         """Share of its life that it spent on places."""
         return self.busy / max(self._node.world.now() - self._began, 1e-9)
 
-    async def score(self, submission: Submission, choose: Choice = replay_all) -> Ruling:
+    async def score(
+        self,
+        submission: Submission,
+        choose: Choice = replay_all,
+        blames: Doubt | None = None,
+    ) -> Ruling:
         """Wait for a place's turn and return what is found of it.
 
         Whoever calls this for a peer does so in a task of its own: a peer that goes away must
@@ -189,8 +199,9 @@ class Scorer:
         Args:
             submission: Signed and bound; its groups are still encoded.
             choose: Which groups the model is run over.
+            blames: See `check_place`.
         """
-        job = _Job(submission, choose, self._node.world.now())
+        job = _Job(submission, choose, blames, self._node.world.now())
         commitment = submission.commitment
         own = self._queues.setdefault(commitment.version, {})
         own.setdefault(commitment.node, deque()).append(job)
@@ -308,7 +319,9 @@ class Scorer:
             decode_off_loop, self._node.world, decode_groups_untrusted, rate=DECODE_RATE
         )
         ruling = await check_place(
-            run, self._environment, score, job.submission, job.choose, decode
+            *(run, self._environment, score, job.submission, job.choose),
+            blames=job.blames,
+            decode=decode,
         )
         if ruling.verdict is Verdict.ACCEPTED and ruling.evidence:
             limits, node = run_of(self._node).terms.limits, job.submission.commitment.node
@@ -337,6 +350,8 @@ async def check_place(
     score: Score,
     submission: Submission,
     choose: Choice,
+    *,
+    blames: Doubt | None = None,
     decode: Callable[[bytes], Awaitable[tuple[Group, ...]]] | None = None,
 ) -> Ruling:
     """Check the shape, rewards and draws of a place, in this order.
@@ -347,6 +362,8 @@ async def check_place(
         score: Runs the model.
         submission: What is checked.
         choose: Which groups the model is run over.
+        blames: Where somebody takes the blame for other rewards than these, the environment is
+            asked again first: one that does not repeat itself is at fault, and nobody else.
         decode: Decodes the content off the loop; None: here.
 
     Raises:
@@ -366,7 +383,8 @@ async def check_place(
     made = await environment.tasks(order.task_seeds(commitment.index))
     pairs = order.with_draws(commitment.index, made)
     tasks = tuple(task for task, _ in pairs)
-    paid = await environment.pay(answers_of(tasks, groups))
+    answers = answers_of(tasks, groups)
+    paid = await environment.pay(answers)
     rewards = tuple(map(as_signed, paid.rewards))
     size = run.terms.recipe.group_size
     found = tuple(
@@ -395,6 +413,8 @@ async def check_place(
     judgement = judge_all(evidence, run.terms.limits) if evidence else ACCEPTED
     if judgement.verdict is not Verdict.ACCEPTED:
         return _rejected(judgement, ruling)
+    if blames is not None and blames(ruling):
+        await environment.confirm(answers, paid.rewards)
     return ruling
 
 

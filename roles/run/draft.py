@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
@@ -18,10 +18,12 @@ from proofs.checks import Limits
 from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal
 from roles.engines.config import Dtype
 from roles.envs.base import environment_digest, make_environment
+from roles.envs.check import why_not_repeatable
 from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import base_folder
+from roles.models.pin import FilePin
 from roles.rl.recipe import Recipe
 from roles.rl.recipes import check_suits
 from roles.run.core.file import (
@@ -68,11 +70,15 @@ class DraftEnvironment:
             data=pin_data(self.data) if self.data else None,
         )
         if pin.kinds:
-            options: dict[str, object] = {"kinds": dict(pin.kinds)}
-            if pin.data is not None:
-                options["data"] = read_data(pin.data, str(Path(self.data).parent))
-            make_environment(self.name, **options)
+            self.make(pin.data)
         return pin
+
+    def make(self, data: FilePin | None) -> Any:
+        """Return the environment itself. Raises `ConfigError`."""
+        options: dict[str, object] = {"kinds": dict(self.kinds)} if self.kinds else {}
+        if data is not None:
+            options["data"] = read_data(data, str(Path(self.data).parent))
+        return make_environment(self.name, **options)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +179,21 @@ def read_draft(table: object, where: str, now: float) -> Terms:
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def check_environments(table: object, where: str) -> None:
+    """Make the environments of a draft, and have each pay twice for the same answers.
+
+    Raises:
+        ConfigError: One cannot be made, its file has bad lines, or it does not repeat itself:
+            no node could use it.
+    """
+    draft = read_table(Draft, table, where)
+    for number, value in enumerate(draft.environments if draft.is_of_environments else ()):
+        environment = _environment(value, f"{where}: environments[{number}]")
+        data = pin_data(environment.data) if environment.data else None
+        if why := why_not_repeatable(environment.make(data)):
+            raise ConfigError(f"{where}: environments[{number}]: {why}")
 
 
 def _model(table: dict[str, object], where: str) -> Model:

@@ -548,8 +548,8 @@ class WorkDesk:
         submission = scoring.submission
         commitment = submission.commitment
         try:
-            choose = partial(self._choose, submission)
-            ruling = await self.scorer.score(submission, choose)
+            choose, blames = partial(self._choose, submission), partial(_blames, submission)
+            ruling = await self.scorer.score(submission, choose, blames)
             if not self._is_known(commitment.node):
                 self._newcomers_busy += ruling.seconds
             scoring.verdict = verdict = await self._conclude(submission, ruling)
@@ -571,9 +571,8 @@ class WorkDesk:
     async def _conclude(self, submission: Submission, ruling: Ruling) -> SignedVerdict:
         """Tell the gate what the scorer found, follow what it says, and sign the verdict."""
         commitment, now = submission.commitment, self.situation()
-        claims = submission.signed.window.claims_of(submission.index)
         consequence: Consequence | None = None
-        if ruling.verdict is Verdict.ACCEPTED and _contradict(claims, ruling.found):
+        if ruling.verdict is Verdict.ACCEPTED and _blames(submission, ruling):
             ruling = Ruling(
                 verdict=Verdict.REJECTED, reason="a claim about its rewards is wrong"
             )
@@ -768,13 +767,18 @@ class WorkDesk:
     async def _audit(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Repeat a validator's verdict and tell the gate what was found."""
         commitment = submission.commitment
-        ruling = await self.scorer.score(submission, replay_all)
+        is_accepted = verdict.verdict is Verdict.ACCEPTED
+
+        def blames(ruling: Ruling) -> bool:
+            return is_accepted and wrong_reward(verdict.rewards, ruling.rewards) is not None
+
+        ruling = await self.scorer.score(submission, replay_all, blames)
         self.repeated += 1
         if ruling.verdict is Verdict.INCONCLUSIVE:
             self.gate.audit_inconclusive(commitment, self.situation())
         else:
             finding = ruling.finding
-            if finding is None and verdict.verdict is Verdict.ACCEPTED:
+            if finding is None and is_accepted:
                 finding = impossible_reward(verdict.rewards) or wrong_reward(
                     verdict.rewards, ruling.rewards
                 )
@@ -807,9 +811,10 @@ class WorkDesk:
             )
 
 
-def _contradict(claims: Sequence[Claim], found: Sequence[Claim]) -> bool:
+def _blames(submission: Submission, ruling: Ruling) -> bool:
     """Return True if a claim is wrong and no limit was touched on either side."""
+    claims = submission.signed.window.claims_of(submission.index)
     return any(
         claimed is not seen and Claim.UNKNOWN not in (claimed, seen)
-        for claimed, seen in zip(claims, found, strict=True)
+        for claimed, seen in zip(claims, ruling.found, strict=True)
     )

@@ -246,3 +246,29 @@ def test_a_task_is_of_tokens_that_there_are(prompt: list[int], answer: list[int]
     assert tasks_untrusted([[[7], [8], *rest]], 1, 1, vocabulary=9)[0].prompt == (7,)
     with pytest.raises(BadMessage, match="a task's prompt"):
         tasks_untrusted([[prompt, answer, *rest]], 1, 1, vocabulary=9)
+
+
+MOODY = """
+from itertools import count
+from roles.envs.sort import SortEnvironment
+
+class Game(SortEnvironment):
+    calls = count()
+
+    def reward(self, task, tokens):
+        return next(self.calls) % 2
+"""
+
+
+@pytest.fixture
+def moody(game: Path) -> None:
+    game.write_text(MOODY)
+
+
+@pytest.mark.usefixtures("moody")
+async def test_a_reward_that_does_not_repeat_is_found_in_the_process() -> None:
+    async with opened() as environment:
+        assert "pays 0.0, and then 1.0" in await environment.why_not_repeatable()
+        answers = [(TASK, [(40,), (41,), (42,)])]
+        with pytest.raises(EnvironmentFailed, match="3 of 3 answers another reward"):
+            await environment.confirm(answers, [1.0, 0.0, 1.0])

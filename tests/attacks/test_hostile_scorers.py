@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from p2p.errors import ConfigError
-from roles.envs.gym import EVALUATING, NEEDS_SETTINGS, GymEnvironment
+from roles.envs.gym import EVALUATING, GUESSED, NEEDS_SETTINGS, GymEnvironment
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
@@ -126,7 +126,8 @@ class Plain:  # a text environment without its tokenizer
         return trio.run(whole.reward, task, tokens, True)
 
 families = asked["families"] or sorted(set(DATASETS) - gym.NEEDS_SETTINGS)
-gym.EVALUATING = gym.EVALUATING if asked["guarded"] else frozenset()
+if not asked["guarded"]:
+    gym.EVALUATING = gym.GUESSED = frozenset()
 sys.addaudithook(watch)
 report = {}
 for family in families:
@@ -194,19 +195,17 @@ def test_a_family_that_evaluates_is_refused_by_name(family: str) -> None:
 
 @needs_gym
 def test_no_answer_costs_a_family_more_than_a_second(tmp_path: Path) -> None:
-    """`1e999999999` filled the memory of whoever paid coin_flip, 26 variables that of
-    propositional_logic; moves of rubiks_cube and rush_hour were made a billion times."""
+    """26 variables filled the memory of whoever paid propositional_logic; moves of rubiks_cube
+    and rush_hour were made a billion times."""
     from reasoning_gym.factory import DATASETS
 
-    sound = sorted(set(DATASETS) - EVALUATING - NEEDS_SETTINGS)
+    sound = sorted(set(DATASETS) - EVALUATING - GUESSED - NEEDS_SETTINGS)
     assert set(pay(tmp_path, BOMBS, *sound, limit=MOST_CPU)) == set(sound)
 
 
 RAISED = {
     "prime_factorization": ("what?", "ValueError"),
     "boxnet": ("[1]", "AttributeError"),
-    "coin_flip": ("1e999", "OverflowError"),
-    "game_of_life": ("{}", "KeyError"),
 }
 
 

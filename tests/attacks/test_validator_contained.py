@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, cast
 
 import pytest
@@ -97,6 +98,28 @@ def test_a_reward_that_fails_costs_its_answer_and_no_submission(
     assert told
     assert all("reward() of the environment 'sort'" in words for words in told)
     assert len(told) <= len(health), "each role of a node says it once"
+
+
+def test_an_environment_that_does_not_repeat_itself_convicts_no_validator(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing shows of it at the start. The validator was convicted of lying about rewards."""
+    original, calls = SortEnvironment.reward, count()
+
+    def reward(self: SortEnvironment, task: Task, tokens: Sequence[int]) -> float:
+        is_tried = tuple(tokens) in (task.answer, task.prompt, ())
+        if is_tried or sum(task.prompt) % 4:
+            return original(self, task, tokens)
+        return float(next(calls) % 2)
+
+    monkeypatch.setattr(SortEnvironment, "reward", reward)
+    workers = {"inference-1": "inference", "inference-2": "inference"}
+    health = play(workers, 60.0, steps=2, submission=1)
+    assert trainer(health)["step"] == 2
+    assert trainer(health)["liars"] == {}
+    assert trainer(health)["lies"] == 0
+    assert trainer(health)["banned"] == {}
+    assert "answers another reward when asked again" in caplog.text
 
 
 def test_a_task_that_fails_ends_no_worker(

@@ -71,11 +71,9 @@ def test_honest_answers_are_paid(answer: str, environment: MathEnvironment) -> N
         assert paid(environment, f"${answer}$", form.replace("%s", said)) == 0.0, said
 
 
-def test_the_boxes_of_the_last_line_that_has_one_are_judged(
-    environment: MathEnvironment,
-) -> None:
+def test_the_last_box_is_judged(environment: MathEnvironment) -> None:
     assert paid(environment, "5", "\\boxed{4}\nno:\n\\boxed{5}, as I said.\nThank you, 6.") == 1
-    assert paid(environment, r"$\{1,2\}$", "\\boxed{2} or \\boxed{1}") == 1.0
+    assert paid(environment, r"$\{1,2\}$", "\\boxed{2} or \\boxed{1}") == 0.0
     assert paid(environment, "5", r"$\sum_{n=1}^{10^9} n \neq \boxed{5}$") == 1.0
     assert paid(environment, "5", "long " * 900 + "the answer is 5") == 1.0
 

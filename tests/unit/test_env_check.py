@@ -1,0 +1,252 @@
+"""`shoal envs check`, and the laws it tries: rewards that repeat, and no constant that pays."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.errors import ConfigError
+from p2p.identity import KeyPair
+from roles.envs import gym
+from roles.envs.base import Task, make_environment
+from roles.envs.check import CONSTANTS, check_rewards, fragments, why_not_repeatable
+from roles.envs.client import LocalEnvironment
+from roles.envs.contained import EnvironmentFailed
+from roles.envs.mix import MixedEnvironment
+from roles.envs.questions import MathEnvironment
+from roles.envs.sort import SortEnvironment
+from roles.envs.text import Message, TextTask
+from roles.own.envs import main
+from roles.run.draft import check_environments
+from tests.sweeps import swept
+
+needs_gym = pytest.mark.skipif(
+    importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
+)
+GOOD = [{"question": f"{number}?", "answer": rf"{number}\pi"} for number in range(40)]
+BAD = [{"question": "a", "answer": r"\frac{1"}, {"question": "b", "answer": "<think>5"}]
+BAD += [{"question": "c", "answer": "$$"}, {"question": "d", "answer": None}]
+
+
+class Faulty:
+    """Pays as it is told to, for the answer to one of forty questions."""
+
+    name = "faulty"
+
+    def __init__(self, pay: Any) -> None:
+        self.pay = pay
+
+    def task(self, seed: bytes, *, held_out: bool = False) -> TextTask:
+        return self.evaluation()[seed[0] % 40]
+
+    async def reward(self, task: TextTask, text: str, ended: bool) -> float:
+        return float(self.pay(task, text))
+
+    def evaluation(self) -> list[TextTask]:
+        return [TextTask((Message("user", f"{n}?"),), "", f"{n + 10}") for n in range(40)]
+
+
+def right(task: TextTask, text: str) -> bool:
+    return text == task.answer
+
+
+def test_each_fault_is_found_where_it_is() -> None:
+    def of(pay: Any) -> tuple[int, int, int]:
+        environment = Faulty(pay)
+        report = check_rewards(environment, environment.evaluation())
+        faults = report.earns_nothing, report.pays_fragments, report.pays_constants
+        assert report.is_sound == (not any(faults))
+        return tuple(map(len, faults))  # type: ignore[return-value]
+
+    assert of(right) == (0, 0, 0)
+    assert of(lambda task, text: right(task, text) and task.answer != "17") == (1, 0, 0)
+    assert of(lambda task, text: right(task, text) or text == "nan") == (0, 0, 1)
+    assert of(lambda task, text: bool(text) and text in task.answer)[:2] == (0, 76)
+    assert of(lambda task, text: not text.isdigit() or right(task, text))[2] > 0
+
+
+def test_fragments_say_less_than_their_answer() -> None:
+    assert {"2", "y", "2x", "2x+1"} <= set(fragments("y=2x+1"))
+    assert {"1", "2", "1,2"} <= set(fragments("(1,2)"))
+    assert {"12", "cm"} <= set(fragments(r"12\text{ cm}"))
+    assert {r"1", r"\frac{1}{2}"} <= set(fragments(r"1\frac{1}{2}"))
+    assert "13" not in fragments("13.0")
+    assert fragments("A") == []
+
+
+def test_a_reward_that_does_not_repeat_is_found() -> None:
+    calls = count()
+    assert why_not_repeatable(Faulty(right)) == ""
+    for pay in (
+        lambda *_: next(calls) % 2,
+        lambda task, text: right(task, text) and next(calls) % 3 == 0,
+    ):
+        said = why_not_repeatable(Faulty(pay))
+        assert said.startswith("the environment 'faulty' pays ")
+        assert "its author must mend it" in said
+
+    def failing(*_: object) -> float:
+        raise LookupError("no such word")
+
+    assert why_not_repeatable(Faulty(failing)) == "", "what raises, raises everywhere"
+    assert why_not_repeatable(Faulty(lambda *_: float("nan"))) == ""
+
+    class Moody(SortEnvironment):
+        def task(self, seed: bytes, *, held_out: bool = False) -> Task:
+            return super().task(bytes([next(calls) % 256]), held_out=held_out)
+
+    mix = MixedEnvironment({"sort": (1.0, SortEnvironment()), "moody": (1.0, Moody())})
+    assert "makes two tasks of one seed" in why_not_repeatable(mix)
+
+
+async def test_rewards_are_confirmed_before_anybody_is_blamed() -> None:
+    class Moody(SortEnvironment):
+        def reward(self, task: Task, tokens: object) -> float:
+            return float(next(calls) % 2)
+
+    calls, task = count(), SortEnvironment().task(bytes(32))
+    answers = [(task, [task.answer, ()])]
+    sound, moody = LocalEnvironment(SortEnvironment()), LocalEnvironment(Moody())
+    await sound.confirm(answers, await sound.rewards(answers))
+    paid = await moody.rewards(answers)
+    next(calls)
+    with pytest.raises(EnvironmentFailed, match="2 of 2 answers another reward"):
+        await moody.confirm(answers, paid)
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    path = folder / "q.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_answers_that_do_not_read_back_are_refused_by_line_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path, [*GOOD, *BAD])
+    said = r"line 41 has an answer that .*line 44 has no text under 'answer' \(4 of 44\)"
+    with pytest.raises(ConfigError, match=said):
+        MathEnvironment(path.read_bytes())
+
+
+def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+
+    def packed(rows: list[dict[str, Any]]) -> bytes:
+        parquet.write_table(pyarrow.Table.from_pylist(rows), file := io.BytesIO())
+        return file.getvalue()
+
+    plain = MathEnvironment(write(tmp_path, GOOD).read_bytes())
+    assert MathEnvironment(packed(GOOD)).evaluation() == plain.evaluation()
+    with pytest.raises(ConfigError, match=r"row 41 has an answer .* \(4 of 44\)"):
+        MathEnvironment(packed([*GOOD, *BAD]))
+    with pytest.raises(ConfigError, match="no sound Parquet"):
+        MathEnvironment(packed(GOOD)[:-9])
+
+
+def test_the_command_says_what_it_finds_and_writes_what_is_good(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = write(tmp_path, [*GOOD, *BAD]), tmp_path / "good.jsonl"
+    assert main(["check", "math", str(path), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "earns itself     40 of 40 answers\npays a fragment  0\npays a constant  0\n" in said
+    assert "refused 4 lines" in said
+    assert MathEnvironment(out.read_bytes()).evaluation()
+    golds = write(tmp_path, [{"gold": "5"}] * 16 + [{"gold": ""}])
+    assert main(["check", "math-exact", str(golds), "--json"]) == 1
+    table = json.loads(capsys.readouterr().out)
+    assert table["refused"] == ["line 17 has no text under 'answer'"]
+    assert table["pays_a_constant"] == ["'5' earns 1.00"]
+    assert main(["check", "arithmetic", "--tasks", "24"]) == 0
+    assert "earns itself     24 of 24" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sort"], "is of tokens"),
+        (["nonsense"], "there is no environment 'nonsense'"),
+        (["math"], "need a file of questions"),
+        (["math", "none.jsonl"], "cannot be read"),
+        (["arithmetic", __file__], "cannot be made with data"),
+        (["arithmetic", "--kinds", "adition"], "has no kind 'adition'"),
+        (["arithmetic", "--tasks", "0"], "--tasks must be at least 1"),
+        (["arithmetic", "--out", "x"], "name one"),
+    ],
+)
+def test_a_wrong_command_line_is_one_sentence(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_init_refuses_an_environment_that_does_not_repeat_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = str(KeyPair(bytes(32)).peer_id)
+    table = {"name": "r", "trainers": [key], "validators": [key]}
+    check_environments(table, "draft.toml")
+    calls = count()
+    monkeypatch.setattr(SortEnvironment, "reward", lambda *_: float(next(calls) % 2))
+    with pytest.raises(ConfigError, match=r"environments\[0\]: the environment 'sort' pays"):
+        check_environments(table, "draft.toml")
+
+
+@needs_gym
+@pytest.mark.parametrize("family", sorted(gym.GUESSED))
+def test_a_family_that_pays_a_constant_is_refused_by_name(family: str) -> None:
+    """Three paid "nan", "0" and any text in full."""
+    with pytest.raises(ConfigError, match=f"the family '{family}' .* pays one constant"):
+        gym.GymEnvironment({"chain_sum": 1.0, family: 1.0})
+
+
+def families() -> list[str]:
+    if importlib.util.find_spec("reasoning_gym") is None:
+        return []
+    from reasoning_gym.factory import DATASETS
+
+    refused = gym.EVALUATING | gym.GUESSED | gym.NEEDS_SETTINGS
+    return swept(sorted(set(DATASETS) - refused), 10)
+
+
+@needs_gym
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("family", families())
+def test_no_constant_earns_more_than_half_of_a_family(family: str) -> None:
+    environment = gym.GymEnvironment({family: 1.0})
+    tasks = [environment.task(bytes([number]) * 32) for number in range(24)]
+    for constant in (*CONSTANTS, *("0 :00", "6 :00", "12:00", "3", "6", "a", "[0]", "1 1 1")):
+        paid = 0.0
+        for task in tasks:
+            try:
+                paid += trio.run(environment.reward, task, constant, True)
+            except Exception:  # noqa: BLE001 - an answer that fails earns nothing
+                continue
+        assert paid <= 12, constant
+
+
+@needs_gym
+@pytest.mark.filterwarnings("ignore")
+def test_the_gyms_thoughts_open_tags_and_nan_earn_nothing() -> None:
+    environment = make_environment("reasoning-gym", kinds={"gcd": 1.0})
+    task = environment.task(bytes(32))
+    right = f"<answer>{task.answer}</answer>"
+    for text, reward in {
+        right: 1.0,
+        f"<answer>0</answer> no: {right}": 1.0,
+        f"<think>{right}</think><answer>no</answer>": 0.0,
+        f"<think>{right}": 0.0,
+        f"{right} no: <answer>0": 0.0,
+        "<answer>nan</answer>": 0.0,
+    }.items():
+        assert trio.run(environment.reward, task, text, True) == reward, text
