@@ -118,7 +118,7 @@ def test_an_environment_that_does_not_repeat_itself_convicts_no_validator(
     assert trainer(health)["step"] == 2
     assert trainer(health)["liars"] == {}
     assert trainer(health)["lies"] == 0
-    assert trainer(health)["banned"] == {}
+    assert trainer(health)["bans"] == {}
     assert "answers another reward when asked again" in caplog.text
 
 
