@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -188,3 +189,9 @@ def test_who_doubts_everybody_costs_no_more_than_two_trials() -> None:
     assert len(doubted([flood])) == MOST_DOUBTED
     two = [said(peer, {LIAR: 1.0}) for peer in PEERS[:2]]
     assert doubted([flood, *two])[0] == LIAR
+
+
+@pytest.mark.parametrize("odd", [1.7e308, -1.7e308, math.inf, math.nan])
+def test_a_gain_beyond_all_reason_says_nothing(odd: float) -> None:
+    """Two finite ones overflowed in their sum, and ended the member that had measured them."""
+    assert bounds([0.1, odd, odd, 0.1]) == (-math.inf, math.inf)

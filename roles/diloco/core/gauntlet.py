@@ -52,6 +52,8 @@ PARTS: Final = 8
 TRIED: Final = 64
 """Windows of the text that is held out on which updates are tried: a pass over them costs about
 what three inner steps of eight windows do."""
+MAX_GAIN: Final = 1e30
+"""Nats. Beyond it a gain says as little as infinity, and sums of its squares would overflow."""
 FADES: Final = 0.8
 """What is left of a score after a round in which nothing was judged: half after three."""
 MOST_DOUBTED: Final = 2
@@ -78,7 +80,7 @@ def oversized(norms: Mapping[PeerId, float]) -> list[PeerId]:
 
 def bounds(gains: Sequence[float]) -> tuple[float, float]:
     """Between what a gain is, by its spread over the parts of the text."""
-    if len(gains) < 2 or not all(map(math.isfinite, gains)):
+    if len(gains) < 2 or not all(abs(one) <= MAX_GAIN for one in gains):
         return -math.inf, math.inf
     middle = statistics.fmean(gains)
     error = SIGMAS * statistics.stdev(gains) / math.sqrt(len(gains))
