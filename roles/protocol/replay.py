@@ -167,9 +167,9 @@ async def examine(
         found = await violated(run, engine, drawn, groups)
     answers, signed = answers_of([task for task, _ in tasks], groups), work.verdict.rewards
     ours = await environment.rewards(answers)
-    wrong = impossible_reward(signed) or wrong_reward(signed, ours)
-    if wrong is not None:  # the environment's fault, if it does not repeat itself
-        await environment.confirm(answers, ours)
+    wrong = impossible_reward(signed)
+    if wrong is None and (wrong := wrong_reward(signed, ours)) is not None:
+        await environment.confirm(answers, ours)  # its own fault, if it does not repeat itself
     return [*found, *([wrong] if wrong else [])]
 
 
