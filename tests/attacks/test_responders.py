@@ -15,17 +15,6 @@ from typing import Final, cast
 
 import pytest
 import trio
-from roles.protocol.core.messages import (
-    MAX_REASON,
-    MAX_RECEIPT,
-    Commitment,
-    Refusal,
-    Submission,
-    content_digest,
-    encode_reply,
-)
-from roles.protocol.core.refusals import MAX_RULING
-from roles.shared.evidence import EVIDENCE_PROTOCOL, EvidenceStore
 
 from p2p.dht.core.responder import ALL_BURST
 from p2p.dht.messages import FindNode, FindValue, encode
@@ -38,14 +27,13 @@ from p2p.membership.messages import Want, encode_message as encode_membership
 from p2p.meter import BURST, RATE, SHARE
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
-from p2p.policy import PolicyVersion
 from p2p.shardcast.messages import Hello, encode_message as encode_shardcast
-from p2p.wire import MIB, pack
+from p2p.wire import pack
 from roles.diloco.core.messages import PIECES_PROTOCOL
 from roles.diloco.exchange import Blob, PieceServer
 from roles.protocol.core.account import MAX_ACCOUNT
+from roles.protocol.core.answer import MAX_ANSWER, MAX_REPLY
 from roles.run.core.file import Run, sign_run
-from roles.shared.durable import Durable
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.host import SimHost
@@ -54,7 +42,6 @@ from tests.unit.test_run_file import TERMS
 
 ROOT: Final = Path(__file__).parents[2]
 STRANGERS, TIMES = 32, 12
-CONTENT: Final = bytes(MIB)
 BLOB: Final = Blob.of([bytes([one]) * 256 * 1024 for one in range(4)])
 SMALL: Final = 4096
 """Bytes of an answer that are no gift: opening a stream takes some hundred."""
@@ -78,7 +65,6 @@ ASKED: Final[dict[str, Asked]] = {
     "/shoal/ledger/1.0.0": Asked(
         lambda node, run: [Question({node.peer_id: Extent()}).to_bytes()]
     ),
-    "/shoal/evidence/1.0.0": Asked(lambda node, run: [content_digest(CONTENT)]),
     "/shoal/diloco/1.0.0": Asked(
         lambda node, run: [pack(["pieces", BLOB.root, 0, 4]), pack(["list", BLOB.root])]
     ),
@@ -103,21 +89,16 @@ ASKED: Final[dict[str, Asked]] = {
     ),
 }
 
-REFUSAL: Final = len(encode_reply(Refusal("\U0001f41f" * MAX_REASON, retry=True)))
 SMALL_ANSWERS: Final[dict[str, int]] = {
-    "/shoal/rollout/1.0.0": REFUSAL,
-    "/shoal/offer/1.0.0": REFUSAL,
-    "/shoal/lot/1.0.0": REFUSAL,
-    "/shoal/commit/1.0.0": REFUSAL,
-    "/shoal/settle/1.0.0": REFUSAL,
-    "/shoal/proof/1.0.0": MAX_RECEIPT,
-    "/shoal/appeal/1.0.0": MAX_RULING,
-    "/shoal/account/1.0.0": MAX_ACCOUNT,
+    "/shoal/work/1.0.0": max(MAX_ACCOUNT, MAX_ANSWER, MAX_REPLY),
 }
 """Bytes of the one answer that a stream gets from a role, unless it hands in work."""
 
 ANSWER_NOBODY: Final = {
     "/shoal/shardcast-bulk/1.0.0": "only reads; chunks and indexes wait for [share] upload",
+    "/shoal/work/answer/1.0.0": "a domain of signatures",
+    "/shoal/work/verdict/1.0.0": "a domain of signatures",
+    "/shoal/work/window/1.0.0": "a domain of signatures",
     "/shoal/beacon/1.0.0": "a domain of signatures, told by gossip",
     "/shoal/diloco/rounds/2.0.0": "to others than members metered, as pieces are",
     "/ipfs/ping/1.0.0": "gives back what came",
@@ -174,7 +155,7 @@ class Stage:
         async with open_swarm(simulation) as swarm:
             keys = simulation.keys
             trainer = keys.signer("victim").peer_id
-            terms = replace(TERMS, trainers=(trainer,), ban_seconds=3600)
+            terms = replace(TERMS, trainers=(trainer,))
             self.run = sign_run(terms, keys.signer("owner"))
             swarm.add("victim", self.victim)
             await swarm.sleep(20)
@@ -199,17 +180,12 @@ class Stage:
             machine.open_host() as host,
             open_node(machine.world, host, config, document=self.run.document) as node,
         ):
-            store = EvidenceStore(node, Durable(machine.world, "validator"))
-            await store.keep(submission(machine))
             pieces = PieceServer(machine.world, lambda _: True, node.meter.allows)
             pieces.offer(BLOB)
             ledger = await node.ledger.opened()
             for number in range(20):
                 await ledger.append("verdict", bytes([number]) * 60_000)
-            with (
-                host.serving(EVIDENCE_PROTOCOL, store.serve),
-                host.serving(PIECES_PROTOCOL, pieces.serve),
-            ):
+            with host.serving(PIECES_PROTOCOL, pieces.serve):
                 self.nodes.append(node)
                 await trio.sleep_forever()
 
@@ -240,14 +216,6 @@ def gift(protocol: str, upload: float = 0.0) -> tuple[int, int]:
     stage = Stage(protocol, upload)
     run_simulation(stage.main, seed=1, horizon=1000)
     return stage.given, stage.taken
-
-
-def submission(machine: SimNode) -> Submission:
-    me = machine.world.signer
-    commitment = Commitment(
-        bytes(32), me.peer_id, PolicyVersion(0), bytes(32), 0, content_digest(CONTENT)
-    )
-    return Submission.sign(commitment, CONTENT, me)
 
 
 @pytest.mark.parametrize("protocol", ASKED)
