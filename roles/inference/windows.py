@@ -195,8 +195,8 @@ class Windows:
                 await backoff.wait()
 
     async def _ask_for_more(self) -> bool:
-        """Ask how much is wanted; the trainer answers when it wants something. Return True if
-        it has answered."""
+        """Ask how much is wanted; the trainer answers when it wants something, or after a
+        while. Return True if it wants something."""
         node, run = self._node, run_of(self._node)
         version = node.shardcast.newest
         policy = node.shardcast.manifest(version).weights_digest
@@ -208,7 +208,7 @@ class Windows:
         if isinstance(reply, Answer):
             self._note_answer(window, reply)
         self._changed.notify_all()
-        return isinstance(reply, Answer)
+        return isinstance(reply, Answer) and reply.wanted_next > 0
 
     async def _commit(self, signed: SignedWindow, nursery: trio.Nursery) -> None:
         """Send a window until there is an answer for good, and see to its places."""

@@ -193,7 +193,14 @@ class WorkDesk:
             self._nursery = nursery
             nursery.start_soon(self.scorer.work_forever)
             nursery.start_soon(self._tick_forever)
+            nursery.start_soon(self._tell_consumed)
             await trio.sleep_forever()
+
+    async def _tell_consumed(self) -> None:
+        """Wake workers that wait for places to be wanted when a step has taken groups."""
+        while True:
+            await self._intake.wait_change()
+            self._freed.notify_all()
 
     async def _tick_forever(self) -> None:
         ticks, before = 0, self._world.now()
