@@ -463,3 +463,14 @@ def test_a_draft_of_a_run_that_pre_trains_is_checked(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         read_draft({**diloco_draft(), **table}, "draft", 0.0)
+
+
+def test_a_store_too_small_for_the_runs_lag_is_named() -> None:
+    run = sign_run(replace(TERMS, recipe=replace(TERMS.recipe, lag=4)), OWNER)
+    run.check_store(5, 2**40)
+    with pytest.raises(ConfigError, match=r"keep_versions in .shardcast. to at least 5"):
+        run.check_store(4, 2**40)
+    size = 4 * run.terms.model.shape.parameters
+    run.check_store(5, 5 * size)
+    with pytest.raises(ConfigError, match=r"disk in \[share\]"):
+        run.check_store(5, 5 * size - 1)
