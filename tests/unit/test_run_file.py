@@ -94,7 +94,7 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
         ({"epoc": 1}, "there is no key 'epoc'; did you mean 'epoch'"),
         ({"epoch": 0}, "epoch must be from 1"),
         ({"epoch": "1"}, "must be a whole number"),
-        ({"trainers": []}, "at least one environment, one trainer"),
+        ({"trainers": []}, "at least one environment and one trainer"),
         ({"trainers": [str(TRAINER.peer_id)] * 2}, "each once"),
         ({"name": "two\nlines"}, "printable"),
         ({"recipe": {"temperature": 1}}, "canonical"),
@@ -455,7 +455,7 @@ def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> 
         ({"diloco": {"corpora": {}}}, "1 to 64 corpora"),
         ({"diloco": {"grace": 90.0}}, "outlast"),
         ({"diloco": {"inner_steps": 0}}, "inner_steps"),
-        ({"algorithm": "grpo"}, "at least one environment"),
+        ({"algorithm": "grpo", "environments": []}, "at least one environment"),
     ],
 )
 def test_a_draft_of_a_run_that_pre_trains_is_checked(
