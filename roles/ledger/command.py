@@ -188,6 +188,11 @@ def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
 
 def _audit(options: argparse.Namespace) -> int:
     folder = options.folder.expanduser()
+    if not options.evidence and (options.sources or options.model):
+        raise ConfigError("--from and --model are for proofs: say --evidence, too")
+    for source in (one.expanduser() for one in options.sources):
+        if not source.is_dir():
+            raise ConfigError(f"--from: there is no folder {source}")
     read = read_ledger(folder)
     found = read.found
     wrong = [str(flaw) for flaw in found.flaws]
