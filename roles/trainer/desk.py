@@ -105,6 +105,8 @@ SAID: Final = 4096
 """Verdicts of the trainer's own that are remembered for workers whose answer was lost."""
 EXPIRE_EVERY: Final = 5
 """Ticks between two looks at what is overdue."""
+SHOWN: Final = 64
+"""Bans that a status lists."""
 QUESTIONS_AT_ONCE: Final = 8.0
 SHORTEST_PAUSE: Final = 5
 """Seconds between two questions of a node about its account."""
@@ -154,8 +156,9 @@ class WorkDesk:
         self._seats = Seats(strangers=STRANGERS)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
         self._scoring: dict[bytes, _Scoring] = {}
-        self._coming: dict[bytes, float] = {}
-        """Groups that teach of wanted places which have not been scored, by commitment."""
+        self._coming: dict[bytes, tuple[int, float]] = {}
+        """Of wanted places that were not scored, by commitment: the groups that teach, and
+        when they were asked for."""
         self._audits: dict[bytes, trio.Event] = {}
         """Verdicts that are being repeated."""
         self._said: BoundedDict[bytes, SignedVerdict] = BoundedDict(SAID)
@@ -167,8 +170,8 @@ class WorkDesk:
         self._bans: dict[str, None] = {}
         """Paths of the proofs of bans, the oldest first."""
         self._freed = Notifier()
-        self.banned: dict[str, dict[str, object]] = {}
-        """Names that were banned in this life: how often, until when, and why."""
+        self.banned: BoundedDict[str, dict[str, object]] = BoundedDict(SHOWN)
+        """The names banned last in this life: how often, until when, and why."""
         self.windows = 0
         """Windows answered in this life."""
         self.stats = ScoringStats()
@@ -211,6 +214,8 @@ class WorkDesk:
                 await self._records.note_served(now - before, ticks)
             before, ticks = now, ticks + 1
             self._newcomers_busy *= 0.99
+            old = now - DUE
+            self._coming = {key: one for key, one in self._coming.items() if one[1] > old}
             if ticks % EXPIRE_EVERY == 0:
                 for found in self.gate.expire(self.situation()):
                     if isinstance(found, Audited):
@@ -243,7 +248,7 @@ class WorkDesk:
             "scorer_queue": scorer.waiting,
             "scorer_oldest": round(scorer.oldest, 1),
             "scorer_busy": round(scorer.busy_share, 3),
-            "bans": self.banned,
+            "bans": dict(self.banned),
         }
 
     def note_policy(self) -> None:
@@ -410,7 +415,7 @@ class WorkDesk:
             self._demand.note_place(teaching)
             commitment = window.commitment(index)
             if index in said.wanted and not self._is_settled(commitment):
-                self._coming[commitment.digest] = teaching
+                self._coming[commitment.digest] = teaching, now
         unwanted = len(window.contents) - len(said.wanted)
         self._intake.note_unsent(window.node, unwanted)
 
@@ -444,8 +449,18 @@ class WorkDesk:
             return 0
         if said.is_newcomer:
             return min(run.terms.trust.window, said.owed)
-        stock = len(self._intake.buffer) + sum(self._coming.values())
-        return self._demand.ask(worker, stock, self._world.now())
+        return self._demand.ask(worker, self._stock, self._world.now())
+
+    @property
+    def _stock(self) -> int:
+        """Groups that wait for a step or are on their way."""
+        recent = self._world.now() - PATIENCE
+        coming = (
+            teaching
+            for key, (teaching, since) in self._coming.items()
+            if since > recent or key in self._scoring
+        )
+        return len(self._intake.buffer) + sum(coming)
 
     # Content.
 
