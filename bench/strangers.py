@@ -1,12 +1,13 @@
 """``python -m bench strangers``: what a hundred strangers cost the honest workers of a swarm.
 
 A swarm of real processes on loopback (a relay, a trainer, a validator, honest workers; the
-engine pretends, so that the validator's own work is what there is) is pinned to one core, the
-strangers to another. By turns the strangers are quiet and hand in heads of submissions. In each
+engine pretends, so that the trainer's own work is what there is) is pinned to one core, the
+strangers, at nice 19, to another. By turns the strangers are quiet and send windows. In each
 turn a newcomer begins, and its first acceptance is waited for. Figures: honest acceptances a
 second, the same by second of the swarm's CPU (which a busy machine does not change), the
-newcomer's first, the validator's CPU, what the strangers cost the swarm (of a core that is the
-swarm's own, the share that honest work loses), and what they left in its ledger.
+newcomer's first, the trainer's CPU, what the strangers cost the swarm (of a core that is the
+swarm's own, the share that honest work loses), and what they left in the trainer's ledger and
+among the gate's rows.
 
 Gate: honest acceptances under attack are 80 % of those of quiet turns. Exit status 1 if not.
 ``--tree PATH`` measures the code of another checkout.
@@ -31,11 +32,15 @@ from typing import Any, Final
 import trio
 
 from bench.report import Report
+from p2p.errors import BadMessage
+from p2p.identity import verify
 from p2p.machine import load_or_create_key
+from p2p.shardcast.stored import HEAD, decode_head_untrusted
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.demo.processes import NodeProcess
 from roles.envs.base import environment_digest
+from roles.protocol.core.terms import terms_digest
 from roles.rl.recipe import Recipe
 from roles.run import Run, sign_run
 from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
@@ -69,9 +74,9 @@ class Turn:
     """Honest submissions; the newcomer's, too."""
     rejected: int = 0
     swarm_cpu: float = 0.0
-    validator_cpu: float = 0.0
-    ledger_bytes: int = 0
-    """By which the validator's ledger has grown."""
+    trainer_cpu: float = 0.0
+    kept_bytes: int = 0
+    """By which the trainer's ledger and the gate's rows have grown."""
     newcomer: float = FIRST_SECONDS
     """Seconds from its process's start to its first acceptance."""
     tally: dict[str, int] = field(default_factory=dict)
@@ -83,12 +88,11 @@ class Turn:
             "acceptances": (self.accepted / self.seconds, "1/s"),
             "acceptances_by_cpu": (self.accepted / max(self.swarm_cpu, 1e-9), "1/CPU s"),
             "newcomer_first": (self.newcomer, "s"),
-            "validator_cpu": (self.validator_cpu / self.seconds, "CPU s/s"),
+            "trainer_cpu": (self.trainer_cpu / self.seconds, "CPU s/s"),
             "swarm_cpu": (self.swarm_cpu / self.seconds, "CPU s/s"),
-            "ledger_growth": (self.ledger_bytes / self.seconds, "B/s"),
-            "ledger_by_acceptance": (self.ledger_bytes / max(self.accepted, 1), "B"),
-            "heads": (self.tally.get("heads", 0) / max(self.attacked, 1e-9), "1/s"),
-            "head_bytes": (self.tally.get("bytes", 0) / max(self.attacked, 1e-9), "B/s"),
+            "kept_growth": (self.kept_bytes / self.seconds, "B/s"),
+            "windows": (self.tally.get("windows", 0) / max(self.attacked, 1e-9), "1/s"),
+            "window_bytes": (self.tally.get("bytes", 0) / max(self.attacked, 1e-9), "B/s"),
         }
 
 
@@ -156,14 +160,14 @@ class BenchSwarm:
         self._bootstrap = greeting["addrs"][0]
         for name in ("trainer-1", "validator-1", *self._workers):
             await self.add(name, name.partition("-")[0])
-        await self.validator.wait_status(
+        await self.trainer.wait_status(
             lambda _: all(self.accepted_of(name) > WARM for name in self._workers)
         )
 
     @property
-    def validator(self) -> BenchNode:
+    def trainer(self) -> BenchNode:
         """The one that is attacked."""
-        return self.nodes["validator-1"]
+        return self.nodes["trainer-1"]
 
     async def add(self, name: str, role: str) -> None:
         """Start one of them."""
@@ -183,31 +187,47 @@ class BenchSwarm:
         for node in self.nodes.values():
             await node.stop()
 
-    def said(self) -> dict[str, Any]:
-        """The validator's role, as of its last status."""
-        status = self.validator.status
-        return {} if status is None else status["roles"].get("validator", {})
+    def said(self) -> list[dict[str, Any]]:
+        """The roles of trainer and validator, as of their last status."""
+        scorers = (("trainer-1", "trainer"), ("validator-1", "validator"))
+        statuses = [(self.nodes[name].status, role) for name, role in scorers]
+        return [one["roles"].get(role, {}) for one, role in statuses if one is not None]
 
     def accepted_of(self, name: str) -> int:
-        """Of one worker."""
+        """Of one worker, by both."""
         peer = str(load_or_create_key(self._folder / name / "key").peer_id)
-        record: dict[str, int] = self.said().get("nodes", {}).get(peer, {})
-        return record.get("accepted", 0)
+        records = [one.get("nodes", {}).get(peer, {}) for one in self.said()]
+        return sum(record.get("accepted", 0) for record in records)
 
-    def accepted(self) -> int:
-        """Of all: no stranger's work is."""
-        count: int = self.said().get("accepted", 0)
-        return count
+    def count(self, key: str) -> int:
+        """Of all workers, by both: no stranger's work is accepted."""
+        return sum(one.get(key, 0) for one in self.said())
+
+    def newest(self) -> tuple[int, str]:
+        """Number and digest of the newest policy, as the relay holds it."""
+        store = f"store/{self.run.id.hex()[:16]}"
+        found = [(0, bytes(32))]
+        for path in (self.nodes["relay-1"].folder / store).glob(f"*{HEAD}"):
+            with contextlib.suppress(OSError, BadMessage):
+                held = decode_head_untrusted(path.read_bytes(), self.run.id, verify, store)
+                found.append((int(held.manifest.version), held.manifest.weights_digest))
+        number, digest = max(found)
+        return number, digest.hex()
 
     def cpu(self) -> float:
         """Seconds of all nodes but newcomers, and their engines and environments."""
         own = [node.process.pid for node in self.nodes.values() if node.process is not None]
         return sum(map(_tree_cpu, own))
 
-    def ledger_bytes(self) -> int:
-        """On the validator's disk."""
-        folder = self.validator.folder / "ledger"
-        return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    def kept_bytes(self) -> int:
+        """On the trainer's disk: its ledger, and the gate's rows."""
+        folders = (self.trainer.folder / "ledger", self.trainer.folder / "trainer" / "gate")
+        files = [file for folder in folders for file in folder.rglob("*")]
+        total = 0
+        for file in files:
+            with contextlib.suppress(OSError):  # a row that is replaced meanwhile
+                total += file.stat().st_size
+        return total
 
 
 def _tree_cpu(pid: int) -> float:
@@ -231,6 +251,7 @@ async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dic
         start_new_session=True,
     )
     os.sched_setaffinity(process.pid, {core})
+    os.setpriority(os.PRIO_PROCESS, process.pid, 19)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_tell, process, newest)
@@ -254,7 +275,7 @@ async def strangers(orders: Orders, core: int, newest: Any) -> AsyncIterator[dic
 async def _tell(process: trio.Process, newest: Any) -> None:
     assert process.stdin is not None
     while True:
-        await process.stdin.send_all(b"%d\n" % newest())
+        await process.stdin.send_all("{} {}\n".format(*newest()).encode())
         await pause(0.5)
 
 
@@ -263,32 +284,29 @@ async def play_turn(
 ) -> Turn:
     """One turn, quiet without ``orders``."""
     turn = Turn()
-    addr = next(iter(swarm.validator.greeting["addrs"])) if swarm.validator.greeting else ""
-
-    def newest() -> int:
-        status = swarm.validator.status
-        return 0 if status is None else int(status["shardcast"]["newest"])
-
+    addr = next(iter(swarm.trainer.greeting["addrs"])) if swarm.trainer.greeting else ""
     entered = time.perf_counter()
     async with contextlib.AsyncExitStack() as stack:
         if orders is not None:
-            told = replace(orders, addr=addr, run=swarm.run.id.hex())
-            turn.tally = await stack.enter_async_context(strangers(told, core, newest))
+            told = replace(
+                orders, addr=addr, run=swarm.run.id.hex(), terms=terms_digest(swarm.run).hex()
+            )
+            turn.tally = await stack.enter_async_context(strangers(told, core, swarm.newest))
             await pause(LEAD)
         started = time.perf_counter()
-        await swarm.validator.wait_status(lambda _: True)
-        accepted, cpu, ledger = swarm.accepted(), swarm.cpu(), swarm.ledger_bytes()
-        rejected, own = swarm.said()["rejected"], swarm.validator.vitals.cpu
+        await swarm.trainer.wait_status(lambda _: True)
+        accepted, cpu, kept = swarm.count("accepted"), swarm.cpu(), swarm.kept_bytes()
+        rejected, own = swarm.count("rejected"), swarm.trainer.vitals.cpu
         await pause(seconds)
         turn.seconds = time.perf_counter() - started
-        turn.accepted = swarm.accepted() - accepted
-        turn.rejected = swarm.said()["rejected"] - rejected
-        turn.swarm_cpu, turn.validator_cpu = swarm.cpu() - cpu, swarm.validator.vitals.cpu - own
-        turn.ledger_bytes = swarm.ledger_bytes() - ledger
+        turn.accepted = swarm.count("accepted") - accepted
+        turn.rejected = swarm.count("rejected") - rejected
+        turn.swarm_cpu, turn.trainer_cpu = swarm.cpu() - cpu, swarm.trainer.vitals.cpu - own
+        turn.kept_bytes = swarm.kept_bytes() - kept
         started = time.perf_counter()
         await swarm.add(newcomer, "inference")
         with trio.move_on_after(FIRST_SECONDS):
-            await swarm.validator.wait_status(lambda _: swarm.accepted_of(newcomer) > 0)
+            await swarm.trainer.wait_status(lambda _: swarm.accepted_of(newcomer) > 0)
             turn.newcomer = time.perf_counter() - started
         turn.attacked = time.perf_counter() - entered
     swarm.nodes[newcomer].kill()
@@ -301,7 +319,7 @@ async def measure(options: argparse.Namespace, report: Report) -> dict[str, list
     swarm_core, attack_core = options.cores
     os.sched_setaffinity(0, {swarm_core})  # what is started from here on inherits it
     orders = Orders(
-        addr="", run="", kind=options.kind, strangers=options.strangers,
+        addr="", run="", terms="", kind=options.kind, strangers=options.strangers,
         bytes_per_second=options.rate * 1000.0,
     )  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="shoal-strangers-") as name:

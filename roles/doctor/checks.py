@@ -22,6 +22,10 @@ LEAST_DISK: Final = GIB
 """Bytes that any node wants: three versions of a small policy, its ledger and its log."""
 TOLERANCE: Final = 300.0
 """Seconds by which clocks may differ: what signed records allow for."""
+BUSY: Final = 0.9
+"""Share of its time from which on a scorer counts as busy all the time."""
+LONG_WAIT: Final = 60.0
+"""Seconds that no place should wait for a scorer: a worker is told to ask again after 90."""
 
 
 class Level(Enum):
@@ -293,6 +297,27 @@ def check_reachable(seen: Sighting) -> Finding:
     return Finding("reachable", Level.OK, f"peers see {view.observed}, which is this machine")
 
 
+def check_scorer(seen: Sighting) -> Finding:
+    """Whether the trainer or validator that runs here keeps up with what it has to score."""
+    found = seen.scoring
+    if found is None:
+        return Finding("scorer", Level.OK, f"no trainer or validator runs in {seen.folder}")
+    said = (
+        f"the {found.role}'s scorer is busy {found.busy:.0%} of the time, {found.queue:.0f}"
+        f" places wait, the oldest for {found.oldest:.0f} s"
+    )
+    if found.busy < BUSY and found.oldest < LONG_WAIT:
+        return Finding("scorer", Level.OK, said)
+    remedy = (
+        "let validators score newcomers' work (shoal run amend run.shoal --add-validator ID);"
+        " if the run has some: a faster device (--device), or fewer workers"
+        if found.role == "trainer"
+        else "name another validator beside it (shoal run amend run.shoal --add-validator ID),"
+        " or give it a faster device (--device)"
+    )
+    return Finding("scorer", Level.WARN, said, remedy)
+
+
 CHECKS: Final[tuple[Check, ...]] = (
     check_python,
     check_torch,
@@ -310,6 +335,7 @@ CHECKS: Final[tuple[Check, ...]] = (
     check_run,
     check_bootstrap,
     check_reachable,
+    check_scorer,
 )
 """In the order in which a person reads them."""
 

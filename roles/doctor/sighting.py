@@ -20,9 +20,12 @@ from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any, Final
 
+import trio
+
 from p2p.errors import ConfigError, StorageError
 from p2p.machine import KEY, decode_key
 from p2p.multiaddr import Multiaddr
+from p2p.node.dashboard.commands import ASK_SECONDS, read
 from p2p.node.process import check_key_place
 from p2p.sandbox import Containment
 from p2p.sandbox.probe import find_containment
@@ -88,6 +91,19 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Scoring:
+    """The scorer of the trainer or validator that runs in the node's folder."""
+
+    role: str
+    queue: float
+    """Places that wait."""
+    oldest: float
+    """Seconds that the place which waits longest has waited."""
+    busy: float
+    """Share of its time that it works."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sighting:
     """A machine, as far as the checks look."""
 
@@ -124,6 +140,8 @@ class Sighting:
     """Other distributions that bring a package of our names."""
     answers: tuple[Answer, ...] = ()
     """Of the bootstrap peers."""
+    scoring: Scoring | None = None
+    """None if no node that scores runs in the folder."""
 
 
 def need_of(run: Run) -> Need:
@@ -173,7 +191,34 @@ def look(
         sandbox=_containment(folder),
         owners=tuple(other_owners()),
         answers=answers,
+        scoring=ask_scorer(folder),
     )
+
+
+def ask_scorer(folder: Path) -> Scoring | None:
+    """Return what the node that runs in ``folder`` says of its scorer."""
+
+    async def ask_node() -> bytes:
+        with trio.fail_after(ASK_SECONDS):
+            return await read(folder, "/metrics")
+
+    try:
+        return scoring_of(trio.run(ask_node).decode())
+    except (ConfigError, UnicodeDecodeError, trio.TooSlowError):
+        return None
+
+
+def scoring_of(metrics: str) -> Scoring | None:
+    """Return what a node's ``/metrics`` say of its scorer; None if it has none."""
+    lines = (line.rpartition(" ") for line in metrics.splitlines() if line[:1] != "#")
+    values = {name: float(value) for name, _, value in lines}
+    for role, queue in (("trainer", "scorer_queue"), ("validator", "queue")):
+        keys = (queue, "scorer_oldest_seconds", "scorer_busy_ratio")
+        names = [f"shoal_{role}_{key}" for key in keys]
+        if all(name in values for name in names):
+            waiting, oldest, busy = (values[name] for name in names)
+            return Scoring(role=role, queue=waiting, oldest=oldest, busy=busy)
+    return None
 
 
 def _newest(run: Run | None, answers: Sequence[Answer]) -> Need | None:

@@ -81,7 +81,7 @@ class InferenceCounts:
     drawn: Rate = field(default_factory=Rate)
     """Tokens."""
     unanswered_since: float | None = None
-    """Wall time since which no validator answers; None while one does."""
+    """Wall time since which the trainer does not answer; None while it does."""
     bytes_committed: int = 0
     """What windows and their answers cost the network in this life."""
     stood: int = 0

@@ -77,7 +77,7 @@ class InferenceStatus:
     waits_for_disk: int = 0
     """Writes that the disk has refused so far."""
     unanswered_since: float | None = None
-    """Wall time since which no validator answers."""
+    """Wall time since which the trainer does not answer."""
     trainer: str = ""
     """What the trainer does (`roles.protocol.core.account.TrainerDoing`); empty if unknown."""
     trainer_away_since: float | None = None
@@ -148,7 +148,7 @@ def now_of(
             return away
         case _ if counts.unanswered_since is not None and pending:
             since = clock(counts.unanswered_since, wall)
-            return f"no validator answers since {since}; your work is kept"
+            return f"the trainer does not answer since {since}; your work is kept"
         case Doing.WAITS_FOR_NEWER if counts.waits:
             return f"resting: {counts.waits}"
         case Doing.WAITS_FOR_VERDICTS:

@@ -200,6 +200,11 @@ def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
 
 def _audit(options: argparse.Namespace) -> int:
     folder = expanded(options.folder)
+    if not options.evidence and (options.sources or options.model):
+        raise ConfigError("--from and --model are for proofs: say --evidence, too")
+    for source in map(expanded, options.sources):
+        if not source.is_dir():
+            raise ConfigError(f"--from: there is no folder {source}")
     void, more = list[str](), 0
 
     def take(entry: Entry) -> None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import trio
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, ProtocolNotSupported
 from p2p.host import MAX_MESSAGE, request
 from p2p.identity import PeerId, ProtocolId
 from p2p.node.node import Node
@@ -84,20 +84,27 @@ async def ask(
     payload: bytes,
     *,
     max_reply: int = MAX_MESSAGE,
+    raises_unsupported: bool = False,
 ) -> bytes | None:
     """One attempt, answered with at most ``max_reply`` bytes; None when it should be repeated.
 
-    Whatever a peer does, it does not end this node.
+    Whatever a peer does, it does not end this node. With ``raises_unsupported`` it raises
+    `ProtocolNotSupported` if the peer does not speak ``protocol``.
     """
 
     async def talk() -> bytes:
         return await request(node.host, peer, protocol, payload, max_reply=max_reply)
 
-    return await _attempt(node, peer, protocol, talk)
+    return await _attempt(node, peer, protocol, talk, raises_unsupported=raises_unsupported)
 
 
 async def _attempt(
-    node: Node, peer: PeerId, protocol: ProtocolId, talk: Callable[[], Awaitable[bytes]]
+    node: Node,
+    peer: PeerId,
+    protocol: ProtocolId,
+    talk: Callable[[], Awaitable[bytes]],
+    *,
+    raises_unsupported: bool = False,
 ) -> bytes | None:
     try:
         with trio.fail_after(ANSWER_SECONDS):
@@ -109,4 +116,6 @@ async def _attempt(
     except PEER_TROUBLE as error:
         node.world.sometimes("request/no answer", True)
         logger.debug("%s did not answer on %s: %r", peer.short, protocol, error)
+        if raises_unsupported and isinstance(error, ProtocolNotSupported):
+            raise
     return None

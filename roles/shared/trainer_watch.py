@@ -4,28 +4,35 @@ Theory of operation
 -------------------
 A node asks the trainer now and then (`roles.protocol.core.account`), as often as it says. A
 trainer that answers, or whose heartbeat the swarm knows, is there. One that does neither is
-away, since the last sign of it. Nothing is decided by it: it is what a person wants to know who
-sees that a node does nothing.
+away, since the last sign of it. One that is there and does not speak the work protocol is of
+another version of Shoal. Nothing is decided by it: it is what a person wants to know who sees
+that a node does nothing.
 """
 
 from __future__ import annotations
 
+import logging
+import re
 from datetime import datetime
 from typing import Final
 
-from p2p.errors import BadMessage
+from p2p.errors import BadMessage, ProtocolNotSupported
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
 from roles.protocol.core.account import MAX_ACCOUNT, Account, TrainerDoing
 from roles.protocol.core.answer import (
     WORK_PROTOCOL,
+    WORK_SINCE,
     AccountRequest,
     decode_reply_untrusted,
     encode_request,
 )
 from roles.protocol.request import ask
 from roles.run import run_of
+from roles.shared.reasons import printable
+
+logger = logging.getLogger(__name__)
 
 FIRST_PAUSE: Final = 1.0
 """Seconds after the first question without an answer, doubled to"""
@@ -34,6 +41,9 @@ PAUSE: Final = 15.0
 that a peer has died."""
 LONGEST_PAUSE: Final = 600
 """Seconds between questions, whatever the trainer says: 12,000 nodes at 20 a second."""
+UNSPOKEN: Final = 4
+"""Questions in a row that find no work protocol until it is said: a trainer that starts does
+not serve it for some seconds."""
 DAY: Final = 24 * 3600
 """Seconds after which a time of the day needs its date."""
 
@@ -60,6 +70,8 @@ class TrainerWatch:
         self.account: Account | None = None
         """What it answered last."""
         self.is_away = False
+        self._unspoken = 0
+        """Questions in a row for which the trainer did not speak the work protocol."""
 
     @property
     def away_since(self) -> float | None:
@@ -90,9 +102,20 @@ class TrainerWatch:
     async def _ask(self, trainer: PeerId) -> Account | None:
         node = self._node
         asked = encode_request(AccountRequest())
-        data = await ask(node, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ACCOUNT)
+        try:
+            data = await ask(
+                *(node, trainer, WORK_PROTOCOL, asked),
+                max_reply=MAX_ACCOUNT,
+                raises_unsupported=True,
+            )
+        except ProtocolNotSupported:
+            self._unspoken += 1
+            if self._unspoken == UNSPOKEN:
+                logger.warning("other_version %s", self.why_other_version())
+            return None
         if data is None:
             return None
+        self._unspoken = 0
         try:
             reply = decode_reply_untrusted(data, None)
             return reply if isinstance(reply, Account) else None
@@ -115,13 +138,32 @@ class TrainerWatch:
         return f"waiting for the first policy: {DOINGS[self.account.doing]}"
 
     def why_idle(self, kept: str) -> str:
-        """That the trainer is away, and what ``kept`` says of the work; empty while it is
-        there."""
+        """That the trainer is away or of another version, and what ``kept`` says of the work;
+        empty while it is there."""
+        if self._unspoken >= UNSPOKEN and not self.is_away:
+            return f"{self.why_other_version()}; {kept}"
         if self.away_since is None:
             return ""
         since = clock(self.away_since, self._node.world.wall())
         what = "no trainer was heard" if self._heard is None else "the trainer is away"
         return f"{what} since {since}; {kept}"
+
+    def why_other_version(self) -> str:
+        """That the trainer does not speak the work protocol, and who upgrades to what."""
+        trainer = run_of(self._node).terms.trainers[0]
+        members = self._node.membership.members()
+        said = next((one.version for one in members if one.peer == trainer), "")
+        theirs = f"Shoal {printable(said)}" if said else "another version of Shoal"
+        unspoken = f"the trainer runs {theirs}, which does not speak {WORK_PROTOCOL}"
+        if _numbers(said) >= _numbers(WORK_SINCE):
+            return f"{unspoken}: this node needs that version (pip install --upgrade shoal)"
+        return f"{unspoken}: it needs Shoal {WORK_SINCE} or newer (pip install --upgrade shoal)"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version, to compare it by."""
+    found = re.match(r"[0-9]{1,9}(?:\.[0-9]{1,9}){0,2}", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def clock(when: float, now: float) -> str:

@@ -1,17 +1,16 @@
-"""The trainer: takes accepted rollouts from validators, learns, publishes policies.
+"""The trainer: judges what workers bring, learns from it, publishes policies.
 
-Read `session` first: one step after the other, and what is on disk in between. `intake`
-answers each delivery of a validator once there is room for it: `check` recomputes what the
-trainer can, `audit` repeats what the validator did and refuses those that lie, `scoring` is the
-engine that this takes, `inbox` keeps the delivery on disk, `core.buffer` holds its groups until
-a step takes them (the folder `core` is free of I/O). `demand` tells the workers how much more
-is wanted. `curve` records how the learning goes, for people, and `metrics` a line for each
-step; `account` are the books of what became of each node's work, which nodes may ask about,
+Read `session` first: one step after the other, and what is on disk in between. `desk` is where
+workers and validators come to; all judgement is `core.gate`'s (the folder `core` is free of
+I/O), whose records `gate_files` keeps on the disk. Places that the scorer
+(`roles.protocol.scorer`) accepts are `taken`: `inbox` keeps them on the disk, `intake` and
+`core.buffer` hold their groups until a step takes them. `curve` records how the learning goes,
+`metrics` a line for each step; `account` are the books of what became of each node's work;
 `status` is the snapshot for people, and `panels` is what the dashboard shows of it; `policies`
 are the checkpoints and weights on disk; `config` is the owner's table; `role` is what a node
 opens.
 
-How data flows: delivery -> `check` and `audit` -> `inbox` (disk) -> receipt ->
+How data flows: window -> `desk` -> content -> scorer -> `core.gate` -> `inbox` (disk) ->
 `core.buffer` -> the engine's step -> log, weights, now and then a checkpoint -> SHARDCAST
 publishes the weights.
 """

@@ -1,8 +1,8 @@
-"""``python -m tests.attacks.strangers``: strangers that hand a validator heads of submissions,
-and nothing that took work. Options are JSON on the command line (`Orders`); the newest policy's
-number comes by standard input, a line each time.
+"""``python -m tests.attacks.strangers``: strangers that send a trainer windows.
 
-Loopback only: `Target` refuses other hosts.
+Nothing that they send took work. Options are JSON on the command line (`Orders`); the newest
+policy's number and digest come by standard input, a line each time. Loopback only: `Target`
+refuses other hosts.
 """
 
 from __future__ import annotations
@@ -22,22 +22,17 @@ from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.swarm.swarm import open_host
-from p2p.wire import MIB, frame
-from roles.protocol.core.groups import (
-    MAX_REPLY,
-    OFFER_PROTOCOL,
-    Commitment,
-    Submission,
-    content_digest,
-)
+from p2p.wire import frame
+from roles.protocol.core.answer import MAX_ANSWER, WORK_PROTOCOL, WindowRequest, encode_request
+from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
 from tests.attacks.raw import TROUBLE, Target, pause
 
 JUNK: Final = b"\xc1junk"
-"""A content that is no list of groups."""
+"""A content that is no list of groups: nobody ever asks for it."""
 FAR: Final = 1_000_000
 """Places, or policies, ahead of all that exist."""
 READ_SECONDS: Final = 2.0
-"""How long an answer is waited for: the next head goes out meanwhile."""
+"""How long an answer is waited for: the next window goes out meanwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +41,9 @@ class Orders:
 
     addr: str
     run: str
+    terms: str
+    groups: int = 4
+    """Of a place."""
     kind: str = "mixed"
     strangers: int = 100
     bytes_per_second: float = 50_000.0
@@ -61,89 +59,100 @@ class Stranger:
     """One identity, and what it has said so far."""
 
     key: KeyPair
-    run: bytes
+    orders: Orders
+    policy: bytes = bytes(32)
     count: int = 0
 
-    def head(
-        self, version: int, index: int, content: bytes = JUNK, claimed: int | None = None
+    def window(
+        self,
+        version: int,
+        first: int,
+        *,
+        places: int = 1,
+        content: bytes = JUNK,
+        terms: str = "",
     ) -> bytes:
-        """A signed submission, framed; with ``claimed`` only its head, and a length that is a
-        lie."""
+        """Return a signed window in a frame."""
         self.count += 1
-        commitment = Commitment(
-            self.run, self.key.peer_id, PolicyVersion(version), bytes(32), index,
-            content_digest(content),
-        )  # fmt: skip
-        whole = Submission.sign(commitment, content, self.key).to_bytes()
-        if claimed is None:
-            return frame(whole)
-        stub = frame(Submission.sign(commitment, bytes(claimed), self.key).to_bytes())
-        return stub[: len(stub) - claimed]
+        window = Window(
+            *(bytes.fromhex(self.orders.run), bytes.fromhex(terms or self.orders.terms)),
+            *(self.key.peer_id, PolicyVersion(version), self.policy, first),
+            *((content_digest(content),) * places,),
+            bytes([Claim.SPREAD]) * self.orders.groups * places,
+        )
+        signed = SignedWindow.sign(window, self.key)
+        return frame(encode_request(WindowRequest(signed)))
 
 
 Forge = Callable[[Stranger, int, Random], bytes]
 
 
 def in_order(of: Stranger, newest: int, _: Random) -> bytes:
-    """The next place under the newest policy, with a content that is none."""
-    return of.head(newest, of.count)
+    """The next place under the newest policy: taken, until it has 64 more than it brings."""
+    return of.window(newest, of.count)
+
+
+def longest(of: Stranger, newest: int, _: Random) -> bytes:
+    """All places that fit, again and again."""
+    return of.window(newest, 0, places=16)
 
 
 def at_once(of: Stranger, newest: int, rng: Random) -> bytes:
-    """A place of the window, again and again, each time with another content."""
-    return of.head(newest, of.count % 8, rng.randbytes(8))
+    """One place, again and again, each time with another content."""
+    return of.window(newest, 0, content=rng.randbytes(8))
 
 
 def ahead(of: Stranger, newest: int, _: Random) -> bytes:
     """A place far beyond all that can be filled."""
-    return of.head(newest, FAR + of.count)
+    return of.window(newest, FAR + of.count)
 
 
-def again(of: Stranger, newest: int, _: Random) -> bytes:
-    """The same submission."""
-    return of.head(newest, 0)
+def question(of: Stranger, newest: int, _: Random) -> bytes:
+    """No place: it asks how much is wanted."""
+    return of.window(newest, 0, places=0)
 
 
 def to_come(of: Stranger, newest: int, _: Random) -> bytes:
     """Work under a policy that nobody has made."""
-    return of.head(newest + FAR, of.count)
+    return of.window(newest + FAR, of.count)
 
 
 def stale(of: Stranger, _: int, __: Random) -> bytes:
     """Work under the first policy."""
-    return of.head(0, of.count)
+    return of.window(0, of.count)
 
 
-def too_long(of: Stranger, newest: int, _: Random) -> bytes:
-    """A head that claims eight megabytes, of which none come."""
-    return of.head(newest, of.count, claimed=8 * MIB - 400)
+def other_terms(of: Stranger, newest: int, rng: Random) -> bytes:
+    """Work under terms that nobody signed."""
+    return of.window(newest, of.count, terms=rng.randbytes(32).hex())
 
 
 def half(of: Stranger, newest: int, _: Random) -> bytes:
-    """The first half of a head."""
-    return of.head(newest, of.count)[:120]
+    """The first half of a request."""
+    return of.window(newest, of.count)[:120]
 
 
-def unsigned(of: Stranger, newest: int, rng: Random) -> bytes:
-    """A head whose signature is none."""
-    whole = bytearray(of.head(newest, of.count))
-    for at in range(len(whole) - len(JUNK) - 70, len(whole) - len(JUNK) - 10):
-        whole[at] = rng.randrange(256)
+def unsigned(of: Stranger, newest: int, _: Random) -> bytes:
+    """A window whose signature is none."""
+    whole = bytearray(of.window(newest, of.count))
+    at = len(whole) - 20  # within the signature: a stamp of no bytes follows
+    whole[at] ^= 1
     return bytes(whole)
 
 
 FORGES: Final[dict[str, Forge]] = {
     "in-order": in_order,
+    "longest": longest,
     "at-once": at_once,
     "ahead": ahead,
-    "again": again,
+    "question": question,
     "to-come": to_come,
     "stale": stale,
-    "too-long": too_long,
+    "other-terms": other_terms,
     "half": half,
     "unsigned": unsigned,
 }
-MIXED: Final = ("in-order", "at-once", "ahead", "again", "to-come", "stale", "too-long")
+MIXED: Final = tuple(name for name in FORGES if name not in ("half", "unsigned"))
 """What ``mixed`` takes in turn: all that a penalty does not end."""
 KINDS: Final = ("mixed", "minted", *FORGES)
 """``minted`` is ``in-order`` by another identity, on another connection, each time."""
@@ -156,17 +165,18 @@ class Crowd:
         self._orders = orders
         self._target = Target.parse(orders.addr)
         self._rng = Random(orders.seed)
-        self._newest = 0
+        self._newest, self._policy = 0, bytes(32)
         self.tally: Counter[str] = Counter()
 
     def _stranger(self) -> Stranger:
-        return Stranger(KeyPair(self._rng.randbytes(32)), bytes.fromhex(self._orders.run))
+        return Stranger(KeyPair(self._rng.randbytes(32)), self._orders)
 
     async def listen(self) -> None:
-        """Take the newest policy's number from standard input until it ends."""
+        """Take the newest policy from standard input until it ends."""
         pipe = trio.wrap_file(sys.stdin)
         while line := await pipe.readline():
-            self._newest = int(line)
+            number, _, digest = line.strip().partition(" ")
+            self._newest, self._policy = int(number), bytes.fromhex(digest)
 
     async def attack(self) -> None:
         """Until cancelled."""
@@ -193,8 +203,9 @@ class Crowd:
             while True:
                 name = MIXED[stranger.count % len(MIXED)] if kind == "mixed" else kind
                 forge = FORGES["in-order" if kind == "minted" else name]
+                stranger.policy = self._policy
                 data = forge(stranger, self._newest, self._rng)
-                self.tally["heads"] += 1
+                self.tally["windows"] += 1
                 self.tally["bytes"] += len(data)
                 nursery.start_soon(self._hand_in, host, data)
                 share = orders.bytes_per_second / orders.strangers
@@ -205,9 +216,9 @@ class Crowd:
     async def _hand_in(self, host: Host, data: bytes) -> None:
         try:
             with trio.move_on_after(READ_SECONDS):
-                async with await host.open_stream(self._target.peer, OFFER_PROTOCOL) as stream:
+                async with await host.open_stream(self._target.peer, WORK_PROTOCOL) as stream:
                     await stream.send_all(data)
-                    answer = await stream.receive_some(MAX_REPLY)
+                    answer = await stream.receive_some(MAX_ANSWER)
                     self.tally["answers" if answer else "ended"] += 1
                     return
             self.tally["no answer"] += 1

@@ -722,7 +722,7 @@ def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
 
 FIGURES = {
     "greedy_start": 0.16, "greedy_end": 0.3, "reward_start": 0.14, "reward_end": 0.2,
-    "cheater_accepted": 0, "cheater_submitted": 9,
+    "cheater_accepted": 0, "cheater_submitted": 9, "cheater_bans": 1,
     "honest_rejected": 0,
     "kinds_start": {}, "kinds_end": {},
 }  # fmt: skip

@@ -32,7 +32,7 @@ FIGURES: dict[str, Any] = {
         "arithmetic/three_digits": (0.453, 0.3),
         "arithmetic/tables": (0.85, 0.8),
     },
-    "cheater_submitted": 20, "cheater_accepted": 0,
+    "cheater_submitted": 20, "cheater_accepted": 0, "cheater_bans": 1,
     "honest_rejected": 0,
 }  # fmt: skip
 

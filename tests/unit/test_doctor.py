@@ -15,6 +15,9 @@ from typing import Any
 
 import pytest
 
+from p2p.node.dashboard.core.picture import Known, Scene
+from p2p.node.dashboard.metrics import write_metrics
+from p2p.node.panels import load_panels
 from p2p.node.usage import FAILED, WRONG_USAGE
 from p2p.sandbox import Containment
 from p2p.sandbox.confinement import Mechanism
@@ -22,7 +25,18 @@ from roles.doctor import command
 from roles.doctor.asking import Answer
 from roles.doctor.checks import CHECKS, Finding, Level, examine
 from roles.doctor.command import main
-from roles.doctor.sighting import Need, Sighting, Torch, ask_torch, look, need_of, try_port
+from roles.doctor.sighting import (
+    Need,
+    Scoring,
+    Sighting,
+    Torch,
+    ask_scorer,
+    ask_torch,
+    look,
+    need_of,
+    scoring_of,
+    try_port,
+)
 from roles.engines.config import GIB, MachineLimits
 from roles.engines.hardware import Gpu
 from tests.unit.test_run_file import RUN
@@ -63,6 +77,10 @@ def test_what_was_not_looked_at_is_not_shown_as_good() -> None:
     assert finding("clock", answered(skew=None)).level is Level.SKIP
     assert finding("clock", SOUND).seen.endswith("as 1 bootstrap peer says")
     assert finding("memory", replace(SOUND, memory=0)).level is Level.SKIP
+
+
+def scoring(role: str, busy: float = 0.3, oldest: float = 1.0) -> Sighting:
+    return replace(SOUND, scoring=Scoring(role=role, queue=3, oldest=oldest, busy=busy))
 
 
 LACKS = {
@@ -131,7 +149,36 @@ LACKS = {
     "a port that is taken": (
         "port", replace(SOUND, port=4001, port_failure="Address already in use"), Level.FAIL,
         "4001: Address already in use", "--listen at another"),
+    "a trainer whose scorer never rests": (
+        "scorer", scoring("trainer", busy=0.97), Level.WARN,
+        "trainer's scorer is busy 97% .* 3 places wait", "--add-validator ID.*--device"),
+    "a trainer at which content waits": (
+        "scorer", scoring("trainer", oldest=75.0), Level.WARN, "the oldest for 75 s",
+        "--add-validator"),
+    "a validator that does not keep up": (
+        "scorer", scoring("validator", busy=1.0, oldest=600.0), Level.WARN,
+        "the validator's scorer", "another validator.*--device"),
 }  # fmt: skip
+
+
+def test_a_scorer_that_keeps_up_lacks_nothing() -> None:
+    found = finding("scorer", scoring("validator"))
+    assert (found.level, found.remedy) == (Level.OK, "")
+
+
+@pytest.mark.parametrize("role", ["trainer", "validator"])
+def test_what_a_role_shows_of_its_scorer_is_found_in_the_metrics(role: str) -> None:
+    """Page, numbers and doctor name the same values: whoever renames one hears of it here."""
+    queue = {"trainer": "scorer_queue", "validator": "queue"}[role]
+    health = {"roles": {role: {queue: 3, "scorer_oldest": 12.5, "scorer_busy": 0.25}}}
+    seen = Scene(title="", says="", known={"me": Known(health=health, name="me")})
+    found = scoring_of(write_metrics(seen, load_panels([role]), 0).decode())
+    assert found == Scoring(role=role, queue=3, oldest=12.5, busy=0.25)
+    assert scoring_of("# nothing\nshoal_viewers 0.0\n") is None
+
+
+def test_a_folder_without_a_node_has_no_scorer(tmp_path: Path) -> None:
+    assert ask_scorer(tmp_path) is None
 
 
 @pytest.mark.parametrize("lack", LACKS)

@@ -291,7 +291,7 @@ def test_a_receipt_is_what_a_stranger_checks_offline(
         ([verdict(0, run=sign_run(replace(TERMS, name="other"), OWNER))], "another run"),
         ([verdict(0, said=Verdict.REJECTED)], "does not accept"),
         ([verdict(0), verdict(0)], "a second time"),
-        ([replace(verdict(0), work=Work(tokens=10**9))], "signature is not its validator's"),
+        ([replace(verdict(0), work=Work(tokens=10**9))], "signature is not its scorer's"),
     ],
 )
 def test_a_receipt_cannot_be_padded(

@@ -94,7 +94,7 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
         ({"epoc": 1}, "there is no key 'epoc'; did you mean 'epoch'"),
         ({"epoch": 0}, "epoch must be from 1"),
         ({"epoch": "1"}, "must be a whole number"),
-        ({"trainers": []}, "at least one environment, one trainer"),
+        ({"trainers": []}, "at least one environment and one trainer"),
         ({"trainers": [str(TRAINER.peer_id)] * 2}, "each once"),
         ({"name": "two\nlines"}, "printable"),
         ({"recipe": {"temperature": 1}}, "canonical"),
@@ -455,7 +455,7 @@ def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> 
         ({"diloco": {"corpora": {}}}, "1 to 64 corpora"),
         ({"diloco": {"grace": 90.0}}, "outlast"),
         ({"diloco": {"inner_steps": 0}}, "inner_steps"),
-        ({"algorithm": "grpo"}, "at least one environment"),
+        ({"algorithm": "grpo", "environments": []}, "at least one environment"),
     ],
 )
 def test_a_draft_of_a_run_that_pre_trains_is_checked(
@@ -463,3 +463,14 @@ def test_a_draft_of_a_run_that_pre_trains_is_checked(
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         read_draft({**diloco_draft(), **table}, "draft", 0.0)
+
+
+def test_a_store_too_small_for_the_runs_lag_is_named() -> None:
+    run = sign_run(replace(TERMS, recipe=replace(TERMS.recipe, lag=4)), OWNER)
+    run.check_store(5, 2**40)
+    with pytest.raises(ConfigError, match=r"keep_versions in .shardcast. to at least 5"):
+        run.check_store(4, 2**40)
+    size = 4 * run.terms.model.shape.parameters
+    run.check_store(5, 5 * size)
+    with pytest.raises(ConfigError, match=r"disk in \[share\]"):
+        run.check_store(5, 5 * size - 1)

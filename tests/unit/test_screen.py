@@ -97,7 +97,7 @@ def test_a_worker_says_what_became_of_its_work() -> None:
     """It said made and accepted of one life, and nothing of what was learnt."""
     counts = InferenceCounts(rollouts=128, group_size=16)
     for reason in ["tokens implausible", *["activation exponents differ"] * 2]:
-        counts.count(Verdict.REJECTED, reason)
+        counts.count(Verdict.REJECTED.value, reason)
     book: Any = SimpleNamespace(
         made=104, verdicts={"accepted": 100, "rejected": 3, "inconclusive": 1}, tokens=9
     )
@@ -120,7 +120,7 @@ def test_a_worker_says_what_became_of_its_work() -> None:
     lying = Account(doing=TrainerDoing.LEARNS, own=Fates(learnt=10**6), total=Fates())
     assert life_of(counts, book, lying).learnt == life.accepted, "no trainer makes it more"
     for number in range(MAX_REASONS + 5):
-        counts.count(Verdict.REJECTED, f"\x1b[2J{number}")
+        counts.count(Verdict.REJECTED.value, f"\x1b[2J{number}")
     assert (len(counts.reasons), counts.reasons[OTHER]) == (MAX_REASONS + 1, 7)
 
 
@@ -193,12 +193,12 @@ def test_a_validator_and_a_trainer_say_what_they_do() -> None:
         )
         stats.records.count(one)
     stats.inconclusive = {"the policy is older than the run uses": 3}
-    status = ValidatorStatus(now="judging under policy 3", queue=2, undelivered=4)
+    status = ValidatorStatus(now="scoring under policy 3", queue=2, undelivered=4)
     assert [fact.text for fact in validator_facts(status, stats)] == [
-        "judging under policy 3",
+        "scoring under policy 3",
         "1,209 submissions judged, 1,200 accepted, 6 rejected (?[2Jdiffer), 3 undecided (the"
         " policy is older than the run uses)",
-        "2 to be judged, 4 for the trainer to take",
+        "2 to be scored, 4 verdicts for the trainer",
     ]
     assert trainer_status(None, 0).now == "starting the engine"
     session: Any = SimpleNamespace(

@@ -3,7 +3,7 @@
 A verdict tells a worker that its work was accepted, and no more: whether anything was learnt
 from it the trainer alone knows. So the trainer answers any peer that asks with that peer's own
 figures, those of all nodes together, and what it is doing. The channel is authenticated and the
-answer is for the one who asks, so nothing is signed. Wire table: docs/protocols/rollout.md.
+answer is for the one who asks, so nothing is signed. Wire table: docs/protocols/work.md.
 """
 
 from __future__ import annotations

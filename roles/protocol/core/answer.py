@@ -39,6 +39,8 @@ from roles.shared.sizes import MAX_SUBMISSION, MAX_VERDICT
 
 WORK_PROTOCOL: Final = ProtocolId("/shoal/work/1.0.0")
 """Windows, content, verdicts and contested verdicts."""
+WORK_SINCE: Final = "0.2.0"
+"""The first version of Shoal that speaks it, for people whose nodes meet an older one."""
 ANSWER_DOMAIN: Final = ProtocolId("/shoal/work/answer/1.0.0")
 """What a trainer's signature of an answer is made for; no peer speaks it."""
 MAX_ANSWER: Final = 2 * KI

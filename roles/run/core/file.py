@@ -686,8 +686,14 @@ def decode_run_untrusted(
         unpack_untrusted(document), int, bytes, bytes, bytes, what="run file"
     )
     if head[0] != FORMAT:
+        remedy = (
+            "upgrade Shoal here (pip install --upgrade shoal)"
+            if head[0] > FORMAT
+            else "its owner signs the draft again with this version (shoal run create)"
+        )
         raise UnusableEdition(
-            f"the run file has format {head[0]}; this version of Shoal reads format {FORMAT}"
+            f"the run file has format {head[0]}; this version of Shoal reads format {FORMAT}:"
+            f" {remedy}"
         )
     owner = decode_peer_id_untrusted(head[1])
     check_same_owner(pin, owner)

@@ -27,6 +27,7 @@ LEAST: Final = 0.25
 """Groups of a place that are taken to teach at least: a policy that is nearly sure of all
 answers must not have everything drawn."""
 MAX_WORKERS: Final = 4_096
+"""Workers whose share is kept: as many as the gate has newcomers."""
 
 
 @dataclass(slots=True)
