@@ -640,14 +640,13 @@ class WorkDesk:
                 consequence.reason,
             )
         if consequence.banned_until is not None:
-            name = str(consequence.node)
-            times = int(str(self.banned.get(name, {}).get("times", 0))) + 1
-            self.banned[name] = {
-                "times": times,
-                "until": int(consequence.banned_until),
-                "reason": consequence.reason,
-            }
-            self._world.trace("worker.banned", worker=name)
+            name, until = str(consequence.node), int(consequence.banned_until)
+            before = self.banned.get(name, {"times": 0})
+            if before.get("until") != until:  # else it is another lie from before that ban
+                times = int(str(before["times"])) + 1
+                reason = consequence.reason
+                self.banned[name] = {"times": times, "until": until, "reason": reason}
+                self._world.trace("worker.banned", worker=name)
             if verdict is not None and submission is not None and ruling is not None:
                 await self._prove(verdict, submission, ruling.finding)
 
