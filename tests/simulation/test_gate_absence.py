@@ -40,8 +40,12 @@ class Away(Play):
         await swarm.sleep(1)
         self.before = self.health()
         if self._how == "stopped":
+            # A host of this level keeps what is sent to it; a real one's connections time out.
+            others = [name for name in swarm.nodes if name != "trainer-1"]
+            cuts = swarm.partition(["trainer-1"], others)
             swarm.pause("trainer-1", AWAY)
-            await swarm.sleep(AWAY)
+            await swarm.sleep(AWAY + 1)
+            swarm.repair(cuts)
         else:
             swarm.kill("trainer-1", torn=True, silent=self._how == "vanished")
             await swarm.sleep(AWAY)
