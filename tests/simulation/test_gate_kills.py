@@ -164,7 +164,7 @@ def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(
         cast["cheat-1"], times = FORGER, (1,)
     play = Killed(cast, victim, times)
     play.stop(monkeypatch, owner, name, after)
-    health = perform(play, steps=6, seconds=150)
+    health = perform(play, steps=12, seconds=150)
     assert play.kills
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)

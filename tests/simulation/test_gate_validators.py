@@ -112,7 +112,9 @@ class Besieged(Play):
 
     async def disturb(self, swarm: Swarm) -> None:
         keys = swarm.simulation.keys
-        liars = {str(keys.signer(f"validator-{name}").peer_id) for name in ("stamper", "refuser")}
+        liars = {
+            str(keys.signer(f"validator-{name}").peer_id) for name in ("stamper", "refuser")
+        }
         while not liars <= trainer_of(self.health())["liars"].keys() and self.fresh < self.most:
             self.fresh += 1
             swarm.add(f"cheat-{self.fresh}", self._life(FORGER))
