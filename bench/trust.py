@@ -280,7 +280,7 @@ class Swarm:
         """Let the trainer's scorer replay a place of a name in standing."""
         row = index - drawn.window.first
         commitment, sums = drawn.window.commitment(index), self.sums[drawn.machine.kind]
-        if self.gate.expects(commitment, now) is not None:
+        if isinstance(self.gate.expects(commitment, now), Refused):
             return
         if drawn.machine.kind == "skipping" and not drawn.claims[row].any():
             self._note(self.gate.inconclusive(commitment, now))

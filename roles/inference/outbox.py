@@ -175,6 +175,12 @@ class Outbox:
         """Return the next place in the draw order under `version`."""
         return self._next[1] if self._next[0] == version else 0
 
+    def go_on_at(self, version: PolicyVersion, index: int) -> None:
+        """Move the cursor to the place that the trainer has to see next under the newest
+        version: one of the two has lost what it knew."""
+        if self._next[0] == version:
+            self._next = version, index
+
     @property
     def windows(self) -> list[SignedWindow]:
         """Signed windows with a place that is not settled, in the order of their places."""

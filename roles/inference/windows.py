@@ -58,8 +58,12 @@ logger = logging.getLogger(__name__)
 NOT_WANTED: Final = "unchecked"
 """What becomes of a place that the trainer did not ask for."""
 TOO_OLD: Final = "its policy has become too old"
+SILENT: Final = "its validator is silent, and nobody is blamed"
 STREAMS: Final = 4
 """Contents on their way to one scorer at a time."""
+FIRST_REST: Final = 5.0
+"""Seconds until a trainer that refused for good is asked again; doubled each time, up to:"""
+LONGEST_REST: Final = 300.0
 FIRST_PATIENCE: Final = 5.0
 """Seconds until a window closes while no step's length is known."""
 CONTESTS: Final = 3
@@ -101,6 +105,9 @@ class Windows:
         """Places that were wanted under the version before; None before the first answer."""
         self._is_hungry = False
         """Whether the trainer is asked for more."""
+        self._is_committing = False
+        self._refusal = ""
+        """Why the trainer takes nothing of this node; empty if it does."""
         self._lanes: dict[PeerId, trio.Semaphore] = {}
         self._version_came: tuple[PolicyVersion, float] | None = None
         self._step_seconds: float | None = None
@@ -109,6 +116,8 @@ class Windows:
 
     def why_not_wanted(self, version: PolicyVersion, index: int) -> str:
         """Return why this place is not to be drawn now, for people; empty if it is."""
+        if self._refusal:
+            return f"the trainer refuses this node's work: {self._refusal}"
         until = self._wanted_until.get(version)
         if until is None:
             window = run_of(self._node).terms.trust.window
@@ -190,13 +199,32 @@ class Windows:
         while True:
             while not self._is_hungry:
                 await self._to_send.wait()
-            backoff = Backoff(self._node.world, "windows/hungry")
+            world = self._node.world
+            backoff = Backoff(world, "windows/hungry")
+            rest = Backoff(world, "windows/refused", first=FIRST_REST, longest=LONGEST_REST)
             while self._is_hungry and not await self._ask_for_more():
-                await backoff.wait()
+                if self._refusal:
+                    await self._wait_edition(rest)
+                else:
+                    await backoff.wait()
+
+    async def _wait_edition(self, rest: Backoff) -> None:
+        """Return after a pause, or when an edition of the run file comes."""
+
+        async def end_early() -> None:
+            await self._node.book.wait_change()
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(end_early)
+            await rest.wait()
+            nursery.cancel_scope.cancel()
 
     async def _ask_for_more(self) -> bool:
         """Ask how much is wanted; the trainer answers when it wants something, or after a
-        while. Return True if it wants something."""
+        while. Return True if it wants something under the version that is here."""
+        if self._is_committing or self._closed:
+            return False  # those answers say it
         node, run = self._node, run_of(self._node)
         version = node.shardcast.newest
         policy = node.shardcast.manifest(version).weights_digest
@@ -207,11 +235,22 @@ class Windows:
         reply = await self._ask(SignedWindow.sign(window, node.world.signer))
         if isinstance(reply, Answer):
             self._note_answer(window, reply)
+        elif isinstance(reply, Refused) and not reply.retry:
+            self._refusal = printable(reply.reason)
         self._changed.notify_all()
-        return isinstance(reply, Answer) and reply.wanted_next > 0
+        if not isinstance(reply, Answer):
+            return False
+        return reply.version == version and reply.wanted_next > 0
 
     async def _commit(self, signed: SignedWindow, nursery: trio.Nursery) -> None:
         """Send a window until there is an answer for good, and see to its places."""
+        self._is_committing = True
+        try:
+            await self._commit_window(signed, nursery)
+        finally:
+            self._is_committing = False
+
+    async def _commit_window(self, signed: SignedWindow, nursery: trio.Nursery) -> None:
         window = signed.window
         backoff = Backoff(self._node.world, f"window/{window.version}/{window.first}")
         while True:
@@ -225,6 +264,8 @@ class Windows:
             if isinstance(reply, Refused) and not reply.retry:
                 # nothing more is drawn before the trainer has said that it wants something
                 self._wanted_until[window.version] = 0
+                if reply.next >= 0:
+                    self._outbox.go_on_at(window.version, reply.next)
                 return await self._give_up(signed, reply.reason)
             await backoff.wait()
         self._note_answer(window, reply)
@@ -239,6 +280,7 @@ class Windows:
     def _note_answer(self, window: Window, answer: Answer) -> None:
         first = window.places.stop if answer.version == window.version else 0
         self._wanted_until[answer.version] = first + answer.wanted_next
+        self._refusal = self._counts.refusal = ""
         self._counts.note_answer(answer)
         self._changed.notify_all()
 
@@ -280,9 +322,13 @@ class Windows:
         window, scorer = signed.window, answer.scorer
         backoff = Backoff(self._node.world, f"deliver/{window.version}/{index}")
         lane = self._lanes.setdefault(scorer, trio.Semaphore(STREAMS))
+        since = self._node.world.now()
         while True:
             if self._is_too_old(window.version):
                 return await self._settle(signed, index, Verdict.INCONCLUSIVE, TOO_OLD)
+            if scorer != answer.trainer and self._node.world.now() - since > answer.due:
+                # the trainer has passed the validator over, and waits for another window
+                return await self._settle(signed, index, Verdict.INCONCLUSIVE, SILENT)
             try:
                 submission = await self._outbox.submission(signed, index)
             except (BadMessage, StorageError) as error:

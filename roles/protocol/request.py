@@ -35,15 +35,23 @@ PATIENCE: Final = 90.0
 class Backoff:
     """Pauses of 0.1 s doubling to 5 s, each spread by a quarter either way."""
 
-    def __init__(self, world: World, purpose: str) -> None:
+    def __init__(
+        self,
+        world: World,
+        purpose: str,
+        *,
+        first: float = FIRST_PAUSE,
+        longest: float = LONGEST_PAUSE,
+    ) -> None:
         self._world = world
         self._rng = world.rng(purpose)
-        self._pause = FIRST_PAUSE
+        self._pause = first
+        self._longest = longest
 
     async def wait(self) -> None:
         """Return after the next pause."""
         pause = self._pause * self._rng.uniform(0.75, 1.25)
-        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        self._pause = min(2 * self._pause, self._longest)
         await self._world.sleep(pause)
         await dawdle(self._world, "request/long pause")
 

@@ -98,6 +98,8 @@ MAX_EVIDENCE: Final = 256
 """Proofs of bans that are kept, the newest; those of validators are kept for ever."""
 MAX_SCORING: Final = 64
 """Places that wait for the scorer, beside those that are on their way."""
+NEWCOMERS_SCORING: Final = MAX_SCORING // 8
+"""Of newcomers, once anybody is in standing: they are scored in turn with everybody else."""
 REPLY_SECONDS: Final = 10.0
 HOLD: Final = 15.0
 """Seconds that a worker which asks for work waits for a place to be wanted."""
@@ -111,6 +113,7 @@ QUESTIONS_AT_ONCE: Final = 8.0
 SHORTEST_PAUSE: Final = 5
 """Seconds between two questions of a node about its account."""
 RESTS: Final = Refused("the trainer rests", True)
+STARTS: Final = Refused("the trainer starts", True)
 FULL: Final = Refused("the trainer has no room for more content now", True)
 
 
@@ -119,6 +122,7 @@ class _Scoring:
     """A place on its way through the scorer."""
 
     submission: Submission
+    is_newcomer: bool
     done: trio.Event = field(default_factory=trio.Event)
     verdict: SignedVerdict | None = None
 
@@ -192,12 +196,23 @@ class WorkDesk:
         for name in await self._world.disk.list(EVIDENCE):
             if name.startswith(BAN_KIND):
                 self._bans[f"{EVIDENCE}/{name}"] = None
-        async with trio.open_nursery() as nursery:
-            self._nursery = nursery
-            nursery.start_soon(self.scorer.work_forever)
-            nursery.start_soon(self._tick_forever)
-            nursery.start_soon(self._tell_consumed)
-            await trio.sleep_forever()
+        for commitment in self.gate.undecided():
+            if self._intake.has_taken(commitment):  # killed before the gate's row was written
+                self.gate.stood(commitment, self.situation())
+        try:
+            async with trio.open_nursery() as nursery:
+                self._nursery = nursery
+                nursery.start_soon(self.scorer.work_forever)
+                nursery.start_soon(self._tick_forever)
+                nursery.start_soon(self._tell_consumed)
+                await trio.sleep_forever()
+        finally:
+            self._nursery = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the desk is at work; before and after that nothing is taken."""
+        return self._nursery is not None
 
     async def _tell_consumed(self) -> None:
         """Wake workers that wait for places to be wanted when a step has taken groups."""
@@ -314,6 +329,8 @@ class WorkDesk:
         match request:
             case AccountRequest():
                 return self._account(stream.peer)
+            case _ if not self.is_open:
+                return STARTS
             case WindowRequest(signed, _):
                 return await self._take_window(stream.peer, signed)
             case ContentRequest():
@@ -478,28 +495,34 @@ class WorkDesk:
             return known
         if (scoring := self._scoring.get(commitment.digest)) is not None:
             return await self._wait_verdict(scoring)
-        refused = self.gate.expects(commitment, self.situation())
-        if refused is not None:
-            return refused
+        expected = self.gate.expects(commitment, self.situation())
+        if isinstance(expected, Refused):
+            return expected
+        if expected.window != window:
+            return Refused("this place was committed to in another window", False)
         if request.length > self._run.terms.work_size.max_submission:
             return Refused(f"content of {request.length} bytes is longer than the run's", False)
-        if not await self._wait_room():
+        is_newcomer = not self._is_known(stream.peer)
+        if not await self._wait_room(is_newcomer=is_newcomer):
             return FULL
         content = await self._read(stream, request.length, begun)
         if isinstance(content, Refused):
             return content
         submission = await decode_off_loop(
             self._world,
-            partial(bind_untrusted, request.signed, request.index),
+            partial(bind_untrusted, expected, request.index),
             content,
             rate=HASH_RATE,
         )
+        if self._nursery is None:
+            return STARTS
+        if (known := self._known_verdict(commitment)) is not None:
+            return known
         if (scoring := self._scoring.get(commitment.digest)) is None:
-            if self.gate.expects(commitment, self.situation()) is not None:
+            if isinstance(self.gate.expects(commitment, self.situation()), Refused):
                 return Refused("it is not wanted any more", False)
-            scoring = self._scoring[commitment.digest] = _Scoring(submission)
+            scoring = self._scoring[commitment.digest] = _Scoring(submission, is_newcomer)
             self.gate.came(commitment)
-            assert self._nursery is not None
             self._nursery.start_soon(self._score, scoring)
         return await self._wait_verdict(scoring)
 
@@ -507,16 +530,28 @@ class WorkDesk:
         said = self._said.get(commitment.digest)
         if said is not None:
             return said
-        if self._intake.has_taken(commitment):  # in an earlier life
-            self.gate.stood(commitment, self.situation())
+        # in an earlier life
+        if self._intake.has_taken(commitment) or self.gate.has_stood(commitment):
             return self._sign(commitment, Ruling(verdict=Verdict.ACCEPTED, reason=""))
         return None
 
-    async def _wait_room(self) -> bool:
+    async def _wait_room(self, *, is_newcomer: bool) -> bool:
+        def has_room() -> bool:
+            return self.has_room and not (is_newcomer and self._spares_newcomers)
+
         with trio.move_on_after(PATIENCE):
-            while not self.has_room:
+            while not has_room():
                 await self._freed.wait()
-        return self.has_room
+        return has_room()
+
+    @property
+    def _spares_newcomers(self) -> bool:
+        """Whether newcomers have all of the scorer that those in standing leave to them."""
+        now = self.situation()
+        if not self.gate.has_standing:
+            return False
+        waiting = sum(one.is_newcomer for one in self._scoring.values())
+        return waiting >= NEWCOMERS_SCORING or self.gate.spares_newcomers(now)
 
     async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
         """Lend the content a seat while it is on its way."""
@@ -550,7 +585,7 @@ class WorkDesk:
         try:
             choose, blames = partial(self._choose, submission), partial(_blames, submission)
             ruling = await self.scorer.score(submission, choose, blames)
-            if not self._is_known(commitment.node):
+            if scoring.is_newcomer:
                 self._newcomers_busy += ruling.seconds
             scoring.verdict = verdict = await self._conclude(submission, ruling)
             self.stats.records.count(verdict)
@@ -626,14 +661,13 @@ class WorkDesk:
                 consequence.reason,
             )
         if consequence.banned_until is not None:
-            name = str(consequence.node)
-            times = int(str(self.banned.get(name, {}).get("times", 0))) + 1
-            self.banned[name] = {
-                "times": times,
-                "until": int(consequence.banned_until),
-                "reason": consequence.reason,
-            }
-            self._world.trace("worker.banned", worker=name)
+            name, until = str(consequence.node), int(consequence.banned_until)
+            before = self.banned.get(name, {"times": 0})
+            if before.get("until") != until:  # else it is another lie from before that ban
+                times = int(str(before["times"])) + 1
+                reason = consequence.reason
+                self.banned[name] = {"times": times, "until": until, "reason": reason}
+                self._world.trace("worker.banned", worker=name)
             if verdict is not None and submission is not None and ruling is not None:
                 await self._prove(verdict, submission, ruling.finding)
 
@@ -706,6 +740,8 @@ class WorkDesk:
             return Refused("a worker contests verdicts on its own work", False)
         if self._standing.why_not:
             return RESTS
+        if not self.gate.judges(verdict.commitment, verdict.validator):
+            return Refused("nobody has drawn this validator for this place", False)
         if not verdict.has_valid_signature(self._world.verify):
             raise BadMessage("a verdict's signature is not its validator's")
         network = self._node.host.network_of(stream.peer)
@@ -722,7 +758,7 @@ class WorkDesk:
         done: a trainer that is killed meanwhile asks again."""
         if wish is not Wish.SEND:
             return Word.TAKEN
-        key = content_digest(verdict.to_bytes())
+        key = verdict.commitment.digest
         if (audit := self._audits.get(key)) is not None:
             return await self._wait_audit(audit)
         await send_frame(stream, encode_reply(Word.SEND))
@@ -744,9 +780,11 @@ class WorkDesk:
         submission = decode_submission_untrusted(followed[0], self._world.verify)
         if submission.commitment != verdict.commitment:
             raise BadMessage("the content is not what the verdict is about")
+        if self._nursery is None:
+            return STARTS
         if (audit := self._audits.get(key)) is None:
+            self.gate.came(verdict.commitment)
             audit = self._audits[key] = trio.Event()
-            assert self._nursery is not None
             self._nursery.start_soon(self._audit_once, key, verdict, submission)
         return await self._wait_audit(audit)
 

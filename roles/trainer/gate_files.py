@@ -18,7 +18,7 @@ from p2p.world import World
 from roles.protocol.core.window import DIGEST_BYTES, content_digest
 from roles.shared.checked_json import DamagedFile, discard, keep, recall
 from roles.shared.durable import Durable
-from roles.trainer.core.gate import Gate
+from roles.trainer.core.gate import Gate, Row
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +76,20 @@ class GateFiles:
     async def write(self, gate: Gate) -> None:
         """Write the rows that have changed: on disk when this returns."""
         async with self._writing:
-            for row in gate.take_changed():
-                path = f"{FOLDER}/{row.kind}-{row.peer.digest.hex()}"
-                disk = self._world.disk
-                if row.data is None:
-                    await self._durable.insist(partial(disk.remove, path))
-                else:
-                    sealed = _sealed(row.data)
-                    await self._durable.insist(partial(disk.replace, path, sealed))
+            rows = gate.take_changed()
+            try:
+                while rows:
+                    await self._write(rows[0])
+                    rows.pop(0)
+            finally:  # a peer that goes away must not take others' rows along
+                gate.put_back(rows)
+
+    async def _write(self, row: Row) -> None:
+        disk, path = self._world.disk, f"{FOLDER}/{row.kind}-{row.peer.digest.hex()}"
+        if row.data is None:
+            await self._durable.insist(partial(disk.remove, path))
+        else:
+            await self._durable.insist(partial(disk.replace, path, _sealed(row.data)))
 
     async def note_served(self, seconds: float, ticks: int) -> None:
         """Count time served; it is written now and then."""

@@ -147,7 +147,7 @@ class Trainer:
     async def _serve(self, stream: Stream) -> None:
         """A `StreamHandler`: the desk's, once the books of earlier lives are read."""
         session = self.session
-        if session is not None and session.has_books:
+        if session is not None and session.desk.is_open:
             await session.desk.serve(stream)
             return
         begun = await receive_frame(stream, MAX_REQUEST)

@@ -203,6 +203,8 @@ class ValidatorSession:
             except BadMessage as error:
                 await discard(disk, path, error)
                 continue
+            if verdict.commitment.digest not in self._known:  # killed before the ledger had it
+                await self._enter(verdict)
             self._undelivered[verdict.commitment.digest] = None
             nursery.start_soon(self._deliver, verdict, submission)
 
@@ -399,9 +401,12 @@ class ValidatorSession:
             partial(self._world.disk.replace, f"{KEPT}/{key.hex()}", kept)
         )
         await dawdle(self._world, "validator/slow record")
+        await self._enter(verdict)
+
+    async def _enter(self, verdict: SignedVerdict) -> None:
         append = partial(self._ledger.append, VERDICT_KIND, verdict.to_bytes())
         entry = await self._durable.insist(append)
-        self._known[key] = entry.seqno
+        self._known[verdict.commitment.digest] = entry.seqno
 
     async def _deliver(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Bring a verdict to the trainer until it has taken it."""

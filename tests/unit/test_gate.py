@@ -478,7 +478,7 @@ def audit_all(judge: Gate, numbers: range, finding: Finding | None, word: Verdic
         if judge.verdict(verdict, now, network="n") is Wish.SEND:
             assert judge.verdict(verdict, now, network="n") is Wish.SEND
             judge.came(commitment)
-            assert judge.verdict(verdict, now, network="n") is Wish.TAKE
+            assert judge.verdict(verdict, now, network="n") is Wish.SEND
             found = audit(judge, verdict, finding, now)
             repeated = audit(judge, verdict, finding, now)
             assert (repeated.worker, repeated.weight) == (None, Weight.NOTHING)

@@ -19,7 +19,7 @@ are settled and no audit of them is open.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Protocol
@@ -71,6 +71,9 @@ MAX_AHEAD: Final = 64
 what the dice want waits until it is overdue."""
 DUE: Final = 600.0
 """Served seconds in which wanted content, a verdict or audited content has to come."""
+LOST: Final = 4 * DUE
+"""Served seconds after which content that came and was never scored is lost: the trainer was
+killed meanwhile, and who had it is gone. Nobody is blamed."""
 BAN: Final = 24 * 3600.0
 """Seconds of wall time."""
 NEWCOMERS_LOAD: Final = 0.1
@@ -256,6 +259,11 @@ class Gate:
         self._changed.clear()
         return rows
 
+    def put_back(self, rows: Iterable[Row]) -> None:
+        """Note that rows were not written after all."""
+        for row in rows:
+            self._touch(row.peer, row.kind)
+
     def restore_untrusted(self, kind: str, peer: PeerId, data: bytes) -> None:
         """Take up a row of an earlier life.
 
@@ -312,8 +320,7 @@ class Gate:
         if (refused := self._refuse_places(window, name, now, is_newcomer)) is not None:
             return refused
         scorer = self._draw_scorer(window, now) if is_newcomer else self._me
-        is_busy = now.newcomers_load > NEWCOMERS_LOAD
-        if is_newcomer and scorer == self._me and self._in_standing and is_busy:
+        if is_newcomer and scorer == self._me and self.spares_newcomers(now):
             reason = "the trainer has no time to score newcomers now: ask again in a minute"
             return Refused(reason, retry=True)
         name = name or self._add(window.node, now)
@@ -337,8 +344,22 @@ class Gate:
         self._touch(window.node)
         return given
 
-    def expects(self, commitment: Commitment, now: Situation) -> Refused | None:
-        """Return None if the trainer's own scorer waits for this content."""
+    @property
+    def has_standing(self) -> bool:
+        """Whether any name is in standing."""
+        return bool(self._in_standing)
+
+    def spares_newcomers(self, now: Situation) -> bool:
+        """Return True if the trainer's own scorer has no more time for newcomers now."""
+        return bool(self._in_standing) and now.newcomers_load > NEWCOMERS_LOAD
+
+    def expects(self, commitment: Commitment, now: Situation) -> SignedWindow | Refused:
+        """Return the window that was committed, if the trainer's own scorer waits for this
+        content: what a peer brings beside the content may claim something else.
+
+        Content that came is expected still: who has it does not ask, and after a restart nobody
+        has it.
+        """
         place = self._look_up(commitment)
         if place is None:
             return Refused("no window that the trainer knows has this place", retry=False)
@@ -346,13 +367,37 @@ class Gate:
             return _banned(place.name, now)
         if place.scorer != self._me:
             return Refused("the answer to its window names another scorer", retry=False)
-        if place.state is not PlaceState.PENDING:
+        if place.state not in UNDECIDED:
             return Refused("this place is not waited for any more", retry=False)
-        return None
+        return place.one.signed
+
+    def has_stood(self, commitment: Commitment) -> bool:
+        """Return True if the trainer's own scorer has found nothing wrong with a place."""
+        place = self._look_up(commitment)
+        return (
+            place is not None and place.scorer == self._me and place.state is PlaceState.STOOD
+        )
+
+    def judges(self, commitment: Commitment, validator: PeerId) -> bool:
+        """Return True if ``validator`` was drawn for a place that is known: what costs less
+        than to check a signature."""
+        place = self._look_up(commitment)
+        return place is not None and place.scorer == validator
+
+    def undecided(self) -> list[Commitment]:
+        """Return the places that the trainer's own scorer has to decide."""
+        return [
+            one.window.commitment(index)
+            for name in (*self._in_standing.values(), *self._newcomers.values())
+            for one in name.windows.values()
+            if one.assignment.scorer == self._me
+            for index, state in one.states.items()
+            if state in UNDECIDED
+        ]
 
     def came(self, commitment: Commitment) -> None:
-        """Note that wanted or audited content is on the trainer's disk: it is not overdue any
-        more. Tell it again for each content in the inbox after a restart."""
+        """Note that wanted or audited content is here: it is not overdue any more, also if the
+        trainer is killed and has to ask for it again."""
         place = self._look_up(commitment)
         if place is None:
             return
@@ -481,7 +526,8 @@ class Gate:
 
         ``network`` is the worker's, as far as it is known. `Wish.SEND` opens an audit: the
         content follows, and what the trainer's replay finds goes to `audited`. The same verdict
-        gets the same answer until the content came, `Wish.TAKE` afterwards.
+        gets the same answer until then, `Wish.TAKE` afterwards: whoever has the content does
+        not ask for it twice, and after a restart nobody has it.
         """
         place = self._look_up(verdict.commitment)
         validator = self._validators.get(verdict.validator)
@@ -496,7 +542,7 @@ class Gate:
         if place.audit is not None:
             if not is_decided or is_rejected != (place.state is PlaceState.REJECTED_AUDIT):
                 return Wish.IGNORE
-            return Wish.SEND if place.audit.asked < math.inf else Wish.TAKE
+            return Wish.SEND
         if place.state is not PlaceState.PENDING:
             return Wish.IGNORE if place.state is PlaceState.EXCUSED else Wish.TAKE
         place.name.active = now.served
@@ -525,8 +571,7 @@ class Gate:
         if place is None or place.scorer != verdict.validator:
             return Wish.IGNORE
         if place.state is PlaceState.REJECTED_AUDIT:
-            is_awaited = place.audit is not None and place.audit.asked < math.inf
-            return Wish.SEND if is_awaited else Wish.TAKE
+            return Wish.SEND
         if place.state is not PlaceState.REJECTED or verdict.commitment.terms != now.terms:
             return Wish.IGNORE
         self._contests[network] = now.served
@@ -794,6 +839,7 @@ class Gate:
     ) -> Iterator[Consequence | Audited]:
         """Close what of an unsettled window is overdue."""
         before, scorer = dict(one.states), one.assignment.scorer
+        is_lost = _is_stale(one, now) and now.served - one.since > LOST
         places = [_Place(name, one, each) for each in one.commitments]
         if one.window.terms != now.terms:
             drop = tuple(each.commitment for each in places if each.state in UNDECIDED)
@@ -804,13 +850,18 @@ class Gate:
             one.excuse(PlaceState.PENDING)
         elif _is_stale(one, now) and now.served - one.since > DUE:
             missing = [each for each in places if each.state is PlaceState.PENDING]
-            one.excuse(PlaceState.PENDING)
+            one.excuse(PlaceState.PENDING, *((PlaceState.CAME,) if is_lost else ()))
             for place in missing if scorer == self._me else ():
                 yield self._blame(place, "a place never came", now)
         for place in places:
-            if place.audit is None or now.served - place.audit.asked <= DUE:
+            if place.audit is None:
                 continue
-            if place.audit.is_validators:
+            if place.audit.asked == math.inf:
+                if is_lost:
+                    self.audit_inconclusive(place.commitment, now)
+            elif now.served - place.audit.asked <= DUE:
+                continue
+            elif place.audit.is_validators:
                 yield self._strike(scorer, place.commitment, Weight.STRIKE)
                 self.audit_inconclusive(place.commitment, now)
             else:
