@@ -221,7 +221,7 @@ def news_of(manifest: Manifest, index: Index | None, max_index: float = math.inf
     return PolicyNews(manifest.encode(), data if len(data) <= max_index else b"")
 
 
-def encode_message(message: Message) -> bytes:  # noqa: C901 - one case for each kind
+def encode_message(message: Message) -> bytes:
     """The wire bytes of a control message."""
     match message:
         case Hello(newest, convicted):

@@ -57,7 +57,7 @@ _Job = ev.Finish | ev.Patch | ev.Abandon | ev.Halt
 class Shardcast:
     """Policies of one run: published, relayed, fetched and kept."""
 
-    def __init__(  # noqa: PLR0913 - what `open_shardcast` has made of its arguments
+    def __init__(
         self,
         world: World,
         host: Host,
@@ -507,7 +507,7 @@ class Shardcast:
 
 
 @asynccontextmanager
-async def open_shardcast(  # noqa: PLR0913 - what a node is, and what others tell it
+async def open_shardcast(
     world: World,
     host: Host,
     config: ShardcastConfig,

@@ -247,7 +247,7 @@ class Connection:
     over.
     """
 
-    def __init__(  # noqa: PLR0913 - what it is, who it is with, and whom it serves
+    def __init__(
         self,
         world: World,
         raw: trio.abc.HalfCloseableStream,

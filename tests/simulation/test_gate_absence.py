@@ -11,8 +11,6 @@ from proofs.checks import Verdict
 from roles.inference.windows import SILENT, TOO_OLD, Windows
 from roles.protocol.core.window import SignedWindow
 from roles.run.core.trust import TrustTerms
-from roles.trainer import desk
-from roles.trainer.core import gate
 from sim.node.swarm import Swarm
 from tests.simulation.test_gate_validators import Deaf, Silent, cast_of, with_one_listed
 from tests.support.swarm import (

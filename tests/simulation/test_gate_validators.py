@@ -24,7 +24,7 @@ from roles.trainer.taken import TakenPlace
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
-from tests.support.swarm import Health, Play, nobody_honest_is_rejected, perform, trainer_of
+from tests.support.swarm import Health, Play, perform, trainer_of
 from tests.sweeps import swept
 
 FORGER = "tests.simulation.test_bad_submissions:Truncated"

@@ -122,7 +122,7 @@ class MembershipCore:
     """Heartbeats, neighbours and deaths of one node. Feed it `Event`s, carry out its
     `Effect`s."""
 
-    def __init__(  # noqa: PLR0913 - what the world gives, each under its name
+    def __init__(
         self,
         signer: Signer,
         config: MembershipConfig,
