@@ -191,8 +191,9 @@ class Outbox:
         window = signed.window
         return (index for index in window.places if (window.version, index) in self._places)
 
-    def loose(self) -> list[list[FullPlace]]:
-        """Return the places that no window holds, as runs that fit into one window each."""
+    def loose(self, most: int) -> list[list[FullPlace]]:
+        """Return the places that no window holds, as runs that fit into one window of at most
+        ``most`` places each."""
         held = {
             (signed.window.version, index)
             for signed in self._windows.values()
@@ -201,7 +202,7 @@ class Outbox:
         runs: list[list[FullPlace]] = []
         for key in sorted(self._places.keys() - held):
             place = self._places[key]
-            if runs and place.fits_behind(runs[-1][-1]):
+            if runs and len(runs[-1]) < most and place.fits_behind(runs[-1][-1]):
                 runs[-1].append(place)
             else:
                 runs.append([place])

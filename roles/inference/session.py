@@ -41,11 +41,12 @@ from roles.inference.places import OpenPlace, OpenPlaces
 from roles.inference.stats import Doing, InferenceCounts
 from roles.inference.windows import Windows
 from roles.protocol.core.assignment import draw_order, run_sampling
-from roles.protocol.core.groups import encode_groups
+from roles.protocol.core.groups import NOTHING, encode_groups
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, claim_of, content_digest
 from roles.protocol.replay import answers_of
+from roles.protocol.request import Backoff
 from roles.run import Run
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
@@ -53,6 +54,8 @@ from roles.shared.standing import RoleStanding
 
 logger = logging.getLogger(__name__)
 
+LONGEST_FAILURE: Final = 60.0
+"""Seconds between places of an environment that makes no tasks at all."""
 WINDOWS: Final = 3
 """Windows of places that may be unsettled: one that is drawn, one that is answered, one that is
 scored."""
@@ -93,8 +96,8 @@ class InferenceSession:
         self._places = OpenPlaces()
         self._has_turn = False
         """Whether room was acquired for the place to begin next."""
-        self._barren = NO_POLICY
-        """Under which the environment has failed."""
+        self._failed_tasks: Backoff | None = None
+        """Pauses between places for which the environment makes no tasks."""
         self._policy = b""
         """Digest of the weights in the engine: two trainers may sign one version, of which one
         is chosen."""
@@ -193,21 +196,24 @@ class InferenceSession:
         """Put a full place on disk, as soon as the run file allows it."""
         await self._standing.wait_run()
         node, order = self.node, place.order
-        groups = self.groups_of(place)
-        content = encode_groups(groups)
+        groups = self.groups_of(place) if place.tasks else ()
+        content = encode_groups(groups) if groups else NOTHING
         kept = FullPlace(
             *(self.run.id, terms_digest(self._standing.run), order.version, order.policy),
             *(place.index, content_digest(content), await self.claims(place, groups)),
         )
         await self._durable.insist(partial(self._outbox.add, kept, content))
         self.counts.submitted += 1
-        await self.glance.look(place)
+        if groups:
+            await self.glance.look(place)
         node.world.trace("submitted", version=int(order.version), index=place.index)
         return kept
 
     async def claims(self, place: OpenPlace, groups: Sequence[Group]) -> bytes:
         """Return what this node claims of each group's rewards, by its own environment."""
         order, size = place.order, place.order.group_size
+        if not groups:
+            return bytes([Claim.UNKNOWN] * self.run.terms.recipe.submission)
         try:
             tasks = await self._environment.tasks(order.task_seeds(place.index))
             paid = await self._environment.pay(answers_of(tasks, groups))
@@ -246,7 +252,8 @@ class InferenceSession:
         await dawdle(self.node.world, "inference/slow engine")
         self.counts.doing = Doing.DRAWS
         self.counts.drawn.note(0, self.node.world.now())
-        await self.begin(place)
+        if place.tasks:
+            await self.begin(place)
         self._places.add(place)
         self._has_turn = False
         self.node.world.sometimes("inference/drew ahead", len(self._places) > 1)
@@ -269,19 +276,20 @@ class InferenceSession:
             waits: list[Callable[[], Awaitable[object]]]
             if self.counts.waits:
                 waits = [self.windows.wait_change, outbox.wait_removed, newer]
-            elif self._barren == version:
-                waits = [newer]
             else:
                 order = draw_order(self.run, node.peer_id, version, self._policy)
                 try:
                     plain = await self._environment.tasks(order.task_seeds(index))
                 except EnvironmentFailed as error:
-                    self._failures.tell(
-                        error, "nothing more is drawn under a policy where it fails"
-                    )
-                    self._barren = version
-                    continue
+                    self._failures.tell(error, "places without tasks are handed in empty")
+                    if self._failed_tasks is None:
+                        self._failed_tasks = Backoff(
+                            node.world, "inference/no tasks", longest=LONGEST_FAILURE
+                        )
+                    await self._failed_tasks.wait()
+                    return OpenPlace(order, index, ())
                 self._failures.recover()
+                self._failed_tasks = None
                 tasks = [task for _, task in order.with_draws(index, plain)]
                 return OpenPlace(order, index, tasks)
             if self._places:

@@ -187,7 +187,8 @@ class Windows:
             nursery.start_soon(self._ask_when_hungry)
             for signed in self._outbox.windows:
                 await self._commit(signed, nursery)
-            self._closed.extendleft(reversed(self._outbox.loose()))
+            most = run_of(self._node).terms.trust.window
+            self._closed.extendleft(reversed(self._outbox.loose(most)))
             while True:
                 while not self._closed:
                     await self._to_send.wait()

@@ -37,9 +37,9 @@ from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.protocol.core.assignment import draw_order, run_sampling
+from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
 from roles.protocol.core.findings import NO_ANSWER, Finding
-from roles.protocol.core.groups import DECODE_RATE, decode_groups_untrusted
+from roles.protocol.core.groups import DECODE_RATE, NOTHING, decode_groups_untrusted
 from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, Submission, claim_of
@@ -55,9 +55,13 @@ OTHER_POLICY: Final = "its policy is not the one that is held here under this ve
 NOT_HELD: Final = "its policy is not held here any more"
 ENGINE_FAILED: Final = "the engine could not score it"
 ENVIRONMENT_FAILED: Final = "the run's environment failed on it"
+NO_TASKS: Final = "the run's environment makes no tasks for it"
+LOST: Final = "its worker has lost it, or could not draw it"
+STORAGE_FAILED: Final = "the disk of its scorer failed"
 WINDOW_DROPPED: Final = "another place of its window was wrong"
-BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED)
-"""Reasons for being inconclusive that content can bring about: no free way out of the dice."""
+BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, LOST)
+"""Reasons for being inconclusive that content can bring about: no free way out of the dice.
+Nobody can bring about that a place has no tasks: seeds are not chosen."""
 
 Choice = Callable[[Sequence[Claim]], Sequence[int]]
 """Given what the scorer finds of each group's rewards: the groups to replay, in order."""
@@ -103,6 +107,10 @@ class Ruling:
         if self.verdict is not Verdict.REJECTED:
             return None
         return Finding(self.reason, self.statistic, self.limit)
+
+
+class NoTasks(EnvironmentFailed):
+    """The environment fails on the seeds of a place, before any content is looked at."""
 
 
 def inconclusive(reason: str) -> Ruling:
@@ -293,11 +301,13 @@ class Scorer:
             return ruling
         except EnvironmentFailed as error:
             self.failures.tell(error, "places on which it fails are inconclusive")
-            return inconclusive(ENVIRONMENT_FAILED)
+            is_without = isinstance(error, NoTasks)
+            return inconclusive(NO_TASKS if is_without else ENVIRONMENT_FAILED)
         except (EngineError, StorageError) as error:
             place = f"{commitment.node.short} v{commitment.version}/{commitment.index}"
             logger.error("engine_failed %s: %s", place, error)
-            return inconclusive(ENGINE_FAILED)
+            is_disk = isinstance(error, StorageError)
+            return inconclusive(STORAGE_FAILED if is_disk else ENGINE_FAILED)
         except WorkerDied as error:
             self.forget_policy()
             if not self._survives_engine:
@@ -368,9 +378,13 @@ async def check_place(
 
     Raises:
         EnvironmentFailed, EngineError, StorageError, WorkerDied: Nothing is known.
+        NoTasks: The same, by no fault of its worker.
     """
     commitment, content = submission.commitment, submission.content
     order = draw_order(run, commitment.node, commitment.version, commitment.policy)
+    if content == NOTHING:
+        await _make_tasks(environment, order, commitment.index)
+        return inconclusive(LOST)
     try:
         groups = decode_groups_untrusted(content) if decode is None else await decode(content)
     except BadMessage as error:
@@ -380,7 +394,7 @@ async def check_place(
     shaped = check_shapes(groups, run.shape())
     if shaped.verdict is not Verdict.ACCEPTED:
         return _no_answer(shaped.reason.value)
-    made = await environment.tasks(order.task_seeds(commitment.index))
+    made = await _make_tasks(environment, order, commitment.index)
     pairs = order.with_draws(commitment.index, made)
     tasks = tuple(task for task, _ in pairs)
     answers = answers_of(tasks, groups)
@@ -416,6 +430,15 @@ async def check_place(
     if blames is not None and blames(ruling):
         await environment.confirm(answers, paid.rewards)
     return ruling
+
+
+async def _make_tasks(
+    environment: ContainedEnvironment, order: DrawOrder, index: int
+) -> Sequence[Task]:
+    try:
+        return await environment.tasks(order.task_seeds(index))
+    except EnvironmentFailed as error:
+        raise NoTasks(str(error)) from error
 
 
 def _rejected(judgement: Judgement, ruling: Ruling) -> Ruling:

@@ -126,14 +126,14 @@ async def test_an_outbox_keeps_its_windows_and_none_of_another_key(tmp_path: Any
         digest = content_digest(content)
         place = FullPlace(RUN_ID, bytes(32), PolicyVersion(1), bytes(32), index, digest, b"\1")
         await outbox.add(place, content)
-    signed = await outbox.sign(outbox.loose()[0][:2])
+    signed = await outbox.sign(outbox.loose(16)[0][:2])
     again = await Outbox.open(world, "outbox")
     assert [one.to_bytes() for one in again.windows] == [signed.to_bytes()]
-    assert [[one.index for one in run] for run in again.loose()] == [[2]]
+    assert [[one.index for one in run] for run in again.loose(16)] == [[2]]
     assert (again.newest, again.next_index(PolicyVersion(1))) == (1, 3)
     assert (await again.submission(signed, 1)).content == b"\1"
     for index in (0, 1):
         await again.settle(signed, index)
     assert not (await Outbox.open(world, "outbox")).windows
-    await again.sign(again.loose()[0])
+    await again.sign(again.loose(16)[0])
     assert not (await Outbox.open(RealWorld(JUDGE, tmp_path), "outbox")).windows

@@ -38,6 +38,11 @@ def _number_untrusted(value: int, limit: int, what: str) -> int:
     return value
 
 
+NOTHING: Final = b""
+"""The content of a place that its worker could not draw, since the environment made no tasks
+for it. It keeps the order of places without gaps."""
+
+
 def encode_groups(groups: tuple[Group, ...]) -> bytes:
     """The content of a submission: what its digest is taken of."""
     return pack([_encode_group(group) for group in groups])
