@@ -142,10 +142,7 @@ async def _open_services(
             announce=partial(gossip.publish, topic),
         ) as shardcast,
         open_exchange(
-            world,
-            host,
-            ledger,
-            config.ledger,
+            *(world, host, ledger, config.ledger),
             partial(fellows, membership, host, run.id),
             meter,
         ) as ledgers,

@@ -350,6 +350,7 @@ class Scorer:
         self.loads += 1
 
 
+Decode = Callable[[bytes], Awaitable[tuple[Group, ...]]]
 Score = Callable[[Sequence[GroupTask], Sequence[Group]], Awaitable[list[Scored]]]
 """Runs the model of the place's policy over groups."""
 
@@ -362,7 +363,7 @@ async def check_place(
     choose: Choice,
     *,
     blames: Doubt | None = None,
-    decode: Callable[[bytes], Awaitable[tuple[Group, ...]]] | None = None,
+    decode: Decode | None = None,
 ) -> Ruling:
     """Check the shape, rewards and draws of a place, in this order.
 
@@ -380,20 +381,14 @@ async def check_place(
         EnvironmentFailed, EngineError, StorageError, WorkerDied: Nothing is known.
         NoTasks: The same, by no fault of its worker.
     """
-    commitment, content = submission.commitment, submission.content
+    commitment = submission.commitment
     order = draw_order(run, commitment.node, commitment.version, commitment.policy)
-    if content == NOTHING:
+    if submission.content == NOTHING:
         await _make_tasks(environment, order, commitment.index)
         return inconclusive(LOST)
-    try:
-        groups = decode_groups_untrusted(content) if decode is None else await decode(content)
-    except BadMessage as error:
-        return _no_answer(str(error))
-    if [group.group for group in groups] != list(order.numbers(commitment.index)):
-        return _no_answer("not the groups of its place in the draw order")
-    shaped = check_shapes(groups, run.shape())
-    if shaped.verdict is not Verdict.ACCEPTED:
-        return _no_answer(shaped.reason.value)
+    groups = await _read_groups(run, order, submission, decode)
+    if isinstance(groups, Ruling):
+        return groups
     made = await _make_tasks(environment, order, commitment.index)
     pairs = order.with_draws(commitment.index, made)
     tasks = tuple(task for task, _ in pairs)
@@ -430,6 +425,23 @@ async def check_place(
     if blames is not None and blames(ruling):
         await environment.confirm(answers, paid.rewards)
     return ruling
+
+
+async def _read_groups(
+    run: Run, order: DrawOrder, submission: Submission, decode: Decode | None
+) -> tuple[Group, ...] | Ruling:
+    """Return the groups of a place, or the ruling that its content is no answer."""
+    content, index = submission.content, submission.commitment.index
+    try:
+        groups = decode_groups_untrusted(content) if decode is None else await decode(content)
+    except BadMessage as error:
+        return _no_answer(str(error))
+    if [group.group for group in groups] != list(order.numbers(index)):
+        return _no_answer("not the groups of its place in the draw order")
+    shaped = check_shapes(groups, run.shape())
+    if shaped.verdict is not Verdict.ACCEPTED:
+        return _no_answer(shaped.reason.value)
+    return groups
 
 
 async def _make_tasks(

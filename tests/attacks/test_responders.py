@@ -32,7 +32,7 @@ from p2p.wire import pack
 from roles.diloco.core.messages import PIECES_PROTOCOL
 from roles.diloco.exchange import Blob, PieceServer
 from roles.protocol.core.account import MAX_ACCOUNT
-from roles.protocol.core.answer import MAX_ANSWER, MAX_REPLY
+from roles.protocol.core.answer import MAX_ANSWER
 from roles.run.core.file import Run, sign_run
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -90,7 +90,7 @@ ASKED: Final[dict[str, Asked]] = {
 }
 
 SMALL_ANSWERS: Final[dict[str, int]] = {
-    "/shoal/work/1.0.0": max(MAX_ACCOUNT, MAX_ANSWER, MAX_REPLY),
+    "/shoal/work/1.0.0": max(MAX_ACCOUNT, MAX_ANSWER),
 }
 """Bytes of the one answer that a stream gets from a role, unless it hands in work."""
 
@@ -99,7 +99,6 @@ ANSWER_NOBODY: Final = {
     "/shoal/work/answer/1.0.0": "a domain of signatures",
     "/shoal/work/verdict/1.0.0": "a domain of signatures",
     "/shoal/work/window/1.0.0": "a domain of signatures",
-    "/shoal/beacon/1.0.0": "a domain of signatures, told by gossip",
     "/shoal/diloco/rounds/2.0.0": "to others than members metered, as pieces are",
     "/ipfs/ping/1.0.0": "gives back what came",
     "/ipfs/id/1.0.0": "the host's own, a message of half a kilobyte",
