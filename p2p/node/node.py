@@ -47,7 +47,7 @@ from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.rest import Rest
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
-from p2p.node.services import Node, Shunned
+from p2p.node.services import Node
 from p2p.node.stories import fellows, tell_stories
 from p2p.node.wiring import Wiring, find_peer, run_records
 from p2p.shardcast import open_shardcast
@@ -111,7 +111,7 @@ async def _open_services(
     run = book.run
     assert run is not None  # open_node has waited for it
     topic = policy_topic(run.id)
-    ledger, shunned = OwnLedger(world), Shunned()
+    ledger = OwnLedger(world)
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
@@ -122,7 +122,7 @@ async def _open_services(
             config.shardcast,
             run=run.id,
             may_publish=partial(_may, book, Capability.PUBLISH),
-            roster=partial(roster, membership, run.id, partial(_is_shunned, world, shunned)),
+            roster=partial(roster, membership, run.id),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
         open_exchange(
@@ -144,7 +144,6 @@ async def _open_services(
                 shardcast=shardcast,
                 ledger=ledger,
                 ledgers=ledgers,
-                shunned=shunned,
             )
 
 
@@ -163,10 +162,6 @@ def _open_membership(
 
 def _heard_enough(_: PeerId, __: bytes) -> None:
     """SHARDCAST took the announcement when it judged it."""
-
-
-def _is_shunned(world: World, shunned: Shunned, peer: PeerId) -> bool:
-    return shunned.shuns(peer, world.wall())
 
 
 def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:

@@ -37,9 +37,6 @@ from roles.run.core.file import Run, sign_run
 from roles.run.core.trust import TrustTerms
 from roles.run.draft import check_calibrated, check_suited, read_draft
 
-TURNCOATS = (0.05, 0.2)
-"""Shares of the workers that lie, for which the leak is said: a bad run, and a hostile one."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write, sign and show run files.
