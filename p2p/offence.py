@@ -35,9 +35,6 @@ class Offence(Enum):
     NONSENSE = (10.0, "answered a question with nonsense")
     """It may be another version of the program."""
 
-    CROWDING = (10.0, "opened more streams of a protocol than a stranger may have")
-    """An honest worker has four at a time."""
-
     ASKED = (5.0, "asked for a seat more often than its quota")
     """A peer that asks every second is cut off within half a minute."""
 

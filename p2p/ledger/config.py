@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from p2p.wire import MIB
@@ -31,12 +30,6 @@ class ExchangeConfig:
     """Seconds between two questions of a node. News is everywhere in a swarm of 200 after some
     five of them, and each costs 100 bytes an officer."""
 
-    term: float = math.inf
-    """Seconds for which a ban is kept when newer entries have no room for it: as long as it
-    may hold."""
-
     def __post_init__(self) -> None:
-        if not self.term > 0:
-            raise ValueError("bans are kept for a positive number of seconds")
         if not 0.1 <= self.interval <= 600:
             raise ValueError("nodes exchange ledgers every 0.1 to 600 seconds")

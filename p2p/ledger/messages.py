@@ -59,7 +59,7 @@ class Question:
 
 def _row(author: PeerId, extent: Extent) -> list[object]:
     ends = [end for span in extent.spans for end in span]
-    numbers = (extent.floor, extent.ended, extent.low, extent.high)
+    numbers = (extent.floor, extent.low, extent.high)
     return [author.digest, extent.top, extent.digest, *numbers, ends]
 
 
@@ -91,15 +91,15 @@ def decode_question_untrusted(data: bytes) -> Question:
 
 
 def _row_untrusted(row: object) -> tuple[PeerId, Extent]:
-    author, top, digest, floor, ended, low, high, ends = fields_untrusted(
-        row, *(bytes, int, bytes), *(int, int, int, int), list, what="extent of a ledger"
+    author, top, digest, floor, low, high, ends = fields_untrusted(
+        row, *(bytes, int, bytes), *(int, int, int), list, what="extent of a ledger"
     )
     if len(digest) not in (0, DIGEST_BYTES):
         raise BadMessage("the extent of a ledger has a digest of the wrong size")
-    if not all(-1 <= number < 2**63 for number in (top, floor, ended, low, high)):
+    if not all(-1 <= number < 2**63 for number in (top, floor, low, high)):
         raise BadMessage("the extent of a ledger has a number that is out of range")
     spans = _spans_untrusted(ends)
-    extent = Extent(top, digest, floor, ended, low, high, spans)
+    extent = Extent(top, digest, floor, low, high, spans)
     return decode_peer_id_untrusted(author), extent
 
 

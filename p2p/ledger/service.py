@@ -65,8 +65,6 @@ of it: twelve questions to others, by which all that there is has come."""
 OWN_BATCH: Final = 64
 """Entries of our own ledger that are read at a time."""
 
-Listener = Callable[[News], None]
-
 
 class LedgerExchange:
     """What this node knows of others' ledgers. Open it with `open_exchange`."""
@@ -88,7 +86,7 @@ class LedgerExchange:
         self._config = config
         self._peers = peers
         self._meter = meter or StrangerMeter(world, lambda peer: peer in peers())
-        self._exchange = Exchange(world.verify, config.term)
+        self._exchange = Exchange(world.verify)
         self._kept = KeptLedgers(world, self._exchange)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(MAX_ASKING)
         self._due = AutoResetEvent()
@@ -96,7 +94,6 @@ class LedgerExchange:
         """Who has more than we, if one said so."""
         self._doubted: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKING)
         """Until when such a word of a peer counts for nothing."""
-        self._listeners: list[Listener] = []
         self._finders: list[Callable[[LedgerFork], None]] = []
         self._followed = AutoResetEvent()
 
@@ -121,11 +118,6 @@ class LedgerExchange:
     def top(self, author: PeerId) -> int:
         """The number of the newest entry of ``author`` that is here; -1 if there is none."""
         return self._exchange.top(author)
-
-    def on_news(self, listener: Listener) -> None:
-        """Call ``listener`` (which must not block) for every entry and every proof that comes,
-        from now on."""
-        self._listeners.append(listener)
 
     def on_found(self, listener: Callable[[LedgerFork], None]) -> None:
         """Call ``listener`` for every proof that is found here, and not brought by others."""
@@ -310,8 +302,6 @@ class LedgerExchange:
                 news.seqno,
             )
             self._world.trace("ledger.forked", author=news.culprit)
-        for listener in self._listeners:
-            listener(news)
 
 
 @asynccontextmanager

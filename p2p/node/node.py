@@ -49,7 +49,7 @@ from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.rest import Rest
 from p2p.node.role import Role
 from p2p.node.rundoc import RunBook
-from p2p.node.services import Node, Shunned
+from p2p.node.services import Node
 from p2p.node.stories import fellows, tell_stories
 from p2p.node.wiring import Wiring, find_peer, run_records
 from p2p.shardcast import open_shardcast
@@ -127,7 +127,7 @@ async def _open_services(
     run = book.run
     assert run is not None  # open_node has waited for it
     topic = policy_topic(run.id)
-    ledger, shunned = OwnLedger(world), Shunned()
+    ledger = OwnLedger(world)
     async with (
         open_gossip(world, host, config.gossip) as gossip,
         open_dht(world, host, config.dht, namespaces=[run_records(book)]) as dht,
@@ -138,7 +138,7 @@ async def _open_services(
             config.shardcast,
             run=run.id,
             may_publish=partial(_may, book, Capability.PUBLISH),
-            roster=partial(roster, membership, run.id, partial(_is_shunned, world, shunned)),
+            roster=partial(roster, membership, run.id),
             announce=partial(gossip.publish, topic),
         ) as shardcast,
         open_exchange(
@@ -164,7 +164,6 @@ async def _open_services(
                 ledger=ledger,
                 ledgers=ledgers,
                 clocks=PeerClocks(world, host, membership),
-                shunned=shunned,
             )
 
 
@@ -189,10 +188,6 @@ def _is_member(membership: Membership, book: RunBook, peer: PeerId) -> bool:
     """Return True if ``peer`` is an officer of the run, or has shown a heartbeat that
     counts."""
     return peer in membership or (book.run is not None and peer in book.run.officers)
-
-
-def _is_shunned(world: World, shunned: Shunned, peer: PeerId) -> bool:
-    return shunned.shuns(peer, world.wall())
 
 
 def _may(book: RunBook, capability: Capability, peer: PeerId) -> bool:

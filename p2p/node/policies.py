@@ -7,7 +7,6 @@ run document and no DHT.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -29,20 +28,12 @@ def policy_topic(run_id: bytes) -> str:
     return f"/shoal/run/{run_id.hex()}/policy"
 
 
-def roster(
-    membership: Membership,
-    run_id: bytes,
-    is_shunned: Callable[[PeerId], bool] = lambda _: False,
-) -> list[RosterEntry]:
-    """The peers that could relay policies: the living members of the run, with their capacity.
-
-    Who is shunned has no place in the forest: it has to ask the others for every chunk, behind
-    all whose place it is to get them.
-    """
+def roster(membership: Membership, run_id: bytes) -> list[RosterEntry]:
+    """Return the peers that could relay policies: living members, with their capacity."""
     return [
         RosterEntry(member.peer, member.upload or UNKNOWN_UPLOAD)
         for member in membership.members()
-        if member.run == run_id and not is_shunned(member.peer)
+        if member.run == run_id
     ]
 
 

@@ -27,21 +27,6 @@ MAX_KNOWN: Final = 32
 """Members that a status names: a demo and its guests; each is 100 bytes of every status."""
 
 
-class Shunned:
-    """Peers that get no place in the forest of this node's policies, and until when each."""
-
-    def __init__(self) -> None:
-        self._until: dict[PeerId, float] = {}
-
-    def replace(self, until: Mapping[PeerId, float]) -> None:
-        """These from now on, by wall time, and no others."""
-        self._until = dict(until)
-
-    def shuns(self, peer: PeerId, wall: float) -> bool:
-        """Whether ``peer`` is one of them now."""
-        return self._until.get(peer, 0.0) > wall
-
-
 class HasHealth(Protocol):
     """A part of a node that says how it is: every `p2p.node.role.Role` is one."""
 
@@ -86,8 +71,6 @@ class Node:
     has nodes exchange it."""
     clocks: PeerClocks
     """What is known of this machine's clock."""
-    shunned: Shunned
-    """Whom roles have shut out: as the trainer, this node feeds them last."""
     border: Border = field(default_factory=Border)
     """Where mistakes of roles that only show stop."""
 

@@ -38,9 +38,6 @@ from roles.run.core.trust import TrustTerms
 from roles.run.draft import check_calibrated, check_suited, read_draft
 from roles.run.editions import sign_edition, write_edition
 
-TURNCOATS = (0.05, 0.2)
-"""Shares of the workers that lie, for which the leak is said: a bad run, and a hostile one."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Write, sign and show run files.

@@ -65,13 +65,6 @@ class WorkSize:
         return MAX_HEAD + self.groups * self._group
 
     @property
-    def max_delivery(self) -> int:
-        """Bytes of the longest delivery to the trainer: a submission, its verdict, and two
-        bytes of log-prob a token."""
-        logprobs = LOGPROB_BYTES * self.groups * self.completions * self.tokens
-        return self.max_submission + MAX_VERDICT + logprobs + MAX_HEAD
-
-    @property
     def _width(self) -> int:
         return 2 if self.vocabulary <= SHORT_TOKENS else 3
 

@@ -212,7 +212,7 @@ class Trainer:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
         capacity = max(1, round(config.pool_steps * recipe.groups))
-        buffer = GroupBuffer(capacity, recipe.lag)
+        buffer = GroupBuffer(recipe.lag)
         intake = Intake(node, recipe, ledger, Inbox(node.world, INBOX), buffer, durable)
         records = GateFiles(node.world, durable)
         desk = WorkDesk(

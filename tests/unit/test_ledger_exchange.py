@@ -280,18 +280,16 @@ def test_three_validators_with_as_many_bans_as_are_kept_reach_a_newcomer() -> No
 @settings(max_examples=150, deadline=None)
 @given(st.integers(0, 2**32))
 def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> None:
-    """In any order, with holes, with windows that overflow and bans that end, asked in a few
-    spans at a time. A hole below the newest entry was never asked for."""
+    """In any order, with holes and windows that overflow, asked in a few spans at a time. A
+    hole below the newest entry was never asked for."""
     dice, signer, head, entries = Random(seed), FakeSigner(peer_named(1)), EMPTY, []
     for number in range(dice.randint(1, 20)):
         kind = dice.choice(["verdict", "verdict", "verdict", "ban", "lie"])
         body = bytes(dice.randint(0, 600))
         entries.append(make_entry(head, signer, kind, body, 100.0 * number))
         head = check_link(head, entries[-1])
-    term, room = dice.choice([300.0, 900.0, 10.0**9]), dice.randint(1, 12)
-    one, other, whole = (
-        Shelf(budget, term) for budget in [dice.choice([900, 3000, 10**5])] * 3
-    )
+    room = dice.randint(1, 12)
+    one, other, whole = (Shelf(budget) for budget in [dice.choice([900, 3000, 10**5])] * 3)
     for side in (one, other):
         for entry in dice.sample(entries, dice.randint(0, len(entries))):
             side.add(entry)
@@ -301,11 +299,10 @@ def test_two_shelves_heal_to_equal_sets_whatever_either_missed(seed: int) -> Non
             for entry in list(asked.missing(asking.extent(room)))[:5]:
                 asking.add(entry)
     extents = [side.extent(room) for side in (one, other, whole)]
-    floor, ended = (max(getattr(x, name) for x in extents) for name in ("floor", "ended"))
+    floor = max(one.floor for one in extents)
 
     def lasts(entry: Entry) -> bool:
-        is_over = entry.kind == "ban" and entry.seqno <= ended
-        return entry.seqno > floor or (entry.kind != "verdict" and not is_over)
+        return entry.seqno > floor or entry.kind != "verdict"
 
     kept_of = [[entry for entry in side if lasts(entry)] for side in (one, other, whole)]
     assert kept_of[0] == kept_of[1] == kept_of[2]
@@ -318,7 +315,7 @@ def test_a_question_names_what_it_has_and_what_it_does_not_want() -> None:
     entries = log(9)
     for number in (0, 1, 4, 5, 8):
         shelf.add(entries[number])
-    assert shelf.extent(9) == Extent(8, entries[8].digest, 1, -1, 0, 8, ((4, 5), (8, 8)))
+    assert shelf.extent(9) == Extent(8, entries[8].digest, 1, 0, 8, ((4, 5), (8, 8)))
     parts = [shelf.extent(1) for _ in range(3)]
     assert [(part.low, part.high) for part in parts] == [(0, 5), (6, 8), (0, 5)]
     assert [at for at in range(10) if parts[0].lacks(at)] == [0, 1, 2, 3, 9]
@@ -428,7 +425,7 @@ def test_whatever_the_bytes_a_question_is_read_or_refused(data: st.DataObject) -
     "ends", [[3], [4, 3], [1, 2, 2, 3], [-1, 2], [0, 2**63], [1, "2"], [True, 2]]
 )
 def test_spans_that_are_none_are_refused(ends: list[object]) -> None:
-    row = [AUTHOR.peer_id.digest, 9, bytes(32), -1, -1, 0, 9, ends]
+    row = [AUTHOR.peer_id.digest, 9, bytes(32), -1, 0, 9, ends]
     with pytest.raises(BadMessage):
         decode_question_untrusted(pack([[row], []]))
     row[-1] = [1, 2, 4, 4]

@@ -14,7 +14,7 @@ def group(version: int, *rewards: float, source: bytes = b"s") -> BufferedGroup:
 
 
 def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
-    pool = GroupBuffer(10, staleness=2)
+    pool = GroupBuffer(staleness=2)
     pool.add([group(3, 0, 1), group(2, 0, 1)])
     assert pool.take(3, step=3) is None
     pool.add([group(1, 0, 1)])
@@ -27,23 +27,14 @@ def test_takes_the_oldest_first_and_only_when_there_are_enough() -> None:
 
 
 def test_stale_groups_are_dropped_and_counted() -> None:
-    pool = GroupBuffer(10, staleness=2)
+    pool = GroupBuffer(staleness=2)
     pool.add([group(0, 0, 1), group(1, 0, 1)])
     assert pool.take(2, step=3) is None
     assert (pool.counts.stale, len(pool)) == (1, 1)
 
 
 def test_groups_without_spread_teach_nothing() -> None:
-    pool = GroupBuffer(10, staleness=2)
+    pool = GroupBuffer(staleness=2)
     pool.add([group(0, 1, 1), group(0, 0, 0), group(0, 1, 0, source=b"t")])
     assert (pool.counts.without_spread, len(pool)) == (2, 1)
     assert list(pool.sources) == [b"t"]
-
-
-def test_room_ends_at_the_capacity() -> None:
-    pool = GroupBuffer(2, staleness=2)
-    pool.add([group(0, 0, 1)])
-    assert pool.has_room_behind(0)
-    assert not pool.has_room_behind(1)
-    pool.add([group(0, 0, 1)])
-    assert not pool.has_room_behind(0)

@@ -183,7 +183,7 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
         ToldInbox(world, "intake", folder / TOLD),
         CONFIG.recipe,
     )
-    intake = Intake(node, recipe, ledger, inbox, GroupBuffer(99, recipe.lag), durable)
+    intake = Intake(node, recipe, ledger, inbox, GroupBuffer(recipe.lag), durable)
     curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     desk: Any = SimpleNamespace(note_policy=lambda: None, repeated=0, lies=0)

@@ -16,7 +16,6 @@ proof is all that is kept of it: nothing that it states counts, nor has counted
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from typing import Final
 
@@ -49,10 +48,8 @@ News = Entry | LedgerFork
 class Exchange:
     """What one node knows of the logs of those that its run names."""
 
-    def __init__(self, verify: Verify, term: float = math.inf) -> None:
-        """``term``: how many seconds entries of kinds that end are kept."""
+    def __init__(self, verify: Verify) -> None:
         self._verify = verify
-        self._term = term
         self._shelves: dict[PeerId, Shelf] = {}
         self._questions = 0
         self._answers = 0
@@ -70,8 +67,7 @@ class Exchange:
         self.forks = {peer: self.forks[peer] for peer in wanted if peer in self.forks}
         before = self._shelves
         self._shelves = {
-            peer: before[peer] if peer in before else Shelf(budget, self._term)
-            for peer in wanted
+            peer: before[peer] if peer in before else Shelf(budget) for peer in wanted
         }
         for shelf in self._shelves.values():
             shelf.budget = budget

@@ -33,15 +33,12 @@ from p2p.ledger.core.chain import (
 )
 from p2p.wire import KI
 
-ENDING: Final = ("ban",)
-"""Kinds of entries that are kept beyond the window for a term: what they say holds for days."""
-LASTING: Final = (*ENDING, "lie")
-"""And those whose word has no end: they convict officers."""
+LASTING: Final = ("ban", "lie")
+"""Kinds of entries that are kept beyond the window: they say who lied."""
 MAX_LASTING: Final = 256
-"""Of one author: as many workers as it can have banned at a time. The newest are kept."""
+"""Of one author: as many proofs of bans as a trainer keeps. The newest are kept."""
 MAX_LASTING_BODY: Final = 4 * KI
-"""Bytes of an entry that is kept so long: each of the signed verdicts that a ban cites has
-400."""
+"""Bytes of an entry that is kept so long; a trainer's have under 100."""
 MAX_HEADS: Final = 64
 """Signed heads of one author that are kept beside its entries: those of five minutes. An entry
 that comes is held against them, too."""
@@ -60,8 +57,6 @@ class Extent:
     """Of entry ``top``."""
     floor: int = -1
     """Up to here only entries of lasting kinds are wanted."""
-    ended: int = -1
-    """Up to here those that last for a term are not wanted either."""
     low: int = 0
     high: int = -1
     """Of the numbers from ``low`` to ``high``, ``spans`` says which are there. Of others up to
@@ -90,18 +85,14 @@ def spans_of(numbers: Iterable[int]) -> list[Span]:
 
 
 class Shelf:
-    """Of one author. ``budget`` is in bytes, ``term`` how many seconds of its author's clock an
-    entry of an `ENDING` kind is kept."""
+    """Of one author. ``budget`` is in bytes."""
 
-    def __init__(self, budget: int, term: float = math.inf) -> None:
+    def __init__(self, budget: int) -> None:
         self._budget = budget
-        self._term = term
         self.top = -1
         """The highest number of an entry that is here; -1 if there is none."""
         self._floor = -1
         """The highest number that was too much for the window: nothing below comes back."""
-        self._ended = -1
-        """The highest number of an entry whose term is over."""
         self._window: dict[int, Entry] = {}
         self._bytes = 0
         self._lasting: dict[int, Entry] = {}
@@ -146,7 +137,7 @@ class Shelf:
         low = 0 if not start else found[start - 1][1] + 1
         high = self.top if start + room >= len(found) else named[-1][1] if named else -1
         digest = self.digest(self.top)
-        return Extent(self.top, digest, self._floor, self._ended, low, high, named)
+        return Extent(self.top, digest, self._floor, low, high, named)
 
     def missing(self, extent: Extent) -> Iterator[Entry]:
         """What is here and not there: what is new and what lasts in turn, then what fills
@@ -154,9 +145,7 @@ class Shelf:
         given: dict[int, None] = {}
         new = (self._window[at] for at in sorted(self._window) if at > extent.top)
         lasting = (
-            self._lasting[at]
-            for at in sorted(self._lasting, reverse=True)
-            if extent.lacks(at) and self._is_wanted(at, extent)
+            self._lasting[at] for at in sorted(self._lasting, reverse=True) if extent.lacks(at)
         )
         holes = (
             self._window[at]
@@ -167,10 +156,6 @@ class Shelf:
             if entry.seqno not in given:
                 given[entry.seqno] = None
                 yield entry
-
-    def _is_wanted(self, seqno: int, extent: Extent) -> bool:
-        is_over = self._lasting[seqno].kind in ENDING and seqno <= extent.ended
-        return seqno > extent.floor or not is_over
 
     def get(self, seqno: int) -> Statement | None:
         """What says how entry ``seqno`` is: the entry, or a head, or the one behind it."""
@@ -208,34 +193,21 @@ class Shelf:
             self._window[seqno] = statement
             self._bytes += _size(statement)
             self.top = max(self.top, seqno)
-        if statement.kind in LASTING and len(statement.body) <= MAX_LASTING_BODY:
-            self._keep(statement)
+        is_short = len(statement.body) <= MAX_LASTING_BODY
+        if statement.kind in LASTING and is_short and seqno > self._lasting_floor:
+            self._lasting[seqno] = statement
         self._heads.pop(seqno, None)
         self._trim()
         return seqno in self._window or seqno in self._lasting
 
-    def _keep(self, entry: Entry) -> None:
-        is_over = entry.kind in ENDING and entry.seqno <= self._ended
-        if not is_over and entry.seqno > self._lasting_floor:
-            self._lasting[entry.seqno] = entry
-
     def _trim(self) -> None:
-        """Let go of what is too much, and of what is over."""
+        """Let go of what is too much."""
         while self._bytes > self._budget and len(self._window) > 1:
             self._floor = min(self._window)
             self._bytes -= _size(self._window.pop(self._floor))
         while len(self._lasting) > MAX_LASTING:
             self._lasting_floor = min(self._lasting)
             del self._lasting[self._lasting_floor]
-        newest = self._window.get(self.top)
-        if newest is None or self._term == math.inf:
-            return
-        ending = [at for at, entry in self._lasting.items() if entry.kind in ENDING]
-        over = [at for at in ending if self._lasting[at].wall < newest.wall - self._term]
-        self._ended = max([self._ended, *over])
-        for at in ending:
-            if at <= self._ended:
-                del self._lasting[at]
 
 
 def _size(entry: Entry) -> int:

@@ -43,11 +43,9 @@ class BufferCounts:
 
 
 class GroupBuffer:
-    """Groups by age. ``capacity`` is back-pressure, not loss: `has_room_behind` says when to
-    take more."""
+    """Groups by age."""
 
-    def __init__(self, capacity: int, staleness: int) -> None:
-        self._capacity = capacity
+    def __init__(self, staleness: int) -> None:
         self._staleness = staleness
         self._groups: list[BufferedGroup] = []
         self.counts = BufferCounts()
@@ -57,11 +55,6 @@ class GroupBuffer:
 
     def __iter__(self) -> Iterator[BufferedGroup]:
         return iter(self._groups)
-
-    def has_room_behind(self, coming: int) -> bool:
-        """Whether another submission may come in behind the ``coming`` groups that are being
-        taken in."""
-        return len(self._groups) + coming < self._capacity
 
     @property
     def sources(self) -> dict[bytes, None]:
