@@ -96,7 +96,8 @@ class Windows:
         self._finish = finish
         self._open: list[FullPlace] = []
         self._timer: Timer | None = None
-        self._closed: deque[list[FullPlace]] = deque()
+        # before anything is drawn: what is drawn comes by itself
+        self._closed = deque(outbox.loose(run_of(node).terms.trust.window))
         self._to_send = Notifier()
         self._changed = Notifier()
         self._wanted_until: BoundedDict[PolicyVersion, int] = BoundedDict(KEPT)
@@ -187,8 +188,6 @@ class Windows:
             nursery.start_soon(self._ask_when_hungry)
             for signed in self._outbox.windows:
                 await self._commit(signed, nursery)
-            most = run_of(self._node).terms.trust.window
-            self._closed.extendleft(reversed(self._outbox.loose(most)))
             while True:
                 while not self._closed:
                     await self._to_send.wait()

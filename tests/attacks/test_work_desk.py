@@ -1,0 +1,238 @@
+"""What peers may try at the trainer's desk: each costs little, is told why, and blames nobody
+but the one who lies."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import pytest
+import trio
+
+from p2p.errors import PeerUnreachable
+from p2p.identity import KeyPair
+from p2p.node.node import Node
+from p2p.wire import FrameReader, frame
+from proofs.checks import Verdict
+from roles.inference.role import Inference
+from roles.protocol.core.answer import (
+    MAX_ANSWER,
+    WORK_PROTOCOL,
+    AccountRequest,
+    Answer,
+    ContentRequest,
+    ContestRequest,
+    Refused,
+    Reply,
+    VerdictRequest,
+    WindowRequest,
+    decode_reply_untrusted,
+    encode_request,
+)
+from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.verdict import SignedVerdict
+from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
+from roles.run import run_of
+from tests.support.swarm import (
+    CAST,
+    Health,
+    Play,
+    nobody_honest_is_rejected,
+    perform,
+    scored,
+    trainer_of,
+)
+from tests.unit import work_messages as made
+
+CONTENT = b"content that answers nothing"
+
+
+class Attacker(Inference):
+    """A node that says to the trainer what it likes."""
+
+    name: ClassVar[str] = "attacker"
+    tries: ClassVar[Callable[[Attacker], Awaitable[None]]]
+    node: Node
+
+    async def run(self, node: Node) -> None:
+        self.node = node
+        await node.shardcast.wait_policy(node.shardcast.newest + 1)
+        await node.locate(self.trainer)
+        await type(self).tries(self)
+        await trio.sleep_forever()
+
+    @property
+    def trainer(self) -> Any:
+        return run_of(self.node).terms.trainers[0]
+
+    def window(self, **changes: Any) -> Window:
+        run, node = run_of(self.node), self.node
+        version = node.shardcast.newest
+        policy = node.shardcast.manifest(version).weights_digest
+        claims = bytes([Claim.SPREAD] * run.terms.recipe.submission)
+        digest = content_digest(CONTENT)
+        head = run.id, terms_digest(run), node.peer_id, version, policy
+        return replace(Window(*head, 0, (digest,), claims), **changes)
+
+    def sign(self, window: Window) -> SignedWindow:
+        return SignedWindow.sign(window, self.node.world.signer)
+
+    async def ask(self, *parts: bytes) -> Reply | None:
+        """Send frames, each when the last was answered; None if the stream ends instead."""
+        try:
+            async with await self.node.host.open_stream(self.trainer, WORK_PROTOCOL) as stream:
+                reader, data = FrameReader(stream, MAX_ANSWER + 8192), None
+                for part in parts:
+                    await stream.send_all(part)
+                    data = await reader.receive()
+                return None if data is None else decode_reply_untrusted(data, None)
+        except (trio.BrokenResourceError, PeerUnreachable):
+            return None
+
+    async def commit(self, window: Window) -> Reply | None:
+        return await self.ask(frame(encode_request(WindowRequest(self.sign(window)))))
+
+    def content(
+        self, window: Window, answer: Answer, index: int, content: bytes, length: int = -1
+    ) -> tuple[bytes, bytes]:
+        answer = replace(answer, window=window.digest, wanted=(index,))
+        length = len(content) if length < 0 else length
+        request = ContentRequest(self.sign(window), answer, index, length)
+        return frame(encode_request(request)), frame(content)
+
+    def verdict(self, window: Window, validator: KeyPair | None = None) -> SignedVerdict:
+        """Return a rejection in the trainer's or another's name, signed by nobody of these."""
+        who = self.trainer if validator is None else validator.peer_id
+        commitment = window.commitment(window.first)
+        said = SignedVerdict(who, commitment, Verdict.REJECTED, "a lie", 9.0, 1.0, ())
+        return replace(said, signature=bytes(64))
+
+
+def play(
+    tries: Callable[[Attacker], Awaitable[None]],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    cast: dict[str, str] | None = None,
+    **parameters: float,
+) -> Health:
+    monkeypatch.setattr(Attacker, "tries", tries, raising=False)
+    without = {name: role for name, role in CAST.items() if role != "validator"}
+    health = perform(
+        Play({**(without if cast is None else cast), "attacker-1": f"{__name__}:Attacker"}),
+        **{"steps": 8, "seconds": 200, **parameters},
+    )
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    return health
+
+
+def count_signatures(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the windows and verdicts of which the trainer checks a signature, by signer."""
+    seen: Counter[str] = Counter()
+    for kind, who in (
+        (SignedWindow, lambda one: one.window.node),
+        (SignedVerdict, lambda one: one.commitment.node),
+    ):
+        plain = kind.has_valid_signature
+
+        def check(self: Any, verify: Any, plain: Any = plain, who: Any = who) -> bool:
+            seen[str(who(self))] += 1
+            return bool(plain(self, verify))
+
+        monkeypatch.setattr(kind, "has_valid_signature", check)
+    return seen
+
+
+def test_what_is_wrong_at_a_glance_costs_no_signature_check(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen, told = count_signatures(monkeypatch), list[Reply | None]()
+
+    async def tries(self: Attacker) -> None:
+        version = self.node.shardcast.newest
+        for number in range(20):
+            told.append(await self.commit(self.window(version=version + 1 + number)))
+        for changes in ({"terms": b"x" * 32}, {"run": b"x" * 32}, {"policy": b"x" * 32}):
+            told.append(await self.commit(self.window(**changes)))
+        stranger = made.key(77, "validator")
+        for validator in (None, stranger):
+            verdict = self.verdict(self.window(), validator)
+            request = ContestRequest(verdict, self.sign(self.window()))
+            told.append(await self.ask(frame(encode_request(request))))
+            told.append(await self.ask(frame(encode_request(VerdictRequest(verdict)))))
+
+    health = play(tries, monkeypatch)
+    assert len(told) == 27
+    assert all(isinstance(one, Refused) for one in told)
+    assert seen[health["attacker-1"]["peer"]] == 0
+
+
+def test_content_is_judged_by_the_window_that_was_committed_and_by_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The claims beside the content were believed, whatever the committed window said, and the
+    proof of a lie held a window that nobody had signed."""
+    told: dict[str, Reply | None] = {}
+
+    async def tries(self: Attacker) -> None:
+        window = self.window()
+        answer = await self.commit(window)
+        assert isinstance(answer, Answer)
+        turned = replace(window, claims=bytes([Claim.ALIKE] * len(window.claims)))
+        two = replace(window, contents=window.contents * 2, claims=window.claims * 2)
+        told["other claims"] = await self.ask(*self.content(turned, answer, 0, CONTENT)[:1])
+        told["a longer window"] = await self.ask(*self.content(two, answer, 0, CONTENT)[:1])
+        told["a place that is not committed"] = await self.ask(
+            *self.content(two, answer, 1, CONTENT)[:1]
+        )
+        told["too long"] = await self.ask(*self.content(window, answer, 0, CONTENT, 2**23)[:1])
+        told["longer than announced"] = await self.ask(
+            *self.content(window, answer, 0, CONTENT + b"more", len(CONTENT))
+        )
+        told["other content"] = await self.ask(*self.content(window, answer, 0, CONTENT[::-1]))
+        told["the window again"] = await self.commit(window)
+        forged = self.sign(window)
+        request = ContentRequest(SignedWindow(window, bytes(64)), answer, 0, len(CONTENT))
+        assert forged.window == window
+        told["content"] = await self.ask(frame(encode_request(request)), frame(CONTENT))
+        told["after that"] = await self.commit(self.window(first=1))
+
+    health = play(tries, monkeypatch)
+    assert [isinstance(told.pop(name), Answer) for name in ("the window again",)] == [True]
+    said = told.pop("content")
+    assert isinstance(said, SignedVerdict)
+    assert said.verdict is Verdict.REJECTED
+    assert told.pop("longer than announced") is None
+    assert told.pop("other content") is None
+    assert all(isinstance(one, Refused) and not one.retry for one in told.values()), told
+    after = told["after that"]
+    assert isinstance(after, Refused)
+    assert "banned" in after.reason
+    peer = health["attacker-1"]["peer"]
+    assert trainer_of(health)["bans"][peer]["times"] == 1
+    assert scored(health, "attacker-1")["rejected"] == 1
+
+
+def test_questions_about_an_account_are_metered_and_slow_streams_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told = list[Reply | None]()
+    slow = list[Reply | None]()
+
+    async def tries(self: Attacker) -> None:
+        async with await self.node.host.open_stream(self.trainer, WORK_PROTOCOL) as stream:
+            await self.node.world.sleep(2)
+            try:
+                await stream.send_all(frame(encode_request(AccountRequest())))
+                slow.append(await FrameReader(stream, MAX_ANSWER).receive())
+            except trio.BrokenResourceError:
+                slow.append(None)
+        for _ in range(40):
+            told.append(await self.ask(frame(encode_request(AccountRequest()))))
+
+    play(tries, monkeypatch)
+    assert len(told) == 40
+    assert 1 <= sum(one is not None for one in told) <= 20
+    assert slow == [None]
