@@ -165,6 +165,8 @@ def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]
     made = f"{life.made:,} rollouts made, {life.accepted:,} accepted"
     rejected = f", {life.rejected:,} rejected{because(counts.reasons)}" if life.rejected else ""
     yield Fact("work", made + rejected)
+    if counts.owed:
+        yield Fact("newcomer", f"{counts.owed} places have to stand before any is learnt from")
     if life.share is not None:
         yield Fact("learnt", learnt_words(life))
         yield Fact("share", f"{life.share:.1%} of the swarm's accepted work")

@@ -117,6 +117,9 @@ def test_a_worker_says_what_became_of_its_work() -> None:
         "10.0% of the swarm's accepted work",
         "0 tokens a second",
     ]
+    counts.owed = 12
+    said = [fact.text for fact in facts_of(status, counts)]
+    assert said[2] == "12 places have to stand before any is learnt from"
     lying = Account(doing=TrainerDoing.LEARNS, own=Fates(learnt=10**6), total=Fates())
     assert life_of(counts, book, lying).learnt == life.accepted, "no trainer makes it more"
     for number in range(MAX_REASONS + 5):
