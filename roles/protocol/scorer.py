@@ -284,7 +284,9 @@ class Scorer:
         if commitment.policy != shardcast.manifest(commitment.version).weights_digest:
             return inconclusive(OTHER_POLICY)
         try:
-            return await self._check(job, run)
+            # for all of it: tasks and rewards take their time, and the next policy may come
+            with shardcast.pin(commitment.version):
+                return await self._check(job, run)
         except EnvironmentFailed as error:
             self._failures.tell(error, "places on which it fails are inconclusive")
             is_without = isinstance(error, NoTasks)
