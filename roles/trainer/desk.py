@@ -99,7 +99,8 @@ MAX_EVIDENCE: Final = 256
 MAX_SCORING: Final = 64
 """Places that wait for the scorer, beside those that are on their way."""
 NEWCOMERS_SCORING: Final = MAX_SCORING // 8
-"""Of newcomers, once anybody is in standing: they are scored in turn with everybody else."""
+"""Of newcomers, once anybody is in standing; one while work of those waits, since all are
+scored in turn."""
 REPLY_SECONDS: Final = 10.0
 HOLD: Final = 15.0
 """Seconds that a worker which asks for work waits for a place to be wanted."""
@@ -158,6 +159,8 @@ class WorkDesk:
         self._seats = Seats(strangers=STRANGERS)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
         self._scoring: dict[bytes, _Scoring] = {}
+        self._newcomers: dict[bytes, None] = {}
+        """Places of newcomers that are on their way or with the scorer."""
         self._coming: dict[bytes, float] = {}
         """Groups that teach of wanted places which have not been scored, by commitment."""
         self._audits: dict[bytes, trio.Event] = {}
@@ -483,6 +486,24 @@ class WorkDesk:
         is_newcomer = not self._is_known(stream.peer)
         if not await self._wait_room(is_newcomer=is_newcomer):
             return FULL
+        if is_newcomer:
+            self._newcomers[commitment.digest] = None
+        try:
+            return await self._score_content(stream, request, begun, expected, is_newcomer)
+        finally:
+            if commitment.digest not in self._scoring:
+                self._newcomers.pop(commitment.digest, None)
+
+    async def _score_content(
+        self,
+        stream: Stream,
+        request: ContentRequest,
+        begun: bytes,
+        expected: SignedWindow,
+        is_newcomer: bool,
+    ) -> Reply:
+        """Read content that is wanted, and have it scored."""
+        commitment = expected.window.commitment(request.index)
         content = await self._read(stream, request.length, begun)
         if isinstance(content, Refused):
             return content
@@ -528,8 +549,9 @@ class WorkDesk:
         now = self.situation()
         if not self.gate.has_standing:
             return False
-        waiting = sum(one.is_newcomer for one in self._scoring.values())
-        return waiting >= NEWCOMERS_SCORING or self.gate.spares_newcomers(now)
+        is_alone = all(key in self._newcomers for key in self._scoring)
+        most = NEWCOMERS_SCORING if is_alone else 1
+        return len(self._newcomers) >= most or self.gate.spares_newcomers(now)
 
     async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
         """Lend the content a seat while it is on its way."""
@@ -573,6 +595,7 @@ class WorkDesk:
         finally:
             self._coming.pop(commitment.digest, None)
             self._scoring.pop(commitment.digest, None)
+            self._newcomers.pop(commitment.digest, None)
             scoring.done.set()
             self._freed.notify_all()
 
