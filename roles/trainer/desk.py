@@ -728,8 +728,15 @@ class WorkDesk:
             return Refused("a verdict comes from the validator that signed it", False)
         if self._standing.why_not:
             return RESTS
+        if not self.gate.judges(verdict.commitment, verdict.validator):
+            return Word.TAKEN  # it changes nothing
         if not verdict.has_valid_signature(self._world.verify):
             raise BadMessage("a verdict's signature is not its validator's")
+        if not self._node.shardcast.holds(verdict.commitment.version):
+            # it cannot be repeated: else who lies would wait for that
+            self.gate.excuse(verdict.commitment, self.situation())
+            await self._records.write(self.gate)
+            return Word.TAKEN
         network = self._node.host.network_of(verdict.commitment.node)
         wish = self.gate.verdict(verdict, self.situation(), network=network)
         await self._records.write(self.gate)
