@@ -296,7 +296,9 @@ class Scorer:
         if commitment.policy != shardcast.manifest(commitment.version).weights_digest:
             return inconclusive(OTHER_POLICY)
         try:
-            ruling = await self._check(job, run)
+            # for all of it: tasks and rewards take their time, and the next policy may come
+            with shardcast.pin(commitment.version):
+                ruling = await self._check(job, run)
             self.failures.recover()
             return ruling
         except EnvironmentFailed as error:

@@ -99,7 +99,8 @@ MAX_EVIDENCE: Final = 256
 MAX_SCORING: Final = 64
 """Places that wait for the scorer, beside those that are on their way."""
 NEWCOMERS_SCORING: Final = MAX_SCORING // 8
-"""Of newcomers, once anybody is in standing: they are scored in turn with everybody else."""
+"""Of newcomers, once anybody is in standing; one while work of those waits, since all are
+scored in turn."""
 REPLY_SECONDS: Final = 10.0
 HOLD: Final = 15.0
 """Seconds that a worker which asks for work waits for a place to be wanted."""
@@ -160,6 +161,8 @@ class WorkDesk:
         self._seats = Seats(strangers=STRANGERS)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
         self._scoring: dict[bytes, _Scoring] = {}
+        self._newcomers: dict[bytes, None] = {}
+        """Places of newcomers that are on their way or with the scorer."""
         self._coming: dict[bytes, tuple[int, float]] = {}
         """Of wanted places that were not scored, by commitment: the groups that teach, and
         when they were asked for."""
@@ -505,6 +508,24 @@ class WorkDesk:
         is_newcomer = not self._is_known(stream.peer)
         if not await self._wait_room(is_newcomer=is_newcomer):
             return FULL
+        if is_newcomer:
+            self._newcomers[commitment.digest] = None
+        try:
+            return await self._score_content(stream, request, begun, expected, is_newcomer)
+        finally:
+            if commitment.digest not in self._scoring:
+                self._newcomers.pop(commitment.digest, None)
+
+    async def _score_content(
+        self,
+        stream: Stream,
+        request: ContentRequest,
+        begun: bytes,
+        expected: SignedWindow,
+        is_newcomer: bool,
+    ) -> Reply:
+        """Read content that is wanted, and have it scored."""
+        commitment = expected.window.commitment(request.index)
         content = await self._read(stream, request.length, begun)
         if isinstance(content, Refused):
             return content
@@ -550,8 +571,9 @@ class WorkDesk:
         now = self.situation()
         if not self.gate.has_standing:
             return False
-        waiting = sum(one.is_newcomer for one in self._scoring.values())
-        return waiting >= NEWCOMERS_SCORING or self.gate.spares_newcomers(now)
+        is_alone = all(key in self._newcomers for key in self._scoring)
+        most = NEWCOMERS_SCORING if is_alone else 1
+        return len(self._newcomers) >= most or self.gate.spares_newcomers(now)
 
     async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
         """Lend the content a seat while it is on its way."""
@@ -595,6 +617,7 @@ class WorkDesk:
         finally:
             self._coming.pop(commitment.digest, None)
             self._scoring.pop(commitment.digest, None)
+            self._newcomers.pop(commitment.digest, None)
             scoring.done.set()
             self._freed.notify_all()
 
@@ -726,8 +749,15 @@ class WorkDesk:
             return Refused("a verdict comes from the validator that signed it", False)
         if self._standing.why_not:
             return RESTS
+        if not self.gate.judges(verdict.commitment, verdict.validator):
+            return Word.TAKEN  # it changes nothing
         if not verdict.has_valid_signature(self._world.verify):
             raise BadMessage("a verdict's signature is not its validator's")
+        if not self._node.shardcast.holds(verdict.commitment.version):
+            # it cannot be repeated: else who lies would wait for that
+            self.gate.excuse(verdict.commitment, self.situation())
+            await self._records.write(self.gate)
+            return Word.TAKEN
         network = self._node.host.network_of(verdict.commitment.node)
         wish = self.gate.verdict(verdict, self.situation(), network=network)
         await self._records.write(self.gate)

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from p2p.host import Stream
+from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
 from roles.protocol.core.window import Submission
 from roles.protocol.scorer import Ruling
@@ -24,7 +25,14 @@ from roles.trainer.taken import TakenPlace
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
-from tests.support.swarm import Health, Play, perform, trainer_of
+from tests.support.swarm import (
+    Health,
+    Play,
+    nobody_honest_is_rejected,
+    perform,
+    roles_of,
+    trainer_of,
+)
 from tests.sweeps import swept
 
 FORGER = "tests.simulation.test_bad_submissions:Truncated"
@@ -172,3 +180,26 @@ def assert_the_run_is_well(health: Health, play: Besieged, learnt: dict[str, int
     assert [worker["owed"] for worker in honest] == [0] * 3
     assert trainer["step"] > 5
     assert play.fresh < play.most
+
+
+class TardySession(StampingSession):
+    async def judge(self, submission: Submission) -> Ruling:
+        ruling = await super().judge(submission)
+        await self.node.shardcast.wait_policy(PolicyVersion(submission.commitment.version + 8))
+        return ruling
+
+
+class Tardy(Stamper):
+    """Accepts everything, once the trainer can repeat nothing of it."""
+
+    session_type: ClassVar[type[ValidatorSession]] = TardySession
+
+
+def test_verdicts_that_nobody_can_repeat_any_more_raise_nobody() -> None:
+    cast = {**cast_of(workers=1, tardy=Tardy), "cheat-1": FORGER}
+    trust = TrustTerms(share=0.25, probation=8, window=4)
+    health = perform(Play(cast, with_one_listed(trust)), steps=14, seconds=200)
+    assert health["done"] == 1
+    assert nobody_honest_is_rejected(health)
+    assert sum(one["accepted"] for one in roles_of(health, "validator")) > 0
+    assert health["cheat-1"]["roles"]["forger"]["stood"] == 0

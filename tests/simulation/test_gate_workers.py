@@ -1,8 +1,9 @@
-"""The worker's side of the gate: what it does when it is refused, or when one side has lost what
-it knew."""
+"""The worker's side of the gate: what it does when it is refused, or when one side has lost
+what it knew."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_banned_worker_asks_seldom_draws_nothing_and_says_why(
     assert health["cheat-1"]["peer"] in trainer_of(health)["bans"]
     assert "the trainer refuses this node's work: this name is banned" in cheat["now"]
     refused = [when for when, reply in asked if isinstance(reply, Refused)]
-    pauses = [later - when for when, later in zip(refused, refused[1:], strict=False)]
+    pauses = [later - when for when, later in pairwise(refused)]
     assert 3 <= len(refused) <= 9
     assert pauses[-1] > 9
     assert cheat["submitted"] < 20
