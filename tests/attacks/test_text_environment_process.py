@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -143,8 +143,8 @@ def frame(value: object) -> str:
     return packed.hex()
 
 
-def paid(rewards: list[object], failures: int = 0) -> str:
-    return frame([True, [rewards, failures, "", ""]])
+def paid(rewards: list[object], failed: Sequence[int] = ()) -> str:
+    return frame([True, [rewards, list(failed), "", ""]])
 
 
 REPLIES = {
@@ -156,7 +156,7 @@ REPLIES = {
     "too many": (paid([0.5, 0.5]), "a reply lists 1 to 1 answers"),
     "a word": (paid(["a"]), "a reward is a number from 0 to 1, not 'a'"),
     "no number": (paid([float("nan")]), "a reward is a number from 0 to 1, not nan"),
-    "more raised": (paid([0.0], 2), "2 of 1 answers were raised on"),
+    "more raised": (paid([0.0], [1]), "not all answers that were raised on are among 1"),
 }
 
 
