@@ -96,10 +96,8 @@ def test_accepted_work_is_never_more_than_was_made_in_all_lives(
         assert judged <= life["made"] <= judged + 4 * 32, life
     accepted = [life["accepted"] for life in counted]
     assert accepted == sorted(accepted), "no life forgets what another had accepted"
-    own = str(health["inference-1"]["peer"])
-    judged = health["validator-1"]["roles"]["validator"]["nodes"][own]
-    assert counted[-1]["accepted"] == 32 * judged["accepted"], "none is counted twice"
-    assert health["inference-1"]["roles"]["inference"]["accepted"] < judged["accepted"]
+    here = health["inference-1"]["roles"]["inference"]["accepted"]
+    assert 32 * here < counted[-1]["accepted"], "work of earlier lives is counted"
 
 
 def test_a_worker_is_told_what_was_learnt_from_its_work_and_why_not_from_the_rest(
@@ -107,11 +105,15 @@ def test_a_worker_is_told_what_was_learnt_from_its_work_and_why_not_from_the_res
 ) -> None:
     """An accepted rollout looked like a learnt one."""
     _, health = lives
-    workers = [health[name]["roles"]["inference"]["life"] for name in CAST if "inf" in name]
+    names = [name for name in CAST if "inf" in name]
+    workers = [health[name]["roles"]["inference"]["life"] for name in names]
+    by_validator = health["validator-1"]["roles"]["validator"]["nodes"]
     trainer = health["trainer-1"]["roles"]["trainer"]
-    for life in workers:
+    for name, life in zip(names, workers, strict=True):
+        on_probation = 32 * by_validator[str(health[name]["peer"])]["accepted"]
         told = sum(life[fate] for fate in FATES)
-        assert life["accepted"] - 32 * 5 <= told <= life["accepted"], life
+        taken = life["accepted"] - on_probation
+        assert taken - 32 * 5 <= told <= taken, life
         assert life["learnt"] > 0
     assert sum(life["learnt"] for life in workers) == 8 * trainer["groups_used"]
     assert sum(life["share"] for life in workers) == pytest.approx(1)
