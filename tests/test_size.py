@@ -44,7 +44,7 @@ LIMITS = {
     "roles/rl": 385,
     "roles/run": 1107,
     "roles/shared": 622,
-    "roles/trainer": 3164,
+    "roles/trainer": 3168,
     "roles/validator": 572,
     "sim": 609,
     "sim/faults": 668,
@@ -54,7 +54,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1685,
     "sim/workloads": 5094,
-    "tests": 56685,
+    "tests": 56688,
 }
 
 NO_CODE = {

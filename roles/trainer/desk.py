@@ -235,6 +235,7 @@ class WorkDesk:
             old = now - DUE
             self._coming = {key: one for key, one in self._coming.items() if one[1] > old}
             if ticks % EXPIRE_EVERY == 0:
+                self._node.host.protect("work", self.gate.names_in_standing)
                 for found in self.gate.expire(self.situation()):
                     if isinstance(found, Audited):
                         await self._follow_audit(found)
@@ -275,14 +276,14 @@ class WorkDesk:
 
     def situation(self) -> Situation:
         """Return what holds now, by the newest edition."""
-        run = self._run
+        run, is_forked = self._run, self._node.ledgers.is_forked
         busy = self._newcomers_busy / 100  # of the last 100 s, by the fading
         return Situation(
             served=self._records.served,
             wall=self._world.wall(),
             newest=self._node.shardcast.newest,
             terms=terms_digest(run),
-            validators=run.terms.validators,
+            validators=tuple(one for one in run.terms.validators if not is_forked(one)),
             trust=run.terms.trust,
             lag=run.terms.recipe.lag,
             newcomers_load=busy,
