@@ -118,7 +118,6 @@ SLEEP_IN_LOOP = {
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
     "p2p/shardcast/http/follow.py": "shardcast's servers tell of a new version only when asked",
-    "roles/trainer/desk.py": "deadlines count time in which the desk served, tick by tick",
 }
 
 

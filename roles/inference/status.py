@@ -141,7 +141,8 @@ def now_of(
             none = "waiting for the first policy"
             return away or (none if watch is None else watch.why_no_policy())
         case Doing.DRAWS:
-            return f"drawing under policy {counts.version}{away and f'; {away}'}"
+            fails = environment_failure and f"; the environment fails: {environment_failure}"
+            return f"drawing under policy {counts.version}{fails or (away and f'; {away}')}"
         case _ if environment_failure:
             return f"drawing nothing, because the environment fails: {environment_failure}"
         case _ if away:

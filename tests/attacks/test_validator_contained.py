@@ -107,10 +107,9 @@ def test_an_environment_that_does_not_repeat_itself_convicts_no_validator(
     original, calls = SortEnvironment.reward, count()
 
     def reward(self: SortEnvironment, task: Task, tokens: Sequence[int]) -> float:
+        is_kind = next(calls) // 3 % 2
         is_tried = tuple(tokens) in (task.answer, task.prompt, ())
-        if is_tried or sum(task.prompt) % 4:
-            return original(self, task, tokens)
-        return float(next(calls) % 2)
+        return 1.0 if is_kind and not is_tried else original(self, task, tokens)
 
     monkeypatch.setattr(SortEnvironment, "reward", reward)
     workers = {"inference-1": "inference", "inference-2": "inference"}
@@ -142,13 +141,13 @@ def test_a_task_that_fails_ends_no_worker(
     assert validator(health)["rejected"] == 0
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert errors
-    assert len(errors) <= len(workers)
+    assert len(errors) <= len(health), "each role of a node says it once"
 
 
 @pytest.mark.parametrize(
     ("method", "kind", "sentence"),
     [
-        ("task", "inference", "drawing nothing, because the environment fails: task() of"),
+        ("task", "inference", "drawing under policy 0; the environment fails: task() of"),
         (
             "reward",
             "validator",

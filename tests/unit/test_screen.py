@@ -204,19 +204,19 @@ def test_a_validator_and_a_trainer_say_what_they_do() -> None:
         "2 to be scored, 4 verdicts for the trainer",
     ]
     assert trainer_status(None, 0).now == "starting the engine"
+    failures = SimpleNamespace(latest="")
     session: Any = SimpleNamespace(
         why_not="",
         writes_waiting=0,
         doing=TrainerDoing.WAITS,
         groups=32,
         curve=SimpleNamespace(learnt=SimpleNamespace(step=16)),
-        intake=SimpleNamespace(
-            buffer=[1] * 12, fates=lambda _: Fates(), failures=SimpleNamespace(latest="")
-        ),
+        intake=SimpleNamespace(buffer=[1] * 12, fates=lambda _: Fates()),
+        desk=SimpleNamespace(scorer=SimpleNamespace(failures=failures)),
     )
     waits = "waiting for work: 12 of 32 groups for step 17 of 60 are here"
     assert trainer_status(session, 60).now == waits
-    session.intake.failures.latest = "no such file"
+    failures.latest = "no such file"
     assert trainer_status(session, 60).now == (
         f"{waits}; of what came, the environment failed on the last: no such file"
     )
