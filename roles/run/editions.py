@@ -19,6 +19,7 @@ from typing import Final, TextIO
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
+from p2p.naming import derived
 from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, run_id, sign_run
 
 RECORD: Final = ".signed"
@@ -125,7 +126,7 @@ def _at(out: Path) -> Iterator[_Edition]:
 
 def _open_record(key_file: Path) -> TextIO:
     """The record of a key, which nobody else reads or writes until it is closed."""
-    path = key_file.with_name(key_file.name + RECORD)
+    path = key_file.with_name(derived(key_file.name, after=RECORD))
     try:
         record = path.open("a+", encoding="utf-8")
         fcntl.flock(record, fcntl.LOCK_EX)

@@ -81,7 +81,7 @@ def test_every_rollout_has_one_fate() -> None:
     metrics = outcome().metrics
     fates = (
         "learnt_from", "in_a_step_at_end", "without_spread", "pooled_at_end",
-        "on_the_way_at_end", "unanswered_at_end", "lost_stale", "rejected",
+        "on_probation", "unanswered_at_end", "lost_stale", "rejected",
     )  # fmt: skip
     assert (
         sum(int(metrics[f"rollouts_{fate}"]) for fate in fates) == metrics["rollouts_generated"]

@@ -27,8 +27,6 @@ Figures = dict[str, float | int | str]
 
 VOLUNTEER: Final = "volunteer"
 VALIDATOR: Final = "validator"
-ACCEPTED: Final = "validator/accepted"
-"""Folder of accepted work that the trainer has not answered yet (`roles.validator.session`)."""
 PERCENTILES: Final = (50, 99, 100)
 """Shares of the machines whose times a report names: half, nearly all, and the last."""
 STEP_FLOPS: Final = TRAINING_FLOPS + PREFILL_FLOPS
@@ -156,7 +154,7 @@ def figures(journal: Journal, swarm: Swarm, scenario: Scenario) -> Figures:
     return {
         **_use_of_time(journal),
         **_journeys(journal, scenario),
-        **_fates(journal, swarm),
+        **_fates(journal),
         **_uploads(journal),
         **_learning(journal, scenario),
         **_work(journal),
@@ -259,43 +257,41 @@ def _journeys(journal: Journal, scenario: Scenario) -> Figures:
     }
 
 
-def _fates(journal: Journal, swarm: Swarm) -> Figures:
+def _fates(journal: Journal) -> Figures:
     """What became of the rollouts.
 
-    Too old were those that no judge took, that the trainer turned down and that it dropped from
-    its pool.
+    Too old were those that no judge took, that came too late for the trainer or were dropped
+    from its pool. What a validator accepts is a newcomer's, and nothing is learnt from it.
     """
     rows, trainer = journal.plan.rows, journal.trainer
     size = journal.plan.recipe.group_size
     validators = journal.only(Validator)
     workers = journal.only(Inference)
-    accepted = sum(validator.stats.records.accepted for validator in validators) * rows
+    on_probation = sum(one.stats.records.accepted for one in validators) * rows
+    accepted = on_probation + trainer["accepted"] * rows
     stale_at_judge = (
         sum(worker.counts.verdicts.get("inconclusive", 0) for worker in workers) * rows
     )
-    rejected = sum(validator.stats.records.rejected for validator in validators) * rows
+    rejected = sum(one.stats.records.rejected for one in validators) * rows
+    rejected += trainer["rejected"] * rows
     generated = len(journal.submitted) * rows
     begun = generated + journal.cut_short * rows
-    on_the_way = (
-        sum(len(swarm.nodes[name].disk.list_now(ACCEPTED)) for name in journal.validators())
-        * rows
-    )
-    turned_down = max(0, accepted - trainer["submissions_taken"] * rows - on_the_way)
-    stale = stale_at_judge + turned_down + trainer["groups_stale"] * size
+    stale = stale_at_judge + trainer["groups_stale"] * size
+    in_a_step = sum(trainer["staleness"].values()) - trainer["groups_used"]
+    fates = {
+        "rollouts_learnt_from": trainer["groups_used"] * size,
+        "rollouts_in_a_step_at_end": in_a_step * size,
+        "rollouts_without_spread": trainer["groups_without_spread"] * size,
+        "rollouts_pooled_at_end": trainer["pooled"] * size,
+        "rollouts_on_probation": on_probation,
+        "rollouts_rejected": rejected,
+        "rollouts_lost_stale": stale,
+    }
     return {
         "rollouts_generated": generated,
         "rollouts_accepted": accepted,
-        "rollouts_rejected": rejected,
-        "rollouts_learnt_from": trainer["groups_used"] * size,
-        "rollouts_in_a_step_at_end": (
-            sum(trainer["staleness"].values()) - trainer["groups_used"]
-        )
-        * size,
-        "rollouts_without_spread": trainer["groups_without_spread"] * size,
-        "rollouts_pooled_at_end": trainer["pooled"] * size,
-        "rollouts_unanswered_at_end": generated - accepted - rejected - stale_at_judge,
-        "rollouts_on_the_way_at_end": on_the_way,
-        "rollouts_lost_stale": stale,
+        **fates,
+        "rollouts_unanswered_at_end": generated - sum(fates.values()),
         "rollouts_lost_cut_short": journal.cut_short * rows,
         "rollouts_lost_share": round((stale + journal.cut_short * rows) / max(1, begun), 4),
         "useful_share": round(trainer["groups_used"] * size / max(1, begun), 4),
