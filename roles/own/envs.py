@@ -40,7 +40,7 @@ FILLER: Final = b"".join(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check an environment: what its right answers, their fragments and constant texts earn.
+    """Try an environment: what right answers and constant texts earn.
 
     Returns 0, or 1 if there is a fault, or 2 if the command makes no sense.
     """
