@@ -8,7 +8,6 @@ the documents went. An edition is in the record before anybody can see its docum
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import sys
@@ -126,6 +125,8 @@ def _at(out: Path) -> Iterator[_Edition]:
 
 def _open_record(key_file: Path) -> TextIO:
     """The record of a key, which nobody else reads or writes until it is closed."""
+    import fcntl  # not at the top: Windows has none, and is told so by `p2p.node.process`
+
     path = key_file.with_name(derived(key_file.name, after=RECORD))
     try:
         record = path.open("a+", encoding="utf-8")
