@@ -55,7 +55,7 @@ def test_sites_that_join_vanish_and_return_hold_no_compute_up(
     monkeypatch.setattr(ours, "STAGES", (Stage("usa", 6, 0.957, 103.0),))
     scenario = changed(load_scenario("intellect1"), {"rounds": 2})
     metrics = run_scenario(scenario, 1).metrics
-    assert metrics["usa_utilised"] >= 0.97
+    assert metrics["usa_utilised"] >= 0.957  # what Prime measured
     assert metrics["members_end"] == 6
     assert metrics["replicas_differ"] == 0
     assert metrics["most_spike"] <= 0.05
