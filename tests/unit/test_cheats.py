@@ -131,8 +131,9 @@ async def test_rounded_weights_are_of_the_policy_that_is_claimed(tmp_path: Path)
     folder = make_folder(tmp_path / "node/store/v1")
     world = RealWorld(KeyPair(b"c" * 32), tmp_path / "node")
     nothing: Any = None
+    outbox: Any = SimpleNamespace(loose=lambda most: [])
     node: Any = SimpleNamespace(world=world, run=RUN)
-    session = CheatSession(node, RUN, nothing, nothing, nothing, "cheat", InferenceCounts())
+    session = CheatSession(node, RUN, nothing, nothing, outbox, "cheat", InferenceCounts())
     for _ in range(2):  # those of the turn before are replaced
         rounded = tmp_path / "node" / await session._rounded("store/v1")
     before, after = (
