@@ -468,6 +468,8 @@ def serve_requests(
     """
     check_function("answer", answer, 2, is_async=True)
     check_number("max_request", max_request)
+    if may_have is not None:
+        check_function("may_have", may_have, 2)
 
     async def serve(stream: Stream) -> None:
         receiver = FrameReceiver(stream, max_request)

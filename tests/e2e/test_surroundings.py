@@ -35,6 +35,7 @@ LINES: dict[str, list[list[str]]] = {
     "push": [["名"], [f"files/{NAME}", "--data", "/proc/名"]],
     "pull": [["名"], ["shoal1名"], ["http://名", "--out", "/proc/名"]],
     "serve": [["名"]],
+    "envs": [["check", "名"], ["check", "math", "名"], ["check", "sort", "--tasks", "2"]],
     "inspect": [["名"], ["files"], [f"files/{NAME}", "--json"]],
 }
 AT_HOME: dict[str, list[str]] = {

@@ -72,6 +72,7 @@ FUNCTIONS: dict[str, Arguments] = {
     "send_frame": {"stream": (REAL, [None, "stream"]), "payload": BYTES},
     "serve_requests": {
         "answer": (answer, [take, serve, None, "answer"]), "max_request": SIZE,
+        "may_have": (lambda peer, size: True, [answer, "may_have", 7]),
     },
     "request": {
         "host": HOST, "peer": PEERS, "protocol": PROTOCOL, "payload": BYTES, "max_reply": SIZE,
