@@ -48,6 +48,8 @@ class Unlucky:
     def penalise(self, _: object, points: float, __: str) -> None:
         self.penalties.append(points)
 
+    send = connected = None  # a host has them
+
 
 def sound_world() -> SimpleNamespace:
     """Nothing misbehaves on purpose, as in production."""
