@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2275,
+    "p2p": 2277,
     "p2p/cast": 1220,
     "p2p/dht": 2659,
     "p2p/gossip": 1313,
@@ -36,13 +36,13 @@ LIMITS = {
     "roles/doctor": 649,
     "roles/engines": 5015,
     "roles/envs": 2200,
-    "roles/inference": 1390,
+    "roles/inference": 1391,
     "roles/ledger": 847,
     "roles/models": 1824,
     "roles/own": 943,
     "roles/protocol": 1847,
     "roles/rl": 385,
-    "roles/run": 1107,
+    "roles/run": 1108,
     "roles/shared": 622,
     "roles/trainer": 3168,
     "roles/validator": 572,
@@ -53,8 +53,8 @@ LIMITS = {
     "sim/net": 615,
     "sim/node": 1360,
     "sim/run": 1685,
-    "sim/workloads": 5094,
-    "tests": 56688,
+    "sim/workloads": 5093,
+    "tests": 56691,
 }
 
 NO_CODE = {
