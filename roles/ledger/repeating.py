@@ -25,7 +25,6 @@ from p2p.shardcast.manifest import MAX_MANIFEST
 from p2p.shardcast.stored import HEAD, StoredPolicy, decode_head_untrusted
 from p2p.wire import KI
 from p2p.world import World
-from proofs.checks import Verdict
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.engines.client import open_engine
 from roles.engines.config import AUTO, MachineLimits
@@ -34,11 +33,10 @@ from roles.envs.contained import EnvironmentFailed
 from roles.ledger.reading import read_regular
 from roles.protocol.core.assignment import run_sampling
 from roles.protocol.core.conviction import Conviction, open_conviction_untrusted, weigh
-from roles.protocol.core.findings import Finding, Weight
+from roles.protocol.core.findings import Weight
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Commitment
-from roles.protocol.replay import impossible_reward, wrong_reward
-from roles.protocol.scorer import Ruling, check_place, replay_all
+from roles.protocol.scorer import Ruling, check_place, finding_against, replay_all
 from roles.run import Run
 from roles.shared.sizes import MAX_SUBMISSION, MAX_VERDICT
 
@@ -196,25 +194,18 @@ class Bystander:
             self._loaded = weights
 
         def blames(ruling: Ruling) -> bool:
-            return _finding(proof, ruling) is not None
+            return finding_against(verdict, ruling) is not None
 
         ruling = await check_place(
             self._run, self._environment, self._score, submission, replay_all, blames=blames
         )
-        found = _finding(proof, ruling)
+        found = finding_against(verdict, ruling)
         said = str(found or "a replay finds nothing wrong with this work")
         if proof.accused == verdict.validator:
             is_repeated = weigh(verdict, found) >= Weight.STRIKE
         else:
             is_repeated = found is not None and found.weight is Weight.LIE
         return (Outcome.REPEATED if is_repeated else Outcome.REFUTED), said
-
-
-def _finding(proof: Conviction, ruling: Ruling) -> Finding | None:
-    if ruling.finding is not None or proof.verdict.verdict is not Verdict.ACCEPTED:
-        return ruling.finding
-    signed = proof.verdict.rewards
-    return impossible_reward(signed) or wrong_reward(signed, ruling.rewards)
 
 
 @asynccontextmanager

@@ -42,10 +42,17 @@ from roles.protocol.core.findings import NO_ANSWER, Finding
 from roles.protocol.core.groups import DECODE_RATE, NOTHING, decode_groups_untrusted
 from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.terms import terms_digest
+from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, Submission, claim_of
 from roles.protocol.core.work import Work
 from roles.protocol.history import DrawHistory
-from roles.protocol.replay import answers_of, as_signed, count_work
+from roles.protocol.replay import (
+    answers_of,
+    as_signed,
+    count_work,
+    impossible_reward,
+    wrong_reward,
+)
 from roles.run import Run, run_of
 
 logger = logging.getLogger(__name__)
@@ -65,7 +72,6 @@ Nobody can bring about that a place has no tasks: seeds are not chosen."""
 
 Choice = Callable[[Sequence[Claim]], Sequence[int]]
 """Given what the scorer finds of each group's rewards: the groups to replay, in order."""
-
 
 Doubt = Callable[["Ruling"], bool]
 """Given what the scorer finds of a place: does somebody who signed otherwise take the blame?"""
@@ -107,6 +113,15 @@ class Ruling:
         if self.verdict is not Verdict.REJECTED:
             return None
         return Finding(self.reason, self.statistic, self.limit)
+
+
+def finding_against(verdict: SignedVerdict, ruling: Ruling) -> Finding | None:
+    """Return what a repetition holds against a place or, in an accepted one, against the
+    rewards that its scorer has signed."""
+    if ruling.verdict is not Verdict.ACCEPTED or verdict.verdict is not Verdict.ACCEPTED:
+        return ruling.finding
+    signed = verdict.rewards
+    return impossible_reward(signed) or wrong_reward(signed, ruling.rewards)
 
 
 class NoTasks(EnvironmentFailed):

@@ -68,9 +68,8 @@ from roles.protocol.reading import (
     receive_content,
     receive_frame,
 )
-from roles.protocol.replay import impossible_reward, wrong_reward
 from roles.protocol.request import PATIENCE
-from roles.protocol.scorer import BY_CONTENT, Ruling, Scorer, replay_all
+from roles.protocol.scorer import BY_CONTENT, Ruling, Scorer, finding_against, replay_all
 from roles.protocol.stats import ScoringStats
 from roles.run import Run, run_of
 from roles.shared.durable import Durable
@@ -235,7 +234,7 @@ class WorkDesk:
             old = now - DUE
             self._coming = {key: one for key, one in self._coming.items() if one[1] > old}
             if ticks % EXPIRE_EVERY == 0:
-                self._node.host.protect("work", self.gate.names_in_standing)
+                self._node.host.protect("work", self.stats.records.workers)
                 for found in self.gate.expire(self.situation()):
                     if isinstance(found, Audited):
                         await self._follow_audit(found)
@@ -836,21 +835,16 @@ class WorkDesk:
     async def _audit(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Repeat a validator's verdict and tell the gate what was found."""
         commitment = submission.commitment
-        is_accepted = verdict.verdict is Verdict.ACCEPTED
 
         def blames(ruling: Ruling) -> bool:
-            return is_accepted and wrong_reward(verdict.rewards, ruling.rewards) is not None
+            return finding_against(verdict, ruling) is not None
 
         ruling = await self.scorer.score(submission, replay_all, blames)
         self.repeated += 1
         if ruling.verdict is Verdict.INCONCLUSIVE:
             self.gate.audit_inconclusive(commitment, self.situation())
         else:
-            finding = ruling.finding
-            if finding is None and is_accepted:
-                finding = impossible_reward(verdict.rewards) or wrong_reward(
-                    verdict.rewards, ruling.rewards
-                )
+            finding = finding_against(verdict, ruling)
             audited = self.gate.audited(
                 *(verdict, submission, finding, self.situation()), self._world.verify
             )

@@ -279,11 +279,6 @@ class Gate:
         else:
             raise BadMessage(f"a gate has no row of kind {kind!r:.20}")
 
-    @property
-    def names_in_standing(self) -> Iterable[PeerId]:
-        """Names that have earned it, and not lost it."""
-        return self._in_standing.keys()
-
     def standing(self, name: PeerId, now: Situation, *, is_listed: bool) -> Standing:
         """Return what is known of ``name``."""
         known = self._find(name)
