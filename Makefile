@@ -62,7 +62,7 @@ check: $(CHECK_STAMP)
 	$(CHECK_PYTHON) -m mypy --no-warn-unused-ignores --disable-error-code import-not-found \
 	  --disable-error-code untyped-decorator --disable-error-code no-any-return --disable-error-code misc
 	$(CHECK_PYTHON) -m pytest -q -n $(WORKERS) --maxprocesses $(MAX_WORKERS) \
-	  tests/unit tests/fuzz tests/test_architecture.py tests/test_maps.py tests/test_glossary.py
+	  tests/unit tests/fuzz tests/test_architecture.py tests/test_maps.py
 
 lint: $(STAMP)
 	$(PYTHON) -m ruff check .

@@ -23,8 +23,8 @@ import trio
 
 from bench.report import Report
 from p2p.concurrency import Notifier
+from roles.contract.core.diloco import Codec
 from roles.diloco.core.pieces import PieceGrid
-from roles.diloco.core.quant import Codec
 from sim.lab.machines import EmulationConfig, open_emulation
 from sim.net.link import MBIT, LinkSpec
 

@@ -21,10 +21,11 @@ from p2p import open_host
 from p2p.identity import KeyPair, PeerId, verify
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
+from roles.contract.core.diloco import Codec
 from roles.diloco.core.events import Reduce
 from roles.diloco.core.messages import PIECES_PROTOCOL, Plan, Ready, Sum
 from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
-from roles.diloco.core.quant import Codec, Values
+from roles.diloco.core.quant import Values
 from roles.diloco.exchange import Blob, PieceClient, PieceServer
 from roles.diloco.reduction import Reduction
 from sim.lab.namespaces import address_of

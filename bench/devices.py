@@ -28,14 +28,15 @@ import torch
 from bench.llm import PROMPT, random_tasks
 from bench.report import Report
 from proofs.sampling import DrawRule
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.base import GroupTask, Sampling, TrainingGroup
-from roles.engines.config import Dtype, EngineConfig, ModelShape
+from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.device import find_device
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.models.config import ModelConfig, write_config
-from roles.rl.recipe import Recipe
 
 GROUP: Final = 16
 """Completions of a group."""

@@ -59,8 +59,9 @@ from roles.calibrate.limits import (
     rejected_pools,
     to_toml,
 )
+from roles.contract.core.shape import Dtype
 from roles.engines.base import Sampling
-from roles.engines.config import NODE_ENGINES, Dtype, EngineConfig, VllmOptions
+from roles.engines.config import NODE_ENGINES, EngineConfig, VllmOptions
 from roles.models.bundle import read_config
 from roles.models.ends import read_end_tokens
 from roles.models.fetch import MODELS, default_folder

@@ -21,13 +21,13 @@ import numpy as np
 from rich.console import Console
 
 from bench.report import Report
+from roles.contract.core.diloco import DilocoTerms
 from roles.demo.pretraining import SHAPE
 from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.gauntlet import PARTS, TRIED, bounds
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid
 from roles.diloco.core.quant import Values
-from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import open_corpora
 from roles.engines.config import EngineConfig

@@ -28,13 +28,14 @@ from rich.console import Console
 from bench.report import Report
 from p2p.machine import open_world
 from p2p.worker_process import ProcessWorker
-from roles.engines import safetensors
+from roles.contract.core.shape import MAX_END_TOKENS, ModelShape
 from roles.engines.base import Engine, Group, GroupTask, Sampling, draw_all
 from roles.engines.client import WorkerEngine, open_engine
-from roles.engines.config import MAX_END_TOKENS, EngineConfig, ModelShape
+from roles.engines.config import EngineConfig
 from roles.engines.lasting import LastingWorker
-from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
+from roles.models import safetensors
+from roles.models.safetensors import RawTensor
 
 SHAPES: Final = {
     "tiny": ModelShape(vocabulary=2000),

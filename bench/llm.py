@@ -34,8 +34,8 @@ from rich.console import Console
 
 from bench.report import Report
 from proofs.sampling import DrawRule
+from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.base import Completion, Group, GroupTask, Sampling
-from roles.engines.config import Dtype, ModelShape
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel

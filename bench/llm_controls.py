@@ -32,8 +32,10 @@ import torch
 from rich.console import Console
 
 from bench.report import Report
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import Dtype
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
-from roles.engines.config import Dtype, EngineConfig
+from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.device import CPU
 from roles.engines.torch.learner import TorchLearner
@@ -41,7 +43,6 @@ from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
 from roles.models.tokenizer import Tokenizer
 from roles.rl.advantage import group_advantages, has_spread
-from roles.rl.recipe import Recipe
 
 MODEL: Final = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
 RISE: Final = 0.20

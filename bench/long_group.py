@@ -30,11 +30,12 @@ from rich.console import Console
 
 from bench.report import Report
 from proofs.checks import Limits, Verdict, judge
+from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.shape import ModelShape
 from roles.engines import codec
 from roles.engines.base import Completion, GroupTask, Sampling, TrainingGroup
-from roles.engines.config import EngineConfig, ModelShape
+from roles.engines.config import EngineConfig
 from roles.engines.worker import LocalEngine, draw_all, make_engine
-from roles.rl.recipe import Recipe, WarmUp
 
 SHAPE: Final = ModelShape(
     vocabulary=64, width=32, layers=1, query_heads=1, key_heads=1, head_width=32

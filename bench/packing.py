@@ -21,13 +21,14 @@ import torch
 from rich.console import Console
 
 from bench.report import Report
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, TrainingGroup
-from roles.engines.config import Autocast, EngineConfig, ModelShape
+from roles.engines.config import Autocast, EngineConfig
 from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import add_gradient, learning_batches
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS
-from roles.rl.recipe import Recipe
 
 SHAPES: Final = {
     "tiny": ModelShape(),

@@ -4,10 +4,10 @@ controls.
 ``python -m bench rl-controls [--json FILE] [--seeds 0 1 2] [--steps 60]``
 
 Every subject starts from the same warm-up. The recipe must pass the learning gate
-(`roles.rl.gate`); the controls must not: advantages permuted over the completions of each step
-(the same budget, the same statistics, no information), and the warm-up's policy at the best of
-eight temperatures (no learning, but what sharper or flatter sampling gives). About 100 CPU
-seconds per seed.
+(`roles.demo.gate`); the controls must not: advantages permuted over the completions of each
+step (the same budget, the same statistics, no information), and the warm-up's policy at the
+best of eight temperatures (no learning, but what sharper or flatter sampling gives). About
+100 CPU seconds per seed.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from typing import Final
 from rich.console import Console
 
 from bench.report import Report
+from roles.contract.core.recipe import Recipe
 from roles.demo.alone import Alone, Course, Progressed, progress_bar, run as run_alone
+from roles.demo.gate import LearningGate
 from roles.engines.config import EngineConfig
-from roles.rl.evaluation import Evaluation
-from roles.rl.gate import LearningGate
-from roles.rl.recipe import Recipe
+from roles.engines.evaluation import Evaluation
 
 TEMPERATURES: Final = (0.0, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.25)
 

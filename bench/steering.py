@@ -38,8 +38,8 @@ from proofs.checks import Evidence, Limits, Verdict, judge, judge_pool
 from proofs.draws import draw, replay
 from proofs.sampling import DrawRule
 from roles.calibrate.measure import make_tasks
+from roles.contract.core.shape import Dtype
 from roles.engines.base import Group, GroupTask, Sampling
-from roles.engines.config import Dtype
 from roles.engines.torch import scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel

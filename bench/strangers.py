@@ -38,12 +38,12 @@ from p2p.machine import load_or_create_key
 from p2p.shardcast.stored import HEAD, decode_head_untrusted
 from p2p.wire import KI
 from proofs.checks import Limits
+from roles.contract import Run, sign_run
+from roles.contract.core.file import Delivery, EnvironmentPin, Model, Terms
+from roles.contract.core.recipe import Recipe
 from roles.demo.processes import NodeProcess
 from roles.envs.base import environment_digest
 from roles.protocol.core.terms import terms_digest
-from roles.rl.recipe import Recipe
-from roles.run import Run, sign_run
-from roles.run.core.file import Delivery, EnvironmentPin, Model, Terms
 from tests.attacks.live import HERE, Vitals
 from tests.attacks.raw import pause
 from tests.attacks.strangers import KINDS, Orders

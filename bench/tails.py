@@ -34,9 +34,10 @@ from proofs.sampling import DrawRule
 from roles.calibrate.limits import fit, rejected_groups, rejected_pools, resampled, to_toml
 from roles.calibrate.measure import make_tasks
 from roles.calibrate.weights import rewrite, to_int8
+from roles.contract.core.shape import Dtype
 from roles.engines import codec
 from roles.engines.base import Sampling
-from roles.engines.config import Dtype, EngineConfig
+from roles.engines.config import EngineConfig
 from roles.engines.worker import LocalEngine, draw_all, make_engine
 from roles.envs.arithmetic import ArithmeticEnvironment
 from roles.models.bundle import read_config

@@ -43,11 +43,11 @@ from bench.report import Report
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import FALSE_REJECTIONS, Reason, Verdict
+from roles.contract.core.trust import TrustTerms
 from roles.protocol.core.answer import Refused
 from roles.protocol.core.findings import Finding, Weight
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
-from roles.run.core.trust import TrustTerms
 from roles.trainer.core.gate import Consequence, Gate, Situation, Wish
 
 STEP: Final = 240.0

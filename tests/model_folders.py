@@ -11,10 +11,10 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 
-from roles.engines.config import ModelShape
-from roles.engines.safetensors import RawTensor, encode
+from roles.contract.core.shape import ModelShape
 from roles.models.bundle import tensor_shapes
 from roles.models.config import ModelConfig, write_config
+from roles.models.safetensors import RawTensor, encode
 
 BLANK = "Ġ"
 """How ByteLevel writes a blank."""

@@ -62,9 +62,9 @@ EXEMPT = {
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
     "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",
     "roles/own/": "a command line: makes the folder of a run, and plays it",
-    "roles/run/draft.py": "a command line: a draft in, terms out",
-    "roles/run/editions.py": "a command line: a key and its record in, a document out",
-    "roles/run/people.py": "a command line: keys and run files in, text out",
+    "roles/own/draft.py": "a command line: a draft in, terms out",
+    "roles/own/editions.py": "a command line: a key and its record in, a document out",
+    "roles/own/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
     "roles/demo/pretraining.py": "starts and watches processes",
@@ -86,9 +86,9 @@ EXEMPT = {
     "roles/models/trial.py": "a command line: tries a stranger's tokenizer in a process",
     "roles/engines/worker.py": "is the worker process",
     "roles/envs/ration.py": "limits a worker process to what it may spend",
-    "roles/shared/worker_streams.py": "the standard streams of a worker process",
+    "roles/workers/streams.py": "the standard streams of a worker process",
     "roles/demo/alone.py": "learning in one process, no node around it",
-    "roles/run/__main__.py": "a command line: paths in, text out",
+    "roles/own/__main__.py": "a command line: paths in, text out",
 }
 
 # Handlers that may swallow anything. Each stands at a border where one side must outlive the
@@ -354,33 +354,6 @@ def test_nobody_iterates_over_a_set() -> None:
         for loop in ast.walk(tree_of(path))
         if isinstance(loop, ast.For | ast.comprehension) and is_set(loop.iter)
     ]
-
-
-LONGEST = 44
-"""Lines of 96 columns: what fits on a screen with its docstring."""
-DECLARATIONS = {"_parse", "parser"}
-"""Command lines: an option after the other, a line for each of its words."""
-
-
-def test_functions_stay_small() -> None:
-    """At most `LONGEST` lines a function. Modules have no such limit: it only got files filled
-    up to it.
-    """
-    long_functions = [
-        f"{relative(path)}:{node.name}"
-        for path in SOURCES
-        for node in ast.walk(tree_of(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and body_lines(node) > LONGEST
-        and node.name not in DECLARATIONS
-    ]
-    assert not long_functions
-
-
-def body_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Lines of a function from its first statement behind the docstring."""
-    body = node.body[1:] if ast.get_docstring(node) is not None else node.body
-    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
 def test_imports_point_one_way() -> None:

@@ -67,7 +67,7 @@ class Admission(Protocol):
 
 
 class SignedRun(Admission, Protocol):
-    """A run as the node sees it. `roles.run.Run` is one."""
+    """A run as the node sees it. `roles.contract.Run` is one."""
 
     @property
     def id(self) -> bytes:

@@ -4,7 +4,7 @@ Theory of operation
 -------------------
 ``shoal pause`` is for a person who wants the machine for something else. The roles finish what
 they have begun and begin nothing; the node stays in its swarm and relays, as before. Their
-names leave its heartbeat (`roles.shared.standing`), so that nobody counts on them. Outside the
+names leave its heartbeat, so that nobody counts on them. Outside the
 hours of ``[share]`` the same holds.
 
 A pause is a file in the node's folder, so it outlasts the process: a machine that restarts at

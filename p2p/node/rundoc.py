@@ -82,7 +82,7 @@ HELD: Final = "run.id"
 """Names the run that the folder belongs to, even after `PATH` was removed: what roles keep (a
 checkpoint, unpaid work) is of use in that run only."""
 MAX_DOCUMENT: Final = 256 * KI
-"""Bytes; what `roles.run.core.file` allows."""
+"""Bytes; what `roles.contract.core.file` allows."""
 RUN_ID: Final = 32
 """Bytes of a run's id."""
 MAX_REQUEST: Final = 64

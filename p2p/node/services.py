@@ -82,7 +82,7 @@ class Node:
     @property
     def run(self) -> SignedRun:
         """The newest edition of the run document. Roles that need its terms narrow it to
-        `roles.run.Run`.
+        `roles.contract.Run`.
         """
         assert self.book.run is not None  # open_node waits for it
         return self.book.run

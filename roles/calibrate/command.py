@@ -50,19 +50,20 @@ from roles.calibrate.limits import (
 )
 from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_tasks
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
+from roles.contract import Run, decode_run_untrusted
+from roles.contract.core.file import MAX_RUN, Calibration, Model
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import Dtype
 from roles.engines.base import GroupTask, Sampling
-from roles.engines.config import Dtype, EngineConfig, MachineLimits
+from roles.engines.config import EngineConfig, MachineLimits, engine_of
 from roles.engines.worker import LocalEngine, make_engine
-from roles.envs.base import Ration
+from roles.envs.base import Ration, check_pins
 from roles.envs.client import WorkerEnvironment, setup_of
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.bundle import pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.trial import try_tokenizer
-from roles.rl.recipe import Recipe
-from roles.run import Run, decode_run_untrusted
-from roles.run.core.file import MAX_RUN, Calibration, Model
 
 MIN_SEQUENCES: Final = 64
 """Below it there is no pool of 16 groups in either half. Limits that are written take more:
@@ -271,11 +272,11 @@ async def _ask_prompts(
 def _from_run(options: argparse.Namespace) -> Subject:
     with options.run.open("rb") as file:
         run: Run = decode_run_untrusted(file.read(MAX_RUN + 1))
-    run.check_environments()
+    check_pins(run)
     if run.terms.model.base and options.model is None:
         raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
     folder = str(options.model) if run.terms.model.base else None
-    return Subject(run.terms.model, run.engine_config(), setup_of(run, MachineLimits(), folder))
+    return Subject(run.terms.model, engine_of(run), setup_of(run, MachineLimits(), folder))
 
 
 def _from_model(options: argparse.Namespace) -> Subject:

@@ -38,7 +38,7 @@ from proofs.checks import (
     judge_pool,
 )
 from proofs.sampling import DrawRule
-from roles.run.core.file import Calibration
+from roles.contract.core.file import Calibration
 
 TAIL: Final = 128
 """Least number of largest values that a tail is fitted to: they give its scale within 9 %."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import BadMessage, ConfigError
-from roles.engines.safetensors import RawTensor, decode_untrusted, encode
+from roles.models.safetensors import RawTensor, decode_untrusted, encode
 
 Change: TypeAlias = Callable[[NDArray[np.float32]], NDArray[np.float32]]
 """What becomes of the values of one tensor."""

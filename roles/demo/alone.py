@@ -35,16 +35,16 @@ from p2p.node.usage import (
     interruptible,
     write_text,
 )
+from roles.contract.core.recipe import Recipe
+from roles.demo.gate import LearningGate
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
+from roles.engines.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_teaching
 from roles.rl.advantage import group_advantages, has_spread
-from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
-from roles.rl.gate import LearningGate
-from roles.rl.recipe import Recipe
 
 Advantages = list[list[float]]
 Progressed = Callable[[int, Evaluation | None], None]

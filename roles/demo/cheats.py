@@ -28,6 +28,7 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
 from roles.calibrate.weights import round_policy
+from roles.contract import Run
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling, draw_all
 from roles.envs.client import ContainedEnvironment
 from roles.inference.config import InferenceConfig
@@ -36,7 +37,6 @@ from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import run_sampling
-from roles.run import Run
 
 MARGIN: Final = 2.0
 """By how much the evidence must exceed each limit: the validator's own replay may differ from

@@ -39,17 +39,17 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
+from roles.contract.core.shape import SEEDS
 from roles.demo import pretraining
+from roles.demo.gate import LearningGate
 from roles.demo.guests import Doorbell
 from roles.demo.page import INTERRUPTED, on_stage
 from roles.demo.processes import RUN_FILE, DemoFaces, DemoNodes, DemoPlan, write_run
 from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
 from roles.demo.view import Readable, draw, plain, sample_line, size
-from roles.engines.config import SEEDS
+from roles.engines.evaluation import Evaluation
 from roles.models.errors import BadModel
-from roles.rl.evaluation import Evaluation
-from roles.rl.gate import LearningGate
 
 try:
     import resource

@@ -26,9 +26,9 @@ from p2p.node.entries import installed
 from p2p.node.panels import PANELS, load_panels
 from p2p.node.process import told_by_signals
 from p2p.node.usage import ignore_interrupts
+from roles.contract import Run
 from roles.demo.processes import DemoFaces, NodeProcess
 from roles.demo.view import work_of
-from roles.run import Run
 
 INTERRUPTED: Final = "interrupted"
 """How a play ended that Ctrl-C, or SIGTERM, has ended."""

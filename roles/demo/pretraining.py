@@ -23,6 +23,10 @@ from rich.table import Table
 
 from p2p.concurrency import Notifier
 from p2p.machine import load_or_create_key
+from roles.contract import Run, Terms
+from roles.contract.core.diloco import Algorithm, Codec, DilocoTerms
+from roles.contract.core.file import Model
+from roles.contract.core.shape import ModelShape
 from roles.demo.page import on_stage
 from roles.demo.processes import (
     HERE,
@@ -34,11 +38,6 @@ from roles.demo.processes import (
     signed_run,
 )
 from roles.demo.view import size
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.terms import Algorithm, DilocoTerms
-from roles.engines.config import ModelShape
-from roles.run import Run, Terms
-from roles.run.core.file import Model
 from roles.shared.reasons import printable
 
 TRAINERS: Final = ("trainer-1", "trainer-2", "trainer-3", "trainer-4")

@@ -26,14 +26,14 @@ from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.wire import KI
+from roles.contract import Run, decode_run_untrusted
+from roles.contract.core.file import Delivery, EnvironmentPin, Terms
 from roles.demo.players import CAST
 from roles.demo.shows import SORTING, Show
 from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
-from roles.run import Run, decode_run_untrusted
-from roles.run.core.file import Delivery, EnvironmentPin, Terms
-from roles.run.editions import sign_edition, write_edition
-from roles.shared.model_files import FOLDER
+from roles.own.editions import sign_edition, write_edition
+from roles.protocol.model_files import FOLDER
 
 RUN_FILE: Final = "run.shoal"
 """The signed run file, in the demo's folder."""

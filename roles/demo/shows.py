@@ -14,17 +14,17 @@ from typing import Final
 from p2p.node.usage import remark
 from p2p.wire import KI, MIB
 from proofs.checks import Limits
+from roles.contract.core.file import Model
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.trust import TrustTerms
+from roles.demo.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, Promise
 from roles.engines.config import GIB
 from roles.envs import sort
 from roles.envs.arithmetic import EVALUATION_TASKS
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.errors import NO_TEMPLATE, BadModel
-from roles.rl.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, Promise
-from roles.rl.recipe import Recipe
 from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED
-from roles.run.core.file import Model
-from roles.run.core.trust import TrustTerms
 
 Decode = Callable[[Sequence[int]], str]
 """Tokens as text."""

@@ -15,9 +15,9 @@ import numpy as np
 from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError, WorkerDied
 from p2p.node.tables import write_table
 from p2p.world import World
+from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.core.gauntlet import PARTS
 from roles.diloco.core.quant import Values
-from roles.diloco.core.terms import DilocoTerms
 from roles.engines import codec
 from roles.engines.base import EngineError
 from roles.engines.client import confinement_of

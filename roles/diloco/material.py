@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import ConfigError
+from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.core.gauntlet import PARTS, TRIED
-from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows
 from roles.engines.base import GroupTask

@@ -7,7 +7,7 @@ from typing import Protocol
 from p2p.identity import PeerId
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from roles.diloco.core.terms import Joining
+from roles.contract.core.diloco import Joining
 
 
 class MayTrain(Protocol):

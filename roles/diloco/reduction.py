@@ -38,7 +38,7 @@ from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, check_part, digest_of, root_of
 from roles.diloco.core.round import is_unreadable, owners_of, sum_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
-from roles.protocol.request import Backoff
+from roles.shared.backoff import Backoff
 
 T = TypeVar("T")
 

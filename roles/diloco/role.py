@@ -11,15 +11,16 @@ import trio
 from p2p.errors import ConfigError
 from p2p.node.node import Node
 from p2p.node.role import Fact, Progress
-from roles.diloco.core.terms import Goal
+from roles.contract import Run, run_of
+from roles.contract.core.diloco import Goal
 from roles.diloco.inner import open_inner
 from roles.diloco.membership import RunMembers
 from roles.diloco.session import DilocoSession
-from roles.envs.base import EVALUATES_NOTHING, evaluates_nothing
+from roles.engines.config import engine_of
+from roles.envs.base import EVALUATES_NOTHING, check_pins, evaluates_nothing
 from roles.envs.client import setup_of
 from roles.envs.mix import EnvironmentSetup
-from roles.run import Run, run_of
-from roles.shared.model_files import check_base, keep_model_files
+from roles.protocol.model_files import check_base, keep_model_files
 from roles.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -62,9 +63,7 @@ class DilocoMember:
         run, config = run_of(node), self._config
         terms = run.terms.diloco
         run.check_job(node.peer_id, JOB)
-        engine_config = run.engine_config(
-            config.machine, threads=config.threads, nice=config.nice
-        )
+        engine_config = engine_of(run, config.machine, threads=config.threads, nice=config.nice)
         if run.terms.model.base:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
@@ -123,7 +122,7 @@ class DilocoMember:
         own."""
         if run.terms.diloco.goal is not Goal.REWARD:
             return None
-        run.check_environments()  # before any of it is imported
+        check_pins(run)  # before any of it is imported
         for pin in run.terms.environments:
             if not evaluates_nothing(pin.name):
                 able = ", ".join(sorted(EVALUATES_NOTHING))

@@ -40,6 +40,7 @@ from p2p.offence import Offence
 from p2p.patience import move_on_after_own
 from p2p.wire import MIB
 from p2p.world import World
+from roles.contract.core.diloco import DilocoTerms, Goal
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.algorithm import algorithm_of
@@ -58,7 +59,6 @@ from roles.diloco.core.outer import OuterState, state_grid
 from roles.diloco.core.pieces import MAX_NORM, MAX_RATE, PieceGrid, norm_of
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
-from roles.diloco.core.terms import DilocoTerms, Goal
 from roles.diloco.core.windows import dealt, part_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.diloco.inner import FOLDER, InnerEngine
@@ -67,7 +67,7 @@ from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
 from roles.diloco.scoring import Trial
 from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
-from roles.protocol.request import Backoff
+from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from p2p.errors import MissingDependency, ShoalError
 from p2p.naming import derived
 from p2p.node.tables import read_table
-from roles.diloco.core.terms import DilocoTerms
+from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.corpus import open_corpora
 from roles.diloco.material import Material, Rewards, Texts
 from roles.engines import codec
@@ -28,7 +28,7 @@ from roles.engines.hardware import threads_of
 from roles.envs.base import open_teaching
 from roles.envs.frames import setup_from_wire
 from roles.envs.mix import EnvironmentSetup, open_mix
-from roles.shared.worker_streams import serve_streams
+from roles.workers.streams import serve_streams
 
 
 class InnerServer:

@@ -26,7 +26,7 @@ from p2p.swarm import identify
 from p2p.swarm.swarm import SwarmHost, open_host
 from p2p.wire import pack
 from p2p.world import World
-from roles.run import Run, decode_run_untrusted
+from roles.contract import Run, decode_run_untrusted
 
 ASK_SECONDS: Final = 10.0
 """For one peer to answer: ten times what a node on the other side of the world takes."""

@@ -24,10 +24,10 @@ from p2p.node.usage import (
     patience,
     say,
 )
+from roles.contract import Run, decode_run_untrusted
+from roles.contract.core.file import MAX_RUN
 from roles.doctor.checks import Finding, Level, examine
 from roles.doctor.sighting import look
-from roles.run import Run, decode_run_untrusted
-from roles.run.core.file import MAX_RUN
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -30,10 +30,10 @@ from p2p.node.process import check_key_place
 from p2p.sandbox import Containment
 from p2p.sandbox.probe import find_containment
 from p2p.shardcast.config import ShardcastConfig
+from roles.contract import Run
 from roles.doctor.asking import Answer, ask
 from roles.engines.config import memory_needed
 from roles.engines.hardware import Gpu, cores, gpus
-from roles.run import Run
 
 OURS: Final = "shoal"
 """Our distribution."""

@@ -7,7 +7,8 @@ them; `codec` is the calls' bytes,
 `content` the files of what grows with the recipe, and `mapped` the worker's side of them.
 `fake` needs no model and is for simulations; `torch` computes, and so does `vllm`, for large
 models and for GPUs, but for training. `replay` makes evidence of what a scorer reads, for any
-engine that computes; `safetensors` reads and writes the files of weights. `hardware` is what a
+engine that computes. `evaluation` asks for held-out
+tasks and sums up the rewards. `hardware` is what a
 machine has to compute with, `installed` says what a Python lacks.
 
 How data flows: tasks and seeds go into a file, and a frame on the worker's standard input says

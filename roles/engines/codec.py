@@ -21,7 +21,7 @@ from roles.engines.base import Answers, Completion, Group, GroupTask, Scored, Tr
 
 MAX_FRAME: Final = 64 * 1024 * 1024
 """The longest is a submission whose answers an environment rewards: 8 MiB as it travels
-(`roles.shared.sizes.MAX_SUBMISSION`), up to 5 bytes a token instead of 2 here. An engine's
+(`roles.contract.core.sizes`), up to 5 bytes a token instead of 2 here. An engine's
 frames name files, and have some kilobytes."""
 
 TOKEN: Final = "I"

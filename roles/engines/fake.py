@@ -31,7 +31,6 @@ from typing import Final
 from p2p.errors import BadMessage
 from p2p.world import World
 from proofs.checks import LADDER, Evidence
-from roles.engines import safetensors
 from roles.engines.base import (
     Answers,
     Completion,
@@ -46,8 +45,9 @@ from roles.engines.base import (
     previous_generation,
 )
 from roles.engines.config import EngineConfig
-from roles.engines.safetensors import RawTensor
 from roles.envs.base import TeachingEnvironment, open_teaching
+from roles.models import safetensors
+from roles.models.safetensors import RawTensor
 
 _CHANGED_ONE_IN: Final = 64
 """One bf16 value in this many moves at each step; real policies at lr 1e-6: 1.3 to 1.8 in

@@ -30,7 +30,7 @@ from p2p.errors import ShoalError, WorkerDied
 from p2p.sandbox import Confinement
 from p2p.world import Worker, World
 from roles.engines import codec
-from roles.shared.worker_start import start_worker
+from roles.workers.start import start_worker
 
 FIRST_PAUSE: Final = 1.0
 """Seconds before a second process: what ended the first, another program that wants memory, may

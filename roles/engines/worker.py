@@ -3,7 +3,7 @@
 Theory of operation
 -------------------
 Frames come on standard input; each is answered by one on standard output, in order
-(`roles.shared.worker_streams`). The first configures the engine (threads and niceness before
+(`roles.workers.streams`). The first configures the engine (threads and niceness before
 torch is imported), the others call its methods. When standard input ends, the process ends at
 once, even in the middle of a step: files are written atomically, so there is nothing to finish.
 
@@ -40,7 +40,7 @@ from roles.engines.config import AUTO, NODE_ENGINES, EngineConfig, config_from_w
 from roles.engines.content import ContentFile
 from roles.engines.hardware import gpus, threads_of
 from roles.engines.mapped import MappedContent, open_content, write_content
-from roles.shared.worker_streams import serve_streams
+from roles.workers.streams import serve_streams
 
 T = TypeVar("T")
 

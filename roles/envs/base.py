@@ -10,7 +10,6 @@ torch or numpy.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
@@ -18,15 +17,12 @@ from random import Random
 from typing import Any, Final, Protocol, runtime_checkable
 
 from p2p.errors import ConfigError
+from roles.contract import Run
+from roles.contract.core.names import NAME
 from roles.envs.installed import module_digest, package_digest, package_places
 
 ENTRY_POINTS: Final = "shoal.envs"
 """Packages add environments under this entry point group: ``name = module:Class``."""
-
-NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What an environment may be called. ``module:Class`` is no name: a run's owner could call
-``os:abort`` on every volunteer's machine, while entry points exist only where the machine's
-owner installed a package."""
 
 _BUILT_IN: Final = {
     "sort": "roles.envs.sort:SortEnvironment",
@@ -154,6 +150,19 @@ def environment_digest(name: str) -> bytes:
     return digest
 
 
+def check_pins(run: Run) -> None:
+    """Raise `ConfigError` if an environment of ``run`` is missing here, or has other source.
+
+    Nothing is imported.
+    """
+    for pin in run.terms.environments:
+        if environment_digest(pin.name) != pin.digest:
+            raise ConfigError(
+                f"the environment {pin.name!r} installed here differs from the one of run"
+                f" {run.name!r}; install the version that the owner of the run used"
+            )
+
+
 def evaluates_nothing(name: str) -> bool:
     """Whether ``name`` is one of `EVALUATES_NOTHING`, and no other package has taken it."""
     return name in EVALUATES_NOTHING and _entry_point(name).value == _BUILT_IN[name]
@@ -189,7 +198,7 @@ def make_environment(name: str, **options: object) -> Any:
 
     ``options`` go to its class: ``kinds`` and ``data``, where a run pins them. Raises
     `ConfigError` if there is none, or its class takes no such option. A run's are compared with
-    what the run pins first (`roles.run.core.file.Run.check_environments`).
+    what the run pins first (`check_pins`).
     """
     point = _entry_point(name)
     try:

@@ -37,9 +37,18 @@ from p2p.patience import fail_after_own
 from p2p.sandbox import Confinement, Containment
 from p2p.wire import MIB, fields_untrusted
 from p2p.world import Worker, World, decode_off_loop
+from roles.contract import Run
+from roles.contract.core.shape import MAX_CONTEXT
 from roles.engines import codec
-from roles.engines.config import MAX_CONTEXT, MachineLimits
-from roles.envs.base import Environment, Ration, Task, environment_places, evaluates_nothing
+from roles.engines.config import MachineLimits
+from roles.envs.base import (
+    Environment,
+    Ration,
+    Task,
+    check_pins,
+    environment_places,
+    evaluates_nothing,
+)
 from roles.envs.check import why_not_repeatable
 from roles.envs.contained import (
     MAX_EVALUATION,
@@ -65,8 +74,7 @@ from roles.envs.frames import (
 )
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import TextModel
-from roles.run import Run
-from roles.shared.worker_start import start_worker
+from roles.workers.start import start_worker
 
 logger = logging.getLogger(__name__)
 
@@ -448,7 +456,7 @@ async def open_environment_of(
     Raises `ConfigError` if an environment is not the one that the run pins, cannot be opened,
     must not run here, or does not pay the same reward twice (`roles.envs.check`).
     """
-    run.check_environments()  # before any of it is imported
+    check_pins(run)  # before any of it is imported
     setup = setup_of(run, machine, folder and world.disk.locate(folder))
     if run.terms.model.engine == "fake":
         mix = open_mix(setup)

@@ -14,8 +14,8 @@ from typing import Final
 
 from p2p.errors import ConfigError, MissingDependency
 from p2p.wire import MIB
+from roles.contract.core.pin import FilePin
 from roles.envs.text import ChatTokenizer
-from roles.models.pin import FilePin
 
 MAX_DATA: Final = 256 * MIB
 """Bytes of one file. Its lines are held in memory, in 2 to 3 times that, of the 4 GiB that an

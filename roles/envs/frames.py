@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from p2p.errors import BadMessage
 from p2p.wire import MIB, fields_untrusted, unpack_untrusted
+from roles.contract.core.pin import FilePin
+from roles.contract.core.shape import MAX_CONTEXT
 from roles.engines import codec
-from roles.engines.config import MAX_CONTEXT
 from roles.envs.base import Task
 from roles.envs.contained import MAX_READ, Payment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
-from roles.models.pin import FilePin
 
 MAX_ITEMS: Final = 16 * MIB
 """Numbers and texts of one reply: 8,192 tasks of an evaluation with prompts of 2,000 tokens. As

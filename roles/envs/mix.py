@@ -18,6 +18,7 @@ from itertools import accumulate
 from typing import Final
 
 from p2p.errors import ConfigError
+from roles.contract.core.pin import FilePin
 from roles.envs.base import (
     Environment,
     ReadableEnvironment,
@@ -29,7 +30,6 @@ from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import open_tokenizer, read_data
 from roles.envs.text import ChatTokenizer, TextModel, TokenizedEnvironment, is_text
 from roles.models.errors import BadModel
-from roles.models.pin import FilePin
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
 """Before the seed, lest the choice and what an environment draws from the same seed agree."""

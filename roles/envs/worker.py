@@ -20,7 +20,7 @@ from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task
 from roles.envs.frames import payment_to_wire, setup_from_wire, task_from_wire, task_to_wire
 from roles.envs.mix import open_mix
 from roles.envs.ration import begin_call, end_calls
-from roles.shared.worker_streams import serve_streams
+from roles.workers.streams import serve_streams
 
 
 def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:

@@ -14,8 +14,10 @@ import trio
 from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
+from roles.contract import Run, run_of
 from roles.engines.base import Engine
 from roles.engines.client import open_engine
+from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.inference.config import InferenceConfig
@@ -24,9 +26,8 @@ from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
 from roles.inference.work_stamp import keep_stamped
-from roles.run import Run, run_of
-from roles.shared.model_files import keep_model_files
-from roles.shared.trainer_watch import TrainerWatch
+from roles.protocol.model_files import keep_model_files
+from roles.protocol.trainer_watch import TrainerWatch
 
 
 class Inference:
@@ -116,7 +117,7 @@ class Inference:
     async def _work(self, node: Node, run: Run) -> None:
         limits, config = self._config.machine, self._config
         engine_config = replace(
-            run.engine_config(limits, threads=config.threads, nice=config.nice),
+            engine_of(run, limits, threads=config.threads, nice=config.nice),
             device=config.device,
             profile=config.profile,
             vllm=config.vllm,

@@ -30,6 +30,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
 from proofs.checks import Verdict
+from roles.contract import Run
 from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
@@ -46,11 +47,10 @@ from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, claim_of, content_digest
 from roles.protocol.replay import answers_of
-from roles.protocol.request import Backoff
-from roles.run import Run
+from roles.protocol.standing import RoleStanding
+from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
-from roles.shared.standing import RoleStanding
 
 logger = logging.getLogger(__name__)
 

@@ -2,7 +2,7 @@
 dashboard are views.
 
 Counts of `Life` are in rollouts (a group of them is one task), over all lives of the node. What
-was learnt from them the trainer tells (`roles.shared.trainer_watch`): that part is as old as
+was learnt from them the trainer tells (`roles.protocol.trainer_watch`): that part is as old as
 its last answer.
 """
 
@@ -16,8 +16,8 @@ from proofs.checks import Verdict
 from roles.inference.life import LifeBook
 from roles.inference.stats import Doing, InferenceCounts
 from roles.protocol.core.account import Account, Fates
+from roles.protocol.trainer_watch import TrainerWatch, clock
 from roles.shared.reasons import because
-from roles.shared.trainer_watch import TrainerWatch, clock
 
 NOT_LEARNT = {
     "no_spread": "scored alike",

@@ -28,6 +28,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, frame
 from p2p.world import Timer
 from proofs.checks import Verdict
+from roles.contract import run_of
 from roles.inference.outbox import FullPlace, Outbox
 from roles.inference.stats import InferenceCounts
 from roles.protocol.core.answer import (
@@ -47,11 +48,11 @@ from roles.protocol.core.answer import (
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import SignedWindow, Submission, Window
-from roles.protocol.request import Backoff, ask, offer
-from roles.run import run_of
+from roles.protocol.request import ask, offer
+from roles.protocol.standing import RoleStanding
+from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
 from roles.shared.reasons import printable
-from roles.shared.standing import RoleStanding
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The work stamp of this node: made when the run asks for one, kept, and shown in heartbeats.
 
 It takes from a blink to hours, as the run's owner likes, and is made once for each run and
-identity. Meanwhile the role rests (`roles.shared.standing`) and says so; a line now and then
+identity. Meanwhile the role rests (`roles.protocol.standing`) and says so; a line now and then
 says how far it is.
 """
 
@@ -15,7 +15,7 @@ from p2p.errors import StorageError
 from p2p.node.bearer import shown_by
 from p2p.node.credential import TRIES, find_work, work_cost
 from p2p.node.node import Node
-from roles.run import run_of
+from roles.contract import run_of
 
 WORK_PATH: Final = "work.stamp"
 """File in the node's folder: the nonce."""

@@ -19,7 +19,7 @@ from p2p.ledger.kept import FOLDER as COPIES
 from p2p.ledger.ledger import SYNCED
 from p2p.node.rundoc import PATH as RUN_PATH
 from p2p.wire import MIB
-from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted
+from roles.contract.core.file import MAX_RUN, Run, decode_run_untrusted
 
 LEDGER: Final = "ledger"
 """The folder of a node's own ledger, in the node's."""

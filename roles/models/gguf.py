@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from roles.engines.config import ModelShape
-from roles.engines.safetensors import encode_head
+from roles.contract.core.shape import ModelShape
 from roles.models.bundle import CONFIG, GENERATION_CONFIG, WEIGHTS, tensor_shapes
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
+from roles.models.safetensors import encode_head
 
 if TYPE_CHECKING:
     import gguf

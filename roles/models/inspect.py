@@ -8,10 +8,10 @@ from pathlib import Path
 
 from p2p.errors import ShoalError
 from p2p.node.usage import FAILED, complain
+from roles.contract.core.pin import FilePin
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.config import ModelConfig
 from roles.models.ends import EndTokens, read_end_tokens
-from roles.models.pin import FilePin
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

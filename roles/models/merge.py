@@ -20,7 +20,6 @@ import numpy as np
 from p2p.errors import ShoalError
 from p2p.naming import derived
 from p2p.node.usage import FAILED, WRONG_USAGE, complain
-from roles.engines.safetensors import TensorSpan
 from roles.models.blend import (
     KINDS,
     Floats,
@@ -40,6 +39,7 @@ from roles.models.bundle import (
 )
 from roles.models.errors import BadModel
 from roles.models.files import MAX_TOKENIZER, read_bounded
+from roles.models.safetensors import TensorSpan
 
 METHODS: Final = ("linear", "slerp")
 TOKENIZER: Final = "tokenizer.json"

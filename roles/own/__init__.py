@@ -8,8 +8,10 @@ get on, and ends them; started again they go on where they were. `report` writes
 one file. `envs` is ``shoal envs check``: what an environment pays, tried before a run is made
 of it.
 
-`roles.run` reads the command line and calls in here; what the commands need is imported
-when one of them is called.
+``shoal run create`` signs a draft, which `draft` reads; `people` changes who is in a run, and
+`editions` sees to it that no key signs two texts of one epoch.
+
+What the commands need is imported when one of them is called.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The draft of a run of one's own: written with the recipe that fits, or completed.
 
-The text is for people: each number has its reason beside it. `roles.run.draft` reads it.
+The text is for people: each number has its reason beside it. `roles.own.draft` reads it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Final
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.usage import did_you_mean, expanded, remark
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.models.bundle import read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
-from roles.rl.recipe import Recipe, WarmUp
 from roles.rl.recipes import (
     ANSWER_TOKENS,
     NETWORK,
@@ -187,7 +187,7 @@ def _environment(source: Source, kind: ModelKind) -> Iterator[str]:
 
 def _recipe(recipe: Recipe, kind: ModelKind) -> Iterator[str]:
     """What differs from the defaults, and what has a reason of its own."""
-    yield _line("[recipe]", "roles/rl/recipe.py lists every key")
+    yield _line("[recipe]", "roles/contract/core/recipe.py lists every key")
     yield f"# For {kind.name}:"
     yield f"# {kind.source}"
     default = Recipe()

@@ -17,24 +17,24 @@ from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
 from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, remark, say
+from roles.contract import Run
+from roles.contract.core.file import MAX_NAME
 from roles.demo.processes import lay_base
 from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
 from roles.models.fetch import base_folder
-from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
-from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
-from roles.own.trial import try_run
-from roles.rl.recipes import kind_of
-from roles.run import Run
-from roles.run.core.file import MAX_NAME
-from roles.run.draft import (
+from roles.own.draft import (
     check_calibrated,
     check_environments,
     check_suited,
     read_draft,
 )
-from roles.run.editions import SignedBefore, sign_edition, write_edition
-from roles.shared.model_files import FOLDER
+from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
+from roles.own.editions import SignedBefore, sign_edition, write_edition
+from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
+from roles.own.trial import try_run
+from roles.protocol.model_files import FOLDER
+from roles.rl.recipes import kind_of
 
 PORT: Final = 4001
 """Where the trainer listens by the lines that are printed: libp2p's usual port."""

@@ -28,6 +28,8 @@ from p2p.node.usage import (
     ignore_interrupts,
     is_interrupt,
 )
+from roles.contract import Run, decode_run_untrusted
+from roles.contract.core.file import MAX_RUN
 from roles.demo.command import gain, live_view
 from roles.demo.page import INTERRUPTED, Played, on_stage
 from roles.demo.processes import DemoError, DemoFaces, LocalNodes
@@ -35,9 +37,7 @@ from roles.demo.shows import Decode
 from roles.demo.status import SwarmStatus
 from roles.envs import sort
 from roles.own.layout import TRAINER, RunFolder
-from roles.run import Run, decode_run_untrusted
-from roles.run.core.file import MAX_RUN
-from roles.shared.model_files import FOLDER
+from roles.protocol.model_files import FOLDER
 
 ANSWERS: Final = 1
 """Answers for reading, in a run of text: the last step's."""

@@ -22,12 +22,13 @@ from p2p.errors import ConfigError, ShoalError
 from p2p.machine import open_world
 from p2p.node.usage import remark
 from p2p.world import World
+from roles.contract import Run
 from roles.demo.command import free_memory
 from roles.demo.processes import lay_base
 from roles.demo.view import size
 from roles.engines.base import EngineError, GroupTask
 from roles.engines.client import open_engine
-from roles.engines.config import GIB, MachineLimits
+from roles.engines.config import GIB, MachineLimits, engine_of
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment, setup_of
 from roles.envs.contained import EnvironmentFailed
@@ -36,8 +37,7 @@ from roles.envs.text import TextTask, unpack_text_task_untrusted
 from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.models.trial import try_tokenizer
 from roles.protocol.core.assignment import run_sampling
-from roles.run import Run
-from roles.shared.model_files import FOLDER
+from roles.protocol.model_files import FOLDER
 
 TASKS: Final = 4
 """Tasks of each environment that are made; the first is answered."""
@@ -154,10 +154,10 @@ async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ..
     sampling = replace(run_sampling(run), group_size=1, max_new_tokens=TOKENS)
     groups = [GroupTask(at, task.prompt, (bytes(32),)) for at, task in enumerate(tasks)]
     try:
-        run.engine_config()
+        engine_of(run)
     except ConfigError as error:
         remark(f"of each node's machine {error}")
-    config = run.engine_config(MachineLimits(memory=1 << 62, max_new_tokens=1 << 62))
+    config = engine_of(run, MachineLimits(memory=1 << 62, max_new_tokens=1 << 62))
     try:
         async with open_engine(world, config, name="trial", learns=False) as engine:
             await engine.load(FOLDER)

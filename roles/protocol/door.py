@@ -19,7 +19,7 @@ from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.swarm.core.limits import MAX_SERVED
 from roles.protocol.core.turnstile import Turnstile
-from roles.shared.seats import Seats
+from roles.protocol.seats import Seats
 
 HEADS: Final = 32.0
 """Requests of strangers that are heard in a second, all together: at 0.6 ms each 2 % of a core.

@@ -9,7 +9,7 @@ import trio
 from p2p.errors import BadMessage
 from p2p.host import Stream
 from p2p.wire import KI, Holds, decode_varint_untrusted
-from roles.shared.seats import Seat
+from roles.protocol.seats import Seat
 
 HEAD_SECONDS: Final = 10.0
 """For the first frame to arrive: it fits into a few packets. Who needs longer holds a stream

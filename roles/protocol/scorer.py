@@ -33,6 +33,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
 from proofs.checks import ACCEPTED, Evidence, Judgement, Verdict
+from roles.contract import Run, run_of
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
@@ -53,7 +54,6 @@ from roles.protocol.replay import (
     impossible_reward,
     wrong_reward,
 )
-from roles.run import Run, run_of
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The recipes that work, by kind of model, and the rates that ruin one.
 
 One table: the demos play from it, ``shoal run init`` writes drafts from it, and ``shoal run
-create`` holds a draft against it. `roles.rl.recipe` says what each number means.
+create`` holds a draft against it. `roles.contract.core.recipe` says what each number means.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.errors import ConfigError
-from roles.rl.recipe import Recipe, WarmUp
+from roles.contract.core.recipe import Recipe, WarmUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +46,7 @@ NETWORK: Final = ModelKind(
     parameters=float("inf"),
     recipe=Recipe(),
     max_rate=4e-3,
-    source="measured for 105,088 parameters that sort digits, five seeds (roles/rl/recipe.py)",
+    source="measured for 105,088 parameters that sort digits, five seeds",
     reasons={
         "steps": "each is a policy; the rate falls over them",
         "rate": "of AdamW at its peak; with width 128 and four layers take 1e-4",

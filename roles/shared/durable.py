@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from p2p.errors import StorageError
 from p2p.world import World
-from roles.protocol.request import Backoff
+from roles.shared.backoff import Backoff
 
 T = TypeVar("T")
 

@@ -13,13 +13,13 @@ from typing import Final
 
 from p2p.errors import StorageError
 from p2p.world import Disk
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import Engine, EngineError, TrainingGroup
+from roles.engines.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment, Sample, read_along
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.mix import kind_of
-from roles.rl.evaluation import Evaluation, evaluation_sampling, grade, questions
-from roles.rl.recipe import Recipe
 from roles.shared.checked_json import DamagedFile, keep, recall
 from roles.shared.reasons import printable
 from roles.trainer.metrics import Metrics

@@ -30,6 +30,7 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.world import decode_off_loop
 from proofs.checks import Verdict
+from roles.contract import Run, run_of
 from roles.protocol.core.account import Account
 from roles.protocol.core.answer import (
     MAX_REQUEST,
@@ -70,11 +71,10 @@ from roles.protocol.reading import (
 )
 from roles.protocol.request import PATIENCE
 from roles.protocol.scorer import BY_CONTENT, Ruling, Scorer, finding_against, replay_all
+from roles.protocol.seats import STRANGERS, Seats
+from roles.protocol.standing import RoleStanding
 from roles.protocol.stats import ScoringStats
-from roles.run import Run, run_of
 from roles.shared.durable import Durable
-from roles.shared.seats import STRANGERS, Seats
-from roles.shared.standing import RoleStanding
 from roles.trainer.core.demand import Demand
 from roles.trainer.core.gate import (
     DUE,

@@ -20,13 +20,13 @@ from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.world import dawdle
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import TrainingGroup
 from roles.protocol.core.account import Fates
 from roles.protocol.core.statements import LEARNT_KIND, RECEIPT_KIND, learnt_parts
 from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of
 from roles.rl.advantage import has_spread
-from roles.rl.recipe import Recipe
 from roles.shared.durable import Durable
 from roles.trainer.account import Accounts
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer

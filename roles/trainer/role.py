@@ -19,10 +19,12 @@ from p2p.node.node import Node
 from p2p.node.role import Fact, Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
-from roles.diloco.core.terms import Algorithm
+from roles.contract import Run, run_of
+from roles.contract.core.diloco import Algorithm
 from roles.diloco.role import DilocoMember
 from roles.engines.base import Engine
 from roles.engines.client import open_engine
+from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
 from roles.protocol.core.account import Account, TrainerDoing
@@ -34,12 +36,11 @@ from roles.protocol.core.answer import (
     decode_request_untrusted,
     encode_reply,
 )
+from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
-from roles.run import Run, run_of
+from roles.protocol.standing import RoleStanding
 from roles.shared.durable import Durable
-from roles.shared.model_files import check_base, keep_model_files
-from roles.shared.standing import RoleStanding
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.curve import LearningCurve
@@ -163,7 +164,7 @@ class Trainer:
         run.check_job(node.peer_id, self.name)
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
-        engine_config = run.engine_config(limits, threads=config.threads, nice=config.nice)
+        engine_config = engine_of(run, limits, threads=config.threads, nice=config.nice)
         if run.terms.model.base and node.shardcast.newest == NO_POLICY:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)

@@ -28,10 +28,10 @@ from p2p.errors import StorageError
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.account import TrainerDoing
-from roles.rl.recipe import Recipe
-from roles.shared.standing import RoleStanding
+from roles.protocol.standing import RoleStanding
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import WorkDesk

@@ -14,15 +14,16 @@ import trio
 from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
+from roles.contract import Run, run_of
 from roles.engines.client import open_engine
+from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import open_environment_of
+from roles.protocol.model_files import keep_model_files
 from roles.protocol.scorer import Scorer
+from roles.protocol.standing import RoleStanding
 from roles.protocol.stats import ScoringStats
-from roles.run import Run, run_of
-from roles.shared.model_files import keep_model_files
-from roles.shared.standing import RoleStanding
-from roles.shared.trainer_watch import TrainerWatch
+from roles.protocol.trainer_watch import TrainerWatch
 from roles.validator.config import ValidatorConfig
 from roles.validator.session import ValidatorSession
 from roles.validator.status import ValidatorStatus, facts_of, status_of
@@ -86,7 +87,7 @@ class Validator:
     async def _work(self, node: Node, run: Run) -> None:
         limits, config = self._config.machine, self._config
         engine_config = replace(
-            run.engine_config(limits, threads=config.threads, nice=config.nice),
+            engine_of(run, limits, threads=config.threads, nice=config.nice),
             device=config.device,
             profile=config.profile,
             vllm=config.vllm,

@@ -27,6 +27,7 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import fields_untrusted, frame, pack, unpack_untrusted
 from p2p.world import dawdle, decode_off_loop
 from proofs.checks import Verdict
+from roles.contract import Run, run_of
 from roles.protocol.core.answer import (
     MAX_REPLY,
     MAX_REQUEST,
@@ -58,14 +59,14 @@ from roles.protocol.core.window import (
 )
 from roles.protocol.door import Door
 from roles.protocol.reading import FIRST_BYTE_SECONDS, receive_content, receive_frame
-from roles.protocol.request import PATIENCE, Backoff, offer
+from roles.protocol.request import PATIENCE, offer
 from roles.protocol.scorer import Ruling, Scorer
+from roles.protocol.seats import Seats
+from roles.protocol.standing import AtRest, RoleStanding
 from roles.protocol.stats import ScoringStats
-from roles.run import Run, run_of
+from roles.shared.backoff import Backoff
 from roles.shared.checked_json import discard
 from roles.shared.durable import Durable
-from roles.shared.seats import Seats
-from roles.shared.standing import AtRest, RoleStanding
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from p2p.node.role import Fact
 from p2p.shardcast.manifest import NO_POLICY
 from roles.protocol.stats import ScoringStats
+from roles.protocol.trainer_watch import TrainerWatch
 from roles.shared.reasons import because
-from roles.shared.trainer_watch import TrainerWatch
 from roles.validator.session import ValidatorSession
 
 

@@ -20,13 +20,13 @@ import numpy as np
 
 from p2p.identity import PeerId
 from p2p.world import World
+from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.messages import NO_DIGEST, Harm, Ready, Record, Sum, Vote
 from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
-from roles.diloco.core.quant import Codec, Values
+from roles.diloco.core.quant import Values
 from roles.diloco.core.round import shares_of
-from roles.diloco.core.terms import DilocoTerms, Outer
 from roles.diloco.exchange import Blob, PieceServer
 from roles.diloco.inner import FakeInner, Phase
 from roles.diloco.session import DilocoSession

@@ -44,9 +44,9 @@ from p2p.membership.heartbeat import MAX_INTERVAL
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.file import Delivery, EnvironmentPin, Model
 from roles.envs.base import environment_digest
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm

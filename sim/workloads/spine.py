@@ -18,13 +18,13 @@ from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.file import Delivery, EnvironmentPin, Model
+from roles.contract.core.recipe import Recipe
 from roles.demo.players import CAST
 from roles.demo.shows import DEMO_TRUST
 from roles.demo.status import SwarmStatus
 from roles.envs.base import environment_digest
-from roles.rl.recipe import Recipe
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS

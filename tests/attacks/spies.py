@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from roles.shared.worker_streams import serve_streams
+from roles.workers.streams import serve_streams
 
 DOORS: dict[str, Callable[..., object]] = {}
 GIB: Final = 1 << 30

@@ -18,6 +18,7 @@ from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
 from p2p.shardcast.messages import decode_bulk_untrusted, decode_message_untrusted
 from p2p.wire import KI, MIB, pack, unpack_untrusted
+from roles.contract.core.file import DOMAIN, FORMAT, decode_run_untrusted
 from roles.protocol.core.answer import decode_reply_untrusted, decode_request_untrusted
 from roles.protocol.core.conviction import open_conviction_untrusted
 from roles.protocol.core.groups import decode_groups_untrusted
@@ -32,7 +33,6 @@ from roles.protocol.core.window import (
     decode_submission_untrusted,
     decode_window_untrusted,
 )
-from roles.run.core.file import DOMAIN, FORMAT, decode_run_untrusted
 from roles.trainer.taken import decode_taken_untrusted
 
 KEY = KeyPair(digest_of(b"somebody"))

@@ -27,7 +27,7 @@ from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.shardcast.messages import Ask, ChunkHeader, PolicyNews, RosterNews, Taken
 from p2p.shardcast.store import PolicyStore
-from roles.run.core.file import open_run, sign_run
+from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.shardcast_policies import index_of
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk

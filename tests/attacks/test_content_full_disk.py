@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from roles.contract.core.recipe import Recipe
 from roles.demo.status import SwarmStatus
-from roles.rl.recipe import Recipe
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.disk import MAX_FILE

@@ -17,10 +17,10 @@ from p2p.node.rundoc import PROTOCOL_ID
 from p2p.swarm import identify
 from p2p.swarm.swarm import open_host
 from p2p.wire import KI, MIB, pack
+from roles.contract.core.file import sign_run
 from roles.doctor import asking
 from roles.doctor.asking import Answer
 from roles.doctor.checks import examine
-from roles.run.core.file import sign_run
 from tests.unit.test_doctor import SOUND
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 

@@ -26,8 +26,8 @@ from roles.engines.fake import FakeEngine
 from roles.engines.lasting import EngineLost
 from roles.engines.mapped import open_content
 from roles.protocol.scorer import ENGINE_FAILED
+from roles.protocol.standing import RoleStanding
 from roles.shared.checked_json import DamagedFile
-from roles.shared.standing import RoleStanding
 from tests.attacks.judged import accepted, play, trainer, validator
 from tests.processes import kill_family
 from tests.unit.content_life import ARGV, CONFIG, LESSON

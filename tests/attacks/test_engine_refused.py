@@ -23,7 +23,7 @@ from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
-from roles.shared.worker_start import PAUSES
+from roles.workers.start import PAUSES
 from tests.attacks.judged import play, trainer
 from tests.attacks.test_engine_deaths import kill
 from tests.unit.content_life import ARGV, CONFIG

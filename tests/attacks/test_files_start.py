@@ -15,7 +15,7 @@ from p2p.ledger import open_ledger
 from p2p.ledger.core.chain import EMPTY
 from p2p.machine import RealWorld, load_or_create_key, open_world
 from p2p.node.rundoc import PATH, RunBook
-from roles.run.core.file import open_run
+from roles.contract.core.file import open_run
 from tests.e2e.node_process import START_SECONDS, fail, node
 from tests.unit.test_run_file import RUN
 

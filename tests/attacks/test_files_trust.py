@@ -16,8 +16,8 @@ from p2p.node.bearer import PASS_PATH, shown_by, take_invite
 from p2p.node.guests import GUESTS
 from p2p.node.rest import PAUSED, Rest
 from p2p.node.share import ShareConfig
+from roles.contract.core.file import AdmissionRules, sign_run
 from roles.inference.work_stamp import WORK_PATH, keep_stamped
-from roles.run.core.file import AdmissionRules, sign_run
 from tests.unit.test_invites import GENERATE, GUEST, Wall, book_at, invite, shown
 from tests.unit.test_run_file import OWNER, TERMS
 

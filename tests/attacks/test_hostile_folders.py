@@ -18,11 +18,11 @@ from p2p.errors import BadMessage
 from p2p.sandbox.probe import find_containment
 from roles.calibrate import command
 from roles.calibrate.command import main as calibrate
-from roles.engines.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
 from roles.envs.base import Ration
 from roles.models import trial
 from roles.models.__main__ import main
 from roles.models.errors import BadModel
+from roles.models.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 Change = Callable[[Path], None]

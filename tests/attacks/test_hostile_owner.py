@@ -23,18 +23,7 @@ from p2p.machine import open_world
 from p2p.sandbox.confinement import Mechanism
 from p2p.sandbox.probe import find_containment
 from p2p.wire import pack
-from roles.engines.config import (
-    MAX_CONTEXT,
-    EngineConfig,
-    MachineLimits,
-    ModelShape,
-    memory_needed,
-)
-from roles.envs.base import environment_digest, make_environment
-from roles.envs.client import open_environment_of
-from roles.models.pin import FilePin
-from roles.rl.recipe import Recipe
-from roles.run.core.file import (
+from roles.contract.core.file import (
     DOMAIN,
     FORMAT,
     EnvironmentPin,
@@ -44,6 +33,12 @@ from roles.run.core.file import (
     sign_run,
     write_table,
 )
+from roles.contract.core.pin import FilePin
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import MAX_CONTEXT, ModelShape
+from roles.engines.config import EngineConfig, MachineLimits, engine_of, memory_needed
+from roles.envs.base import environment_digest, make_environment
+from roles.envs.client import open_environment_of
 
 OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
 TERMS = Terms(
@@ -122,7 +117,7 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
             assert 0 <= recipe.warm_up.rate_at(step) <= 10
         assert memory_needed(run.terms.model.shape, recipe, run.terms.model.context) < 2**70
         with suppress(ConfigError):  # more than this machine allows
-            assert isinstance(run.engine_config(), EngineConfig)
+            assert isinstance(engine_of(run), EngineConfig)
     assert voided >= 3, "inf, -inf and NaN at least"
 
 
@@ -229,13 +224,13 @@ def test_a_machine_has_limits_of_its_own() -> None:
     large = sign_run(replace(TERMS, model=replace(TERMS.model, shape=shape)), OWNER)
     assert large.terms.model.shape.parameters > 9e9
     with pytest.raises(ConfigError, match=r"memory = .* this machine allows 17,179,869,184"):
-        large.engine_config()
-    assert large.engine_config(MachineLimits(memory=1 << 40)).shape == shape
+        engine_of(large)
+    assert engine_of(large, MachineLimits(memory=1 << 40)).shape == shape
     wide = Recipe(max_new_tokens=100_000, submission=1, group_size=4)
     model = replace(TERMS.model, context=MAX_CONTEXT)
     long = sign_run(replace(TERMS, recipe=wide, model=model), OWNER)
     with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
-        long.engine_config()
+        engine_of(long)
     assert memory_needed(ModelShape(), Recipe(), 4096) < 16 * 2**20
 
 
@@ -246,9 +241,9 @@ def test_a_prompt_as_long_as_the_context_is_counted() -> None:
     model = replace(TERMS.model, shape=wide, context=MAX_CONTEXT)
     greedy = sign_run(replace(TERMS, model=model), OWNER)
     with pytest.raises(ConfigError, match=r"memory = 20\d,\d{3},"):
-        greedy.engine_config()
+        engine_of(greedy)
     usual = replace(model, context=4096)
-    assert sign_run(replace(TERMS, model=usual), OWNER).engine_config().context == 4096
+    assert sign_run(replace(TERMS, model=usual), OWNER).engine_of().context == 4096
 
 
 def test_answers_leave_room_for_a_prompt() -> None:

@@ -23,9 +23,9 @@ from p2p.node.bearer import shown_by
 from p2p.node.credential import Credential, find_work
 from p2p.node.node import _is_stamped
 from p2p.node.rundoc import STAMP_GRACE, RunBook
-from roles.diloco.core.terms import Joining
+from roles.contract.core.diloco import Joining
+from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
 from roles.diloco.membership import RunMembers
-from roles.run.core.file import AdmissionRules, Run, open_run, sign_run
 from tests.unit.test_invites import (
     CLOSED,
     ENDS,

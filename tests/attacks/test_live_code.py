@@ -20,14 +20,14 @@ import pytest
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld, load_or_create_key, open_world
+from roles.contract import Run
+from roles.contract.core.file import EnvironmentPin, Terms, sign_run
+from roles.contract.core.pin import FilePin
 from roles.engines.config import MachineLimits
 from roles.envs.base import environment_digest
 from roles.envs.client import open_environment_of, setup_of
 from roles.envs.contained import Payment
 from roles.envs.mix import open_mix
-from roles.models.pin import FilePin
-from roles.run import Run
-from roles.run.core.file import EnvironmentPin, Terms, sign_run
 from tests.model_folders import END, LLAMA, make_folder
 
 needs_gym = pytest.mark.skipif(

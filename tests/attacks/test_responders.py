@@ -29,11 +29,11 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.messages import Hello, encode_message as encode_shardcast
 from p2p.wire import pack
+from roles.contract.core.file import Run, sign_run
 from roles.diloco.core.messages import PIECES_PROTOCOL
 from roles.diloco.exchange import Blob, PieceServer
 from roles.protocol.core.account import MAX_ACCOUNT
 from roles.protocol.core.answer import MAX_ANSWER
-from roles.run.core.file import Run, sign_run
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.host import SimHost

@@ -13,9 +13,9 @@ from p2p.identity import KeyPair
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
 from roles.calibrate.limits import record_to_toml, to_toml
-from roles.engines.config import Dtype
-from roles.run.core.file import Calibration, Model
-from roles.run.draft import check_calibrated, read_draft
+from roles.contract.core.file import Calibration, Model
+from roles.contract.core.shape import Dtype
+from roles.own.draft import check_calibrated, read_draft
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"

@@ -15,12 +15,12 @@ from p2p.machine import RealWorld, open_world
 from p2p.node.cli import _configure, _parse
 from p2p.sandbox import Confinement, Containment, probe
 from p2p.sandbox.confinement import Mechanism
+from roles.contract import Run
+from roles.contract.core.file import EnvironmentPin, sign_run
 from roles.engines.config import MachineLimits
 from roles.envs import base
 from roles.envs.base import EVALUATES_NOTHING, environment_digest, evaluates_nothing
 from roles.envs.client import open_environment_of
-from roles.run import Run
-from roles.run.core.file import EnvironmentPin, sign_run
 from tests.attacks.test_hostile_owner import OWNER, TERMS, install
 
 WHY = "bwrap: No permissions to create a new namespace"

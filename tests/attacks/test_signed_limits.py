@@ -10,9 +10,9 @@ from p2p.errors import BadMessage
 from p2p.identity import KeyPair
 from p2p.node.tables import write_table
 from p2p.wire import pack
+from roles.contract.core import file
+from roles.contract.core.file import EnvironmentPin, Terms, decode_run_untrusted, sign_run
 from roles.envs.base import environment_digest
-from roles.run.core import file
-from roles.run.core.file import EnvironmentPin, Terms, decode_run_untrusted, sign_run
 
 OWNER = KeyPair(b"o" * 32)
 NAN, INF = float("nan"), float("inf")

@@ -28,7 +28,7 @@ from p2p.node.tables import read_table
 from p2p.offence import Offence
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import pack
-from roles.run.core.file import (
+from roles.contract.core.file import (
     DOMAIN,
     FORMAT,
     MAX_COMPLAINT,

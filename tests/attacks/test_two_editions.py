@@ -11,7 +11,7 @@ import trio.testing
 from p2p.host import Host
 from p2p.identity import KeyPair, PeerId
 from p2p.node.rundoc import EXPIRY_TOLERANCE, HINT_PAUSE, MAX_HINTS, RunBook
-from roles.run.core.file import open_run, sign_run
+from roles.contract.core.file import open_run, sign_run
 from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, VALIDATOR
 from tests.unit.test_rundoc import Wall
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import EngineError, GroupTask, Sampling
 from roles.envs.base import Task
 from roles.envs.client import LocalEnvironment
 from roles.envs.contained import AnswerFailed, EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
 from roles.protocol.scorer import ENVIRONMENT_FAILED
-from roles.rl.recipe import Recipe
 from roles.trainer.curve import LearningCurve
 from tests.attacks.judged import play, trainer, validator
 

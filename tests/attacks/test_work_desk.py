@@ -16,6 +16,7 @@ from p2p.identity import KeyPair
 from p2p.node.node import Node
 from p2p.wire import FrameReader, frame
 from proofs.checks import Verdict
+from roles.contract import run_of
 from roles.inference.role import Inference
 from roles.protocol.core.answer import (
     MAX_ANSWER,
@@ -34,7 +35,6 @@ from roles.protocol.core.answer import (
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
-from roles.run import run_of
 from tests.support.swarm import (
     CAST,
     Health,

@@ -25,23 +25,17 @@ import trio
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Shape, Verdict, check_shape, judge
 from proofs.sampling import DrawRule
-from roles.engines import safetensors
+from roles.contract.core.shape import Family, ModelShape
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
-from roles.engines.config import (
-    ROWS,
-    DeviceProfile,
-    EngineConfig,
-    Family,
-    ModelShape,
-    VllmOptions,
-)
+from roles.engines.config import ROWS, DeviceProfile, EngineConfig, VllmOptions
 from roles.engines.fake import FakeEngine
-from roles.engines.safetensors import RawTensor
 from roles.engines.torch.device import at_once, find_device
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.model import TransformerModel
 from roles.engines.worker import draw_all
 from roles.envs.sort import END, SortEnvironment
+from roles.models import safetensors
+from roles.models.safetensors import RawTensor
 from tests.conformance.engine_process import EngineProcess, open_engine_process
 from tests.unit.test_engine_fake import make_world
 

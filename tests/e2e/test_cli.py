@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from p2p.node.commands import main
-from roles.run.core.file import sign_run
+from roles.contract.core.file import sign_run
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail, node
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 

@@ -19,8 +19,8 @@ from p2p.identity import KeyPair
 from p2p.machine import load_or_create_key
 from p2p.sandbox.confinement import Mechanism
 from p2p.sandbox.probe import find_containment
+from roles.contract.core.file import sign_run
 from roles.engines.hardware import cores
-from roles.run.core.file import sign_run
 from tests.e2e.node_process import START_SECONDS, node
 from tests.unit.test_run_file import OWNER, RUN, TERMS
 

@@ -51,14 +51,14 @@ from p2p.node.role import Fact, Progress
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.shardcast import Shardcast
 from p2p.swarm.core.limits import reach_of
+from roles.contract import open_run
+from roles.contract.core.diloco import DilocoTerms, Joining
 from roles.demo.command import complaints, free_memory, main as demo_main
 from roles.demo.pretraining import PretrainingPlan, write_run
 from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
-from roles.diloco.core.terms import DilocoTerms, Joining
-from roles.run import open_run
-from roles.run.__main__ import main as run_main
+from roles.own.__main__ import main as run_main
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN

@@ -18,12 +18,12 @@ from pathlib import Path
 import pytest
 import trio
 
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.demo.command import join_command
 from roles.demo.players import CAST
 from roles.demo.processes import DemoNodes, DemoPlan, NodeProcess
 from roles.demo.shows import SORTING
 from roles.demo.status import Status
-from roles.rl.recipe import Recipe, WarmUp
 from tests.processes import descendants
 
 SMALL = replace(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from roles.run.__main__ import main as run_main
+from roles.own.__main__ import main as run_main
 from tests.model_folders import LLAMA, make_folder
 from tests.sweeps import DEEP
 from tests.terminal import ROOT, terminal

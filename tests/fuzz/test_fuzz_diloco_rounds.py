@@ -21,6 +21,7 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.wire import MIB, pack
+from roles.contract.core.diloco import Codec, RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.messages import (
     DOMAIN,
@@ -45,15 +46,7 @@ from roles.diloco.core.messages import (
     encode_message,
 )
 from roles.diloco.core.pieces import MAX_NORM, PieceGrid, check_part, digest_of, norm_of
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.round import (
-    RoundConfig,
-    RoundCore,
-    genesis,
-    owners_of,
-    shares_of,
-    sum_of,
-)
+from roles.diloco.core.round import RoundCore, genesis, owners_of, shares_of, sum_of
 from tests.sweeps import DEEP
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN

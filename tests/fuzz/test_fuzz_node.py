@@ -30,7 +30,7 @@ from p2p.node.plugins import open_run_untrusted
 from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted
 from p2p.wire import pack
-from roles.run.core.file import decode_run_untrusted, open_run
+from roles.contract.core.file import decode_run_untrusted, open_run
 from tests.unit.test_run_file import RUN
 
 AUTHOR = KeyPair(b"a" * 32)

@@ -6,7 +6,7 @@ import json
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
-from roles.engines.safetensors import RawTensor, decode_untrusted, encode
+from roles.models.safetensors import RawTensor, decode_untrusted, encode
 
 leaves = (
     st.none()

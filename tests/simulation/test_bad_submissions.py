@@ -13,6 +13,7 @@ import trio
 from p2p.errors import PeerUnreachable
 from p2p.host import request
 from p2p.node.node import Node
+from roles.contract import run_of
 from roles.engines.base import Group
 from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
@@ -28,7 +29,6 @@ from roles.protocol.core.answer import (
 )
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, SignedWindow, Window
-from roles.run import run_of
 from tests.support.swarm import (
     CAST,
     Health,

@@ -12,9 +12,9 @@ import trio
 from p2p.node.config import NodeConfig
 from p2p.node.live import scene_of
 from p2p.node.node import Node, open_node
+from roles.contract import Terms, sign_run
+from roles.contract.core.file import EnvironmentPin, Model
 from roles.envs.base import environment_digest
-from roles.run import Terms, sign_run
-from roles.run.core.file import EnvironmentPin, Model
 from sim import open_swarm, run_simulation
 from sim.kernel.simulation import Simulation
 from sim.node.swarm import SimNode

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from p2p.identity import PeerId
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import Group, GroupTask, Sampling
 from roles.engines.fake import FakeEngine
 from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
-from roles.rl.recipe import Recipe
 from sim.node.swarm import Swarm
 from tests.support.swarm import CAST, Lingering, nobody_honest_is_rejected, perform
 

@@ -14,15 +14,15 @@ import trio
 from p2p.identity import Signer
 from p2p.node.rundoc import RunConfig
 from proofs.checks import Evidence, Judgement, Limits, Verdict
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.file import AdmissionMode, AdmissionRules
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.trust import TrustTerms
 from roles.demo.status import SwarmStatus
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core import judging
 from roles.protocol.core.verdict import SignedVerdict
-from roles.rl.recipe import Recipe
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import AdmissionMode, AdmissionRules
-from roles.run.core.trust import TrustTerms
 from roles.trainer.session import TrainerSession
 from sim.node.swarm import Swarm
 from sim.node.world import EPOCH

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from proofs.checks import Verdict
+from roles.contract.core.trust import TrustTerms
 from roles.inference.windows import SILENT, TOO_OLD, Windows
 from roles.protocol.core.window import SignedWindow
-from roles.run.core.trust import TrustTerms
 from sim.node.swarm import Swarm
 from tests.simulation.test_gate_validators import Deaf, Silent, cast_of, with_one_listed
 from tests.support.swarm import (

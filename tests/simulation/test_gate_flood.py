@@ -12,6 +12,7 @@ from p2p.errors import PeerUnreachable
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import FrameReader, frame
+from roles.contract.core.trust import TrustTerms
 from roles.protocol.core.answer import (
     MAX_ANSWER,
     WORK_PROTOCOL,
@@ -23,7 +24,6 @@ from roles.protocol.core.answer import (
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.window import Claim, SignedWindow, Window
 from roles.protocol.scorer import Scorer
-from roles.run.core.trust import TrustTerms
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from tests.simulation.test_gate_validators import with_one_listed
 from tests.support.swarm import CAST, Play, nobody_honest_is_rejected, perform, trainer_of

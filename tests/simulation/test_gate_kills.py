@@ -12,13 +12,13 @@ import trio
 
 from p2p.identity import Signer
 from proofs.checks import Verdict
+from roles.contract.core.trust import TrustTerms
 from roles.inference.life import LifeBook
 from roles.inference.outbox import Outbox
 from roles.inference.windows import SILENT, TOO_OLD, Windows
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import SignedWindow, Window
 from roles.protocol.scorer import NOT_HELD, Scorer
-from roles.run.core.trust import TrustTerms
 from roles.trainer.core import gate
 from roles.trainer.core.buffer import BufferedGroup
 from roles.trainer.core.records import Assignment

@@ -13,11 +13,11 @@ import trio
 from p2p.host import Stream
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
+from roles.contract import Terms
+from roles.contract.core.file import AdmissionRules
+from roles.contract.core.trust import TrustTerms
 from roles.protocol.core.window import Submission
 from roles.protocol.scorer import Ruling
-from roles.run import Terms
-from roles.run.core.file import AdmissionRules
-from roles.run.core.trust import TrustTerms
 from roles.trainer import desk
 from roles.trainer.core import gate
 from roles.trainer.intake import Intake

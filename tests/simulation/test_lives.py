@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from roles.contract.core.recipe import Recipe
 from roles.demo.status import SwarmStatus
-from roles.rl.recipe import Recipe
 from sim import Simulation, open_swarm, run_simulation
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario, load_scenario

@@ -9,10 +9,10 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import ProtocolId
 from p2p.wire import pack, unpack_untrusted
+from roles.contract.core.file import FORMAT, decode_run_untrusted
+from roles.contract.core.recipe import Recipe
 from roles.demo.status import SwarmStatus
 from roles.protocol.core.answer import WORK_PROTOCOL, WORK_SINCE
-from roles.rl.recipe import Recipe
-from roles.run.core.file import FORMAT, decode_run_untrusted
 from roles.trainer import role
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario

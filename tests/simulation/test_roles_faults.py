@@ -13,13 +13,13 @@ import pytest
 import trio
 
 from p2p.identity import PeerId
+from roles.contract.core.recipe import Recipe
 from roles.demo.status import SwarmStatus
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference.session import InferenceSession
 from roles.inference.windows import Windows
 from roles.protocol.core.window import Submission
-from roles.rl.recipe import Recipe
 from roles.trainer.core.buffer import BufferedGroup
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake

@@ -21,8 +21,8 @@ from p2p.ledger.messages import LEDGER_PROTOCOL, MAX_QUESTION, decode_question_u
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.wire import FrameReader
+from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 from roles.envs.base import environment_digest
-from roles.run.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm

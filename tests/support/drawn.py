@@ -10,8 +10,11 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Limits, Verdict
+from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
+from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.shape import ModelShape
 from roles.engines.base import Group, draw_all
-from roles.engines.config import MachineLimits, ModelShape
+from roles.engines.config import MachineLimits, engine_of
 from roles.engines.fake import FakeEngine
 from roles.envs.base import environment_digest
 from roles.envs.client import LocalEnvironment, setup_of
@@ -22,8 +25,6 @@ from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import answers_of, as_signed
-from roles.rl.recipe import Recipe, WarmUp
-from roles.run.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 
 OWNER, TRAINER, JUDGE, WORKER = (KeyPair(bytes([number]) * 32) for number in range(20, 24))
 VERSION: Final = PolicyVersion(0)
@@ -56,7 +57,7 @@ class Drawer:
         self.run = make_run()
         self.policy = b"p" * 32
         self._world = RealWorld(TRAINER, folder)
-        self._engine = FakeEngine(self._world, self.run.engine_config())
+        self._engine = FakeEngine(self._world, engine_of(self.run))
         self._environment = LocalEnvironment(open_mix(setup_of(self.run, MachineLimits())))
 
     async def open(self) -> None:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.recipe import Recipe
 from roles.demo.status import SwarmStatus
-from roles.rl.recipe import Recipe
-from roles.run import Run, Terms, sign_run
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import Swarm, open_swarm

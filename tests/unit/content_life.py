@@ -15,6 +15,7 @@ from typing import Any, Final
 import trio
 
 from p2p.machine import open_world
+from roles.contract.core.recipe import Recipe
 from roles.engines import client, worker
 from roles.engines.base import (
     Answers,
@@ -29,7 +30,6 @@ from roles.engines.base import (
 )
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
-from roles.rl.recipe import Recipe
 
 TOKENS: Final = 100_000
 CONFIG: Final = EngineConfig(

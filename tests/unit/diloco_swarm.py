@@ -14,6 +14,7 @@ from random import Random
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from roles.contract.core.diloco import Codec, RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import is_majority
 from roles.diloco.core.messages import (
@@ -28,8 +29,7 @@ from roles.diloco.core.messages import (
     encode_message,
 )
 from roles.diloco.core.pieces import PieceGrid
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.round import RoundConfig, RoundCore, genesis
+from roles.diloco.core.round import RoundCore, genesis
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 
 RUN = hashlib.sha256(b"a run").digest()

@@ -32,12 +32,12 @@ from roles.calibrate.limits import (
 )
 from roles.calibrate.measure import Measured, WorkBench
 from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
-from roles.engines.safetensors import RawTensor, decode_untrusted, encode
+from roles.contract import sign_run
+from roles.contract.core.file import EnvironmentPin, decode_run_untrusted
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.envs.base import environment_digest
-from roles.rl.recipe import Recipe, WarmUp
-from roles.run import sign_run
-from roles.run.core.file import EnvironmentPin, decode_run_untrusted
-from roles.run.draft import _calibration, read_draft
+from roles.models.safetensors import RawTensor, decode_untrusted, encode
+from roles.own.draft import _calibration, read_draft
 from tests.unit.test_run_file import OWNER, TERMS, TRAINER, VALIDATOR
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from roles.contract import decode_run_untrusted
 from roles.demo.command import main
 from roles.demo.page import says
 from roles.demo.pretraining import (
@@ -22,7 +23,6 @@ from roles.demo.pretraining import (
     report,
 )
 from roles.demo.view import work_of
-from roles.run import decode_run_untrusted
 from roles.trainer.config import TrainerConfig
 from roles.trainer.role import DilocoMember, Trainer
 

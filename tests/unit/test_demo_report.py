@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from roles.demo.command import by_kind, complaints, shortfalls
+from roles.demo.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, LearningGate
 from roles.demo.guests import Doorbell
 from roles.demo.shows import SORTING
 from roles.demo.status import SwarmStatus
 from roles.demo.view import draw
-from roles.rl.evaluation import Evaluation
-from roles.rl.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, LearningGate
+from roles.engines.evaluation import Evaluation
 
 SHOW = replace(
     SORTING, environment="arithmetic", promise=ARITHMETIC_PROMISE, held_out=256,

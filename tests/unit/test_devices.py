@@ -21,6 +21,8 @@ from p2p.node.tables import read_table
 from p2p.node.usage import WRONG_USAGE
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words, noise_bits
+from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.base import (
     Group,
     GroupTask,
@@ -31,10 +33,8 @@ from roles.engines.base import (
 from roles.engines.config import (
     AUTO,
     AUTO_THREADS,
-    Dtype,
     EngineConfig,
     LearnerOptions,
-    ModelShape,
     config_from_wire,
     config_to_wire,
 )
@@ -56,7 +56,6 @@ from roles.engines.vllm import requirements
 from roles.engines.worker import choose_kind
 from roles.inference import Inference
 from roles.inference.config import InferenceConfig
-from roles.rl.recipe import Recipe, WarmUp
 from roles.trainer import Trainer
 from roles.trainer.config import TrainerConfig
 from roles.validator import Validator

@@ -9,6 +9,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from roles.contract.core.diloco import Codec, RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.messages import (
     NO_DIGEST,
@@ -29,8 +30,7 @@ from roles.diloco.core.messages import (
     Vote,
 )
 from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.round import RoundConfig, RoundCore, genesis, owners_of, sum_of
+from roles.diloco.core.round import RoundCore, genesis, owners_of, sum_of
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, digest
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.diloco.core.algorithm import DataParallel, Nesterov, OuterAlgorithm, algorithm_of
 from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.outer import OuterState, state_grid
 from roles.diloco.core.pieces import PieceGrid, digest_of, root_of
-from roles.diloco.core.quant import Codec, Values
-from roles.diloco.core.terms import DilocoTerms, Outer
+from roles.diloco.core.quant import Values
 from roles.diloco.reduction import DigestedState
 
 PARALLEL = DilocoTerms(outer=Outer.PARALLEL, inner_steps=1, outer_steps=300, gauntlet=False)

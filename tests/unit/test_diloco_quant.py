@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
+from roles.contract.core.diloco import Codec
 from roles.diloco.core.pieces import (
     MAX_PIECE_BYTES,
     PieceGrid,
@@ -18,7 +19,7 @@ from roles.diloco.core.pieces import (
     total_norm,
 )
 from roles.diloco.core.prime import prime_decode, prime_encode
-from roles.diloco.core.quant import Codec, Values, decode_untrusted, encode, encoded_bytes
+from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from tests.unit.core_swarm import peer_named
 
 BLOCKS = (Codec.INT8, Codec.INT4)

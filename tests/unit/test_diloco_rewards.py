@@ -8,17 +8,18 @@ import numpy as np
 import pytest
 
 from p2p.errors import ConfigError
+from roles.contract.core.diloco import DilocoTerms, Goal, Outer
+from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.shape import ModelShape
 from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
 from roles.diloco.core.quant import Values
-from roles.diloco.core.terms import DilocoTerms, Goal, Outer
 from roles.diloco.material import Rewards
-from roles.engines.config import EngineConfig, ModelShape
+from roles.engines.config import EngineConfig
 from roles.envs.base import open_teaching
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.sort import decode, is_held_out
-from roles.rl.recipe import Recipe, WarmUp
 from tests.unit.core_swarm import peer_named
 
 MEMBERS = 2

@@ -9,6 +9,7 @@ import pytest
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.messages import (
@@ -20,7 +21,7 @@ from roles.diloco.core.messages import (
     RoundMessage,
     Vote,
 )
-from roles.diloco.core.round import RoundConfig, check_record, genesis
+from roles.diloco.core.round import check_record, genesis
 from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, DilocoSwarm, Machine, digest, double_vote

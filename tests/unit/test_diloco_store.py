@@ -9,11 +9,11 @@ import pytest
 
 from p2p.errors import StorageError
 from p2p.machine import open_world
+from roles.contract.core.diloco import Codec
 from roles.diloco.core.events import Keep
 from roles.diloco.core.messages import Outcome, Plan, Ready, Record, Vote
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
-from roles.diloco.core.quant import Codec
 from roles.diloco.core.round import genesis
 from roles.diloco.store import MemberStore
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 
 from p2p.errors import ConfigError
+from roles.contract.core.diloco import Codec, DilocoTerms, Inner, Outer
+from roles.contract.core.shape import ModelShape
 from roles.diloco import corpus
 from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.terms import DilocoTerms, Inner, Outer
 from roles.diloco.core.windows import dealt, part_of, windows
 from roles.diloco.corpus import Windows, open_corpora
 from roles.diloco.material import Texts
 from roles.engines.base import EngineError
-from roles.engines.config import EngineConfig, ModelShape
+from roles.engines.config import EngineConfig
 from tests.unit.core_swarm import peer_named
 
 TEXT = "def shoal(of: int) -> str:\n    return 'fish' * of\n" * 200

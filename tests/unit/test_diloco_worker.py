@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from p2p.node.tables import write_table
+from roles.contract.core.diloco import DilocoTerms
 from roles.diloco import worker
 from roles.diloco.core.gauntlet import bounds
-from roles.diloco.core.terms import DilocoTerms
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_to_wire
 from tests.model_folders import END, LLAMA, make_folder

@@ -9,14 +9,14 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI
 from proofs.checks import Verdict
 from proofs.toploc import proof_size
+from roles.contract.core.sizes import MAX_SUBMISSION, WorkSize
 from roles.protocol.core.turnstile import Turnstile
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Commitment
 from roles.protocol.door import HEADS, HEADS_AT_ONCE
+from roles.protocol.seats import GRACE, Seats
 from roles.protocol.stats import Records
 from roles.shared.reasons import MAX_REASONS, OTHER
-from roles.shared.seats import GRACE, Seats
-from roles.shared.sizes import MAX_SUBMISSION, WorkSize
 
 
 def peers(count: int) -> list[PeerId]:

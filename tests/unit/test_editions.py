@@ -10,9 +10,9 @@ import pytest
 
 from p2p.identity import KeyPair
 from p2p.node.rival import are_rivals
-from roles.run import Run
-from roles.run.__main__ import main
-from roles.run.people import load_run
+from roles.contract import Run
+from roles.own.__main__ import main
+from roles.own.people import load_run
 
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
 

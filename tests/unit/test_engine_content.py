@@ -23,7 +23,7 @@ from roles.engines.client import open_engine
 from roles.engines.content import ContentFile, ContentFolder, ContentLimit
 from roles.engines.mapped import open_content, write_content
 from roles.engines.torch.learner import TorchLearner
-from roles.protocol.request import Backoff
+from roles.shared.backoff import Backoff
 from roles.shared.checked_json import DamagedFile
 from tests.unit.content_life import ARGV, CONFIG, IDLE, LESSON, TOKENS
 from tests.unit.trainer_life import CONFIG as SMALL, lessons

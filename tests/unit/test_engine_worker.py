@@ -15,6 +15,7 @@ import trio
 from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
 from proofs.checks import Limits, Verdict, judge
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.engines import codec
 from roles.engines.base import (
     Completion,
@@ -29,7 +30,6 @@ from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig, config_from_wire, config_to_wire
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
-from roles.rl.recipe import Recipe, WarmUp
 from tests.processes import kill_family
 
 CONFIG = EngineConfig(

@@ -23,8 +23,8 @@ from roles.envs.mix import MixedEnvironment
 from roles.envs.questions import MathEnvironment
 from roles.envs.sort import SortEnvironment
 from roles.envs.text import Message, TextTask
+from roles.own.draft import check_environments
 from roles.own.envs import main
-from roles.run.draft import check_environments
 from tests.sweeps import swept
 
 needs_gym = pytest.mark.skipif(

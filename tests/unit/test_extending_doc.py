@@ -15,6 +15,7 @@ from random import Random
 import pytest
 
 from p2p.machine import open_world
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
@@ -24,7 +25,6 @@ from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
-from roles.rl.recipe import Recipe
 from tests.model_folders import END, LLAMA, make_folder
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "thirty-minutes.md"

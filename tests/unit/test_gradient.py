@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.shape import Family, ModelShape
 from roles.engines.base import Completion, TrainingGroup
-from roles.engines.config import Autocast, EngineConfig, Family, ModelShape
+from roles.engines.config import Autocast, EngineConfig
 from roles.engines.torch import gradient
 from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.rl.recipe import Recipe, WarmUp
 from tests.unit.test_packing import SHAPES
 
 RECIPE = Recipe(temperature=0.7, kl=0.1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.rl.advantage import group_advantages, has_spread
 from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3, token_logprobs
-from roles.rl.recipe import Recipe, WarmUp
 
 
 def vector(*values: float, grad: bool = False) -> Tensor:

@@ -27,8 +27,8 @@ from p2p.node.invite import (
 )
 from p2p.node.rundoc import RunBook, RunConfig
 from p2p.transport.memory import MemoryNetwork
-from roles.run.__main__ import main
-from roles.run.core.file import AdmissionMode, AdmissionRules, Run, open_run, sign_run
+from roles.contract.core.file import AdmissionMode, AdmissionRules, Run, open_run, sign_run
+from roles.own.__main__ import main
 from tests.unit.test_node import CONFIG, member, wait_members
 from tests.unit.test_run_file import OWNER, STRANGER, TERMS, TRAINER, VALIDATOR
 

@@ -22,7 +22,8 @@ from p2p.node.rundoc import PATH
 from p2p.policy import PolicyVersion
 from p2p.wire import MIB
 from proofs.checks import Verdict
-from roles.engines.config import ModelShape
+from roles.contract.core.file import Run, sign_run
+from roles.contract.core.shape import ModelShape
 from roles.ledger.command import main
 from roles.ledger.core.receipt import sign_receipt
 from roles.ledger.reading import MAX_FILE
@@ -35,7 +36,6 @@ from roles.protocol.core.statements import (
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of
-from roles.run.core.file import Run, sign_run
 from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
 
 WORKER = KeyPair(b"w" * 32)

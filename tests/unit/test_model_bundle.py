@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from p2p.errors import BadMessage
-from roles.engines.config import ModelShape
-from roles.engines.safetensors import RawTensor, encode, head_size_untrusted, spans_untrusted
+from roles.contract.core.shape import ModelShape
 from roles.models.bundle import (
     check_folder,
     check_weights,
@@ -19,6 +18,7 @@ from roles.models.bundle import (
     weight_files,
 )
 from roles.models.errors import BadModel
+from roles.models.safetensors import RawTensor, encode, head_size_untrusted, spans_untrusted
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 FAMILIES = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from p2p.errors import BadMessage
-from roles.engines.config import Family, ModelShape
+from roles.contract.core.shape import Family, ModelShape
 from roles.models.config import (
     ModelConfig,
     read_config_untrusted,

@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 from rich.progress import Progress
 
-from roles.engines import safetensors
-from roles.engines.config import ModelShape
-from roles.models import __main__ as command, fetch as fetching, gguf as converting
+from roles.contract.core.shape import ModelShape
+from roles.models import __main__ as command, fetch as fetching, gguf as converting, safetensors
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel

@@ -16,8 +16,8 @@ import trio
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
-from roles.models.pin import FilePin
-from roles.shared.model_files import FOLDER, MAX_SMALL, check_base, keep_model_files
+from roles.contract.core.pin import FilePin
+from roles.protocol.model_files import FOLDER, MAX_SMALL, check_base, keep_model_files
 
 FILES = {
     "config.json": b"{}",

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roles.engines.safetensors import RawTensor
 from roles.models import merge as command
 from roles.models.__main__ import main
 from roles.models.blend import Floats, arc_factors, read_floats, shares_of, write_floats
 from roles.models.merge import merge, places
+from roles.models.safetensors import RawTensor
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 

@@ -17,8 +17,8 @@ from p2p.node.dashboard.commands import ASK_SECONDS, read
 from p2p.node.dashboard.sockets import SOCKET
 from p2p.node.live import progress_of
 from p2p.node.role import Fact, Progress
+from roles.own.__main__ import main as run_main
 from roles.own.report import kept
-from roles.run.__main__ import main as run_main
 from roles.trainer.curve import PROGRESS
 from roles.trainer.metrics import METRICS
 from tests.e2e.test_first_steps import stub_node

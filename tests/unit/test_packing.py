@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from roles.engines.config import Family, ModelShape
+from roles.contract.core.shape import Family, ModelShape
 from roles.engines.torch.model import TransformerModel, Unpacking
 from roles.engines.torch.packing import PackedBatch, pack
 

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import Completion, EngineError, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
-from roles.engines.safetensors import RawTensor, encode
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.vllm.weights import OpenWeights
 from roles.models.blend import read_floats, write_floats
@@ -27,7 +27,7 @@ from roles.models.bundle import (
     read_config,
     tensor_shapes,
 )
-from roles.rl.recipe import Recipe
+from roles.models.safetensors import RawTensor, encode
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
 RECIPE = Recipe(minibatches=1, rate=1e-3, ramp=1, gradient_norm=1.0)

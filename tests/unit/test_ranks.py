@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from p2p.errors import ConfigError
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.engines import codec
 from roles.engines.base import (
     Answers,
@@ -32,7 +33,6 @@ from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.rank import rank_device
 from roles.engines.torch.sharding import local, put, whole
-from roles.rl.recipe import Recipe, WarmUp
 from tests.conformance.engine_process import MOST, EngineProcess, open_engine_process
 from tests.processes import children
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from p2p.errors import ConfigError
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import ModelShape
 from roles.demo.shows import LANGUAGE_RECIPE, SORTING
 from roles.engines.base import StepReport
-from roles.engines.config import ModelShape
-from roles.rl.recipe import Recipe
 from roles.rl.recipes import (
     KINDS,
     LARGE_MODEL,

@@ -22,11 +22,11 @@ from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
+from roles.contract.core.recipe import Recipe
 from roles.inference.outbox import FullPlace, Outbox
 from roles.protocol.core.answer import WORK_PROTOCOL
 from roles.protocol.core.window import content_digest
 from roles.protocol.request import ask
-from roles.rl.recipe import Recipe
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 

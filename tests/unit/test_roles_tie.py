@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from p2p.shardcast.manifest import NO_POLICY
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import EngineError
 from roles.inference.places import OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.protocol.scorer import Scorer
-from roles.rl.recipe import Recipe
 
 VERSION: Any = 3
 NO_WINDOWS = SimpleNamespace(close=lambda: None, note_version=lambda _: None)

@@ -18,13 +18,7 @@ from p2p.wire import pack, unpack_untrusted
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
 from roles.calibrate.limits import record_to_toml, to_toml
-from roles.engines.config import Dtype, MachineLimits
-from roles.envs.base import environment_digest
-from roles.envs.client import setup_of
-from roles.models.pin import FilePin
-from roles.rl.recipe import Recipe
-from roles.run.__main__ import main
-from roles.run.core.file import (
+from roles.contract.core.file import (
     DOMAIN,
     FORMAT,
     MAX_RUN,
@@ -37,7 +31,14 @@ from roles.run.core.file import (
     open_run,
     sign_run,
 )
-from roles.run.draft import read_draft
+from roles.contract.core.pin import FilePin
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import Dtype
+from roles.engines.config import MachineLimits, engine_of
+from roles.envs.base import check_pins, environment_digest
+from roles.envs.client import setup_of
+from roles.own.__main__ import main
+from roles.own.draft import read_draft
 from tests.model_folders import make_folder
 
 OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
@@ -131,19 +132,19 @@ def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> N
 
 
 def test_engine_and_environment_come_from_the_run() -> None:
-    config = RUN.engine_config(threads=2)
+    config = engine_of(RUN, threads=2)
     assert (config.kind, config.environment, config.threads, config.recipe) == (
         "torch",
         "sort",
         2,
         Recipe(),
     )
-    RUN.check_environments()
+    check_pins(RUN)
     other = sign_run(
         replace(TERMS, environments=(EnvironmentPin(name="sort", digest=bytes(32)),)), OWNER
     )
     with pytest.raises(ConfigError, match="differs from the one of run 'sorting'"):
-        other.check_environments()
+        check_pins(other)
 
 
 def test_a_draft_fills_in_the_rest() -> None:
@@ -232,7 +233,7 @@ def test_a_run_of_text_needs_the_folder_of_its_base() -> None:
     assert text is not None
     assert (text.folder, text.end_tokens, text.vocabulary) == ("model", (2, 5), 50)
     assert (text.context, text.max_new_tokens) == (100, Recipe().max_new_tokens)
-    assert run.engine_config().environment is None
+    assert engine_of(run).environment is None
 
 
 def test_the_command_line_signs_and_shows(
@@ -440,7 +441,7 @@ def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> 
     terms = read_draft(diloco_draft(goal="reward"), "draft", 0.0)
     assert [pin.name for pin in terms.environments] == ["sort"]
     run = decode_run_untrusted(sign_run(terms, OWNER).document)
-    assert run.engine_config().environment == "sort"
+    assert engine_of(run).environment == "sort"
     with pytest.raises(ValueError, match="at least one environment"):
         replace(terms, environments=())
 

@@ -34,7 +34,7 @@ from p2p.node.rundoc import (
 from p2p.swarm.swarm import open_host
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
-from roles.run.core.file import Run, open_run, sign_run
+from roles.contract.core.file import Run, open_run, sign_run
 from tests.unit.test_run_file import OWNER, RUN, STRANGER, TERMS, TRAINER
 
 NEWER = sign_run(replace(TERMS, epoch=2), OWNER)

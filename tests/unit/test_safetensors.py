@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
-from roles.engines.safetensors import DTYPE_BYTES, RawTensor, decode_untrusted, encode
+from roles.models.safetensors import DTYPE_BYTES, RawTensor, decode_untrusted, encode
 
 shapes = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 

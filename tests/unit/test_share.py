@@ -23,7 +23,7 @@ from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.throttle import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
-from roles.shared.standing import RoleStanding
+from roles.protocol.standing import RoleStanding
 from tests.unit.test_node import CONFIG, WEIGHTS, member, swarm
 from tests.unit.test_run_file import RUN, TRAINER
 

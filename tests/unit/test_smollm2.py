@@ -3,7 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
-from roles.engines.config import Family
+from roles.contract.core.shape import Family
 from roles.models.bundle import check_weights, read_config
 from roles.models.fetch import MODELS, is_whole
 from roles.models.tokenizer import Tokenizer

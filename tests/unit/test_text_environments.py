@@ -16,6 +16,8 @@ from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.wire import pack
+from roles.contract.core.pin import FilePin
+from roles.engines.evaluation import grade
 from roles.envs.base import Task, TeachingEnvironment, make_environment, open_teaching
 from roles.envs.contained import (
     MAX_READ,
@@ -51,9 +53,7 @@ from roles.envs.text import (
     pack_text_task,
     unpack_text_task_untrusted,
 )
-from roles.models.pin import FilePin
 from roles.models.tokenizer import Tokenizer
-from roles.rl.evaluation import grade
 from tests.fuzz.test_fuzz_work import foreign
 from tests.model_folders import END, SPECIAL, make_folder
 

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Verdict, judge
 from proofs.sampling import DrawRule
+from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
-from roles.engines.config import ROWS, EngineConfig, ModelShape
+from roles.engines.config import ROWS, EngineConfig
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import encode_weights, load_weights, save_folder

@@ -15,15 +15,16 @@ from torch.nn import functional as F
 
 from proofs.checks import Limits, Verdict, judge, judge_pool
 from proofs.sampling import DrawRule
-from roles.engines import safetensors
+from roles.contract.core.shape import Dtype, Family, ModelShape
 from roles.engines.base import EngineError, Group, GroupTask, Sampling
-from roles.engines.config import Dtype, EngineConfig, Family, ModelShape
+from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import Projection, TransformerModel
 from roles.engines.torch.policy import write_policy
 from roles.engines.worker import draw_all
+from roles.models import safetensors
 from roles.models.bundle import read_config
 from tests import transformers_logits
 from tests.model_folders import make_folder, random_weights, write_weights

@@ -10,16 +10,16 @@ from random import Random
 import pytest
 import torch
 
+from roles.contract.core.recipe import Recipe, WarmUp
 from roles.demo.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
+from roles.engines.evaluation import questions
 from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import write_checkpoint
 from roles.engines.torch.learner import TorchLearner
 from roles.envs.sort import END, SortEnvironment
 from roles.rl.advantage import has_spread
-from roles.rl.evaluation import questions
-from roles.rl.recipe import Recipe, WarmUp
 
 # A sixteenth of the recipe's work: enough to see it learn something.
 FAST = Recipe(

@@ -19,16 +19,9 @@ from p2p.errors import ConfigError, MissingDependency
 from p2p.node.tables import read_table
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
-from roles.engines import safetensors
+from roles.contract.core.shape import ModelShape
 from roles.engines.base import EngineError, EngineUnusable, Sampling
-from roles.engines.config import (
-    EngineConfig,
-    ModelShape,
-    VllmOptions,
-    config_from_wire,
-    config_to_wire,
-)
-from roles.engines.safetensors import RawTensor
+from roles.engines.config import EngineConfig, VllmOptions, config_from_wire, config_to_wire
 from roles.engines.torch import device_draws
 from roles.engines.vllm import requirements
 from roles.engines.vllm.engine import VllmEngine
@@ -37,7 +30,9 @@ from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
 from roles.engines.vllm.weights import OpenWeights
 from roles.engines.worker import make_engine
 from roles.inference.config import InferenceConfig
+from roles.models import safetensors
 from roles.models.bundle import tensor_shapes
+from roles.models.safetensors import RawTensor
 from roles.validator.config import ValidatorConfig
 
 SHAPE = ModelShape(

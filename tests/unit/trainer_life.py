@@ -21,16 +21,17 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
+from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, Engine, Group
 from roles.engines.client import open_engine
-from roles.engines.config import EngineConfig, ModelShape
+from roles.engines.config import EngineConfig
 from roles.envs.base import Task
 from roles.envs.contained import EnvironmentFailed
 from roles.protocol.core.groups import encode_groups
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import as_signed
-from roles.rl.recipe import Recipe, WarmUp
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve

@@ -5,6 +5,6 @@ Read `round` first: how members agree on each outer step. `election` has its maj
 what is said and signed, `events` what goes in and comes out. `quant` encodes contributions in
 few bits, `pieces` says who sums what and how, `fragments` which part of the model a step
 exchanges. `outer` is the state that all hold alike, `algorithm` takes its steps: DiLoCo's, or
-data parallel's. `terms` is what a run's owner decides, `windows` says which text is whose.
+data parallel's. `windows` says which text is whose.
 `prime` is the quantiser of PRIME, for comparison.
 """

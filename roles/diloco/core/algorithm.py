@@ -20,10 +20,10 @@ from typing import ClassVar, Final, Protocol
 
 import numpy as np
 
+from roles.contract.core.diloco import DilocoTerms, Outer
 from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.quant import Values
-from roles.diloco.core.terms import DilocoTerms, Outer
 
 RAMP: Final = 20
 """Steps over which the rate climbs while Adam's moments are young: its first steps are as large

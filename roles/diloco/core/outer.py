@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from roles.contract.core.diloco import Codec
 from roles.diloco.core.pieces import PieceGrid, digest_of, root_of
-from roles.diloco.core.quant import Codec, Values
+from roles.diloco.core.quant import Values
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,14 +30,8 @@ import numpy as np
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.wire import KI
-from roles.diloco.core.quant import (
-    ALIGNMENT,
-    Codec,
-    Values,
-    decode_untrusted,
-    encode,
-    encoded_bytes,
-)
+from roles.contract.core.diloco import Codec
+from roles.diloco.core.quant import ALIGNMENT, Values, decode_untrusted, encode, encoded_bytes
 
 CLIP: Final = 3.0
 """Times the median norm that a contribution may have. Honest norms differ by less than a half;

@@ -18,13 +18,13 @@ Encoding, decoding and adding are separate operations of numpy on float32, each 
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import BadMessage
+from roles.contract.core.diloco import Codec
 
 Values: TypeAlias = NDArray[np.float32]
 """One dimension, float32."""
@@ -40,15 +40,6 @@ ALIGNMENT: Final = 256
 MAX_SCALE: Final = 1e30
 """Scales beyond it are refused: a sum of a few hundred such values would still be finite, and
 no weight of a model that learns changes by as much."""
-
-
-class Codec(Enum):
-    """What contributions and sums travel as."""
-
-    FP32 = "fp32"
-    BF16 = "bf16"
-    INT8 = "int8"
-    INT4 = "int4"
 
 
 _LARGEST: Final = {Codec.INT8: 127, Codec.INT4: 7}

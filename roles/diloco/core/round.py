@@ -44,7 +44,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import numpy as np
@@ -52,6 +51,7 @@ import numpy as np
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.own_time import OwnTime
+from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
 from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
@@ -111,28 +111,6 @@ five could else name the last view that there is."""
 MOST_UNPROVEN: Final = 16
 """Pieces of evidence that prove nothing which one peer may bring in a round: to judge one costs
 up to 64 signatures, and an honest member brings only what convinced it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundConfig:
-    """Times of rounds, in seconds, and what contributions may be."""
-
-    beat: float = 1.0
-    """Between two beats to each other member."""
-    silence: float = 6.0
-    """After which a member counts as dead: five lost beats are no accident."""
-    grace: float = 20.0
-    """How long those that are late are waited for, once a majority is ready."""
-    patience: float = 60.0
-    """How long a view may take from its proposal to the record, at first."""
-    max_tokens: int = 2**40
-    """What one contribution may claim to have learnt from."""
-
-    def __post_init__(self) -> None:
-        if not 0 < 3 * self.beat <= self.silence:
-            raise ValueError("silence must allow for two lost beats (3 times beat)")
-        if not 0 < self.grace < self.patience:
-            raise ValueError("a view (patience) must outlast the wait for late members (grace)")
 
 
 def genesis(run: bytes, founders: Sequence[PeerId]) -> Record:

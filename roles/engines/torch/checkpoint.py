@@ -19,9 +19,9 @@ from torch import Tensor
 
 from p2p.errors import BadMessage
 from p2p.naming import derived
-from roles.engines import safetensors
 from roles.engines.base import EngineError
 from roles.engines.torch.files import sync_folder
+from roles.models import safetensors
 
 _SEAL: Final = b"shoal checkpoint file 2\n"
 """24 bytes: with the digest, tensors of 8-byte numbers are aligned behind it."""

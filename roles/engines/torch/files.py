@@ -19,11 +19,10 @@ from torch import nn
 
 from p2p.errors import BadMessage
 from p2p.naming import derived
-from roles.engines import safetensors
 from roles.engines.base import EngineError
-from roles.engines.safetensors import RawTensor
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sharding import put
+from roles.models import safetensors
 from roles.models.bundle import (
     CONFIG,
     DERIVED,
@@ -35,6 +34,7 @@ from roles.models.bundle import (
 )
 from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
+from roles.models.safetensors import RawTensor
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in; they are converted to what the run computes in."""

@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import TrainingGroup
 from roles.engines.torch.device import CPU, send, widest
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, pack
 from roles.rl.losses import FURTHEST, clipped_loss, importance_weight, is_clipped, k3
-from roles.rl.recipe import Recipe
 
 SLICE: Final = 512
 """Answer tokens that the head takes at a time. Their logits are 100 MB at a vocabulary of

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from p2p.errors import ConfigError
+from roles.contract.core.shape import Dtype
 from roles.engines.base import (
     Answers,
     EngineError,
@@ -23,7 +24,7 @@ from roles.engines.base import (
     TrainingGroup,
     previous_generation,
 )
-from roles.engines.config import Dtype, EngineConfig
+from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
 from roles.engines.torch.device import CPU, send_numbers, uses_bfloat16

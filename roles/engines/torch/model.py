@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from roles.engines.config import Dtype, ModelShape
+from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.torch.device import CPU
 from roles.engines.torch.sharding import put
 

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.nn import functional as F
 
-from roles.diloco.core.terms import DilocoTerms
+from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from p2p.naming import derived
-from roles.engines import safetensors
+from roles.contract.core.pin import WEIGHTS_SUFFIX, counts
 from roles.engines.base import EngineError
 from roles.engines.torch.files import encode_weights, sync_folder, write_atomically
 from roles.engines.torch.model import TransformerModel
+from roles.models import safetensors
 from roles.models.bundle import EMBEDDING, HEAD, INDEX, WEIGHTS, read_spans
 from roles.models.errors import BadModel
-from roles.models.pin import WEIGHTS_SUFFIX, counts
 
 
 def write_policy(

@@ -49,7 +49,7 @@ from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.rank import LOOPBACK, Rank, joined, rank_device
-from roles.shared.worker_streams import serve_streams
+from roles.workers.streams import serve_streams
 
 _SHARED: Final = (ShoalError, OSError, ValueError)
 """What all processes raise alike, before they wait for each other."""

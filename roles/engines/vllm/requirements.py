@@ -7,7 +7,8 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 from p2p.errors import ConfigError, MissingDependency
-from roles.engines.config import EngineConfig, Family, ModelShape
+from roles.contract.core.shape import Family, ModelShape
+from roles.engines.config import EngineConfig
 
 SUPPORTED: Final = "0.32.0"
 """The version whose insides `roles.engines.vllm.extension` was checked with. Another one may

@@ -17,9 +17,8 @@ from typing import Final, Self
 import torch
 from torch import Tensor
 
+from roles.contract.core.shape import ModelShape
 from roles.engines.base import EngineError
-from roles.engines.config import ModelShape
-from roles.engines.safetensors import TensorSpan
 from roles.models.bundle import (
     DERIVED,
     EMBEDDING,
@@ -30,6 +29,7 @@ from roles.models.bundle import (
     tensor_shapes,
     weight_files,
 )
+from roles.models.safetensors import TensorSpan
 
 _DTYPES: Final = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """What weights may be stored in."""

@@ -15,6 +15,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
 from p2p.ledger.core.chain import Entry
 from proofs.checks import Verdict
+from roles.contract import Run
 from roles.protocol.core.statements import (
     LEARNT_KIND,
     VERDICT_KIND,
@@ -23,7 +24,6 @@ from roles.protocol.core.statements import (
 )
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.work import Work
-from roles.run import Run
 
 COLUMNS: Final = (
     "worker",

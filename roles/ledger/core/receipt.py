@@ -23,9 +23,9 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify, decode_peer_id_untrusted
 from p2p.wire import MIB, FrameParser, fields_untrusted, frame, pack, unpack_untrusted
 from proofs.checks import Verdict
+from roles.contract.core.file import MAX_RUN, Run, decode_run_untrusted
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.work import Work
-from roles.run.core.file import MAX_RUN, Run, decode_run_untrusted
 
 DOMAIN: Final = "/shoal/work-receipt/1.0.0"
 FORMAT: Final = 1

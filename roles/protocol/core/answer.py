@@ -25,6 +25,7 @@ from p2p.identity import (
 )
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from roles.contract.core.sizes import MAX_SUBMISSION, MAX_VERDICT
 from roles.protocol.core.account import Account, decode_account_untrusted
 from roles.protocol.core.verdict import MAX_REASON, SignedVerdict, decode_verdict_untrusted
 from roles.protocol.core.window import (
@@ -35,7 +36,6 @@ from roles.protocol.core.window import (
     SignedWindow,
     decode_window_untrusted,
 )
-from roles.shared.sizes import MAX_SUBMISSION, MAX_VERDICT
 
 WORK_PROTOCOL: Final = ProtocolId("/shoal/work/1.0.0")
 """Windows, content, verdicts and contested verdicts."""

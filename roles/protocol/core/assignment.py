@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from p2p.identity import PeerId
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.sampling import draw_seed, task_seed
+from roles.contract import Run
 from roles.engines.base import GroupTask, Sampling
 from roles.envs.base import Task
-from roles.run import Run
 
 
 @dataclass(frozen=True, slots=True)

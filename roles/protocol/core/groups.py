@@ -12,8 +12,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
-from roles.engines.base import Completion, Group
-from roles.shared.sizes import (
+from roles.contract.core.sizes import (
     LOGPROB_BYTES,
     MAX_COMPLETIONS,
     MAX_GROUPS,
@@ -21,6 +20,7 @@ from roles.shared.sizes import (
     MAX_TOKENS,
     SHORT_TOKENS,
 )
+from roles.engines.base import Completion, Group
 
 DECODE_RATE: Final = 40e6
 """Bytes of a submission's content that are decoded and looked at in a second, one core: 3.1 MB,

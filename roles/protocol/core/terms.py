@@ -11,8 +11,8 @@ from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.wire import pack
+from roles.contract import Run
 from roles.protocol.core.window import content_digest
-from roles.run import Run
 
 _TABLES: Final = ("environments", "model", "limits")
 _SAMPLING: Final = (

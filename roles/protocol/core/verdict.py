@@ -21,9 +21,9 @@ from p2p.identity import (
 )
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Verdict
+from roles.contract.core.sizes import MAX_VERDICT
 from roles.protocol.core.window import DIGEST_BYTES, Commitment, decode_commitment_untrusted
 from roles.protocol.core.work import Work, decode_work_untrusted
-from roles.shared.sizes import MAX_VERDICT
 
 VERDICT_DOMAIN: Final = ProtocolId("/shoal/work/verdict/1.0.0")
 """What a scorer's signature of a verdict is made for; no peer speaks it."""

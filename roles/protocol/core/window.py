@@ -28,8 +28,8 @@ from p2p.identity import (
 )
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
+from roles.contract.core.sizes import MAX_GROUPS
 from roles.rl.advantage import has_spread
-from roles.shared.sizes import MAX_GROUPS
 
 WINDOW_DOMAIN: Final = ProtocolId("/shoal/work/window/1.0.0")
 """What a worker's signature of a window is made for; no peer speaks it."""

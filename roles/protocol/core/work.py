@@ -14,7 +14,7 @@ from typing import Final
 
 from p2p.errors import BadMessage
 from p2p.wire import fields_untrusted
-from roles.engines.config import ModelShape
+from roles.contract.core.shape import ModelShape
 
 MAX_COUNT: Final = 2**62
 """The highest of the sums: a month of a large swarm is below 2**50, and two of them can be

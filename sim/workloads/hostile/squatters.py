@@ -25,9 +25,9 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import open_node
 from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.file import EnvironmentPin, Model
 from roles.envs.base import environment_digest
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import EnvironmentPin, Model
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS

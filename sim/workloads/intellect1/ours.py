@@ -22,9 +22,8 @@ from statistics import median
 from typing import ClassVar, Final
 
 from p2p.identity import PeerId
+from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.diloco.config import DilocoConfig
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.terms import DilocoTerms
 from roles.diloco.inner import FakeInner
 from roles.diloco.session import STEP_RATE, DilocoSession
 from roles.engines.config import DeviceProfile, EngineConfig

@@ -13,9 +13,9 @@ from p2p.errors import ConfigError
 from p2p.identity import PeerId
 from p2p.node.config import NodeConfig
 from p2p.node.tables import read_table
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.file import Delivery, EnvironmentPin
 from roles.envs.base import environment_digest
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import Delivery, EnvironmentPin
 from sim.kernel.keys import KeyRing, derived_rng
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario

@@ -15,11 +15,11 @@ from p2p.node.config import NodeConfig
 from p2p.shardcast.index import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
+from roles.contract import Run, Terms, sign_run
+from roles.contract.core.file import Delivery, EnvironmentPin, Model
+from roles.contract.core.recipe import Recipe
 from roles.demo.shows import DEMO_TRUST
 from roles.envs.base import environment_digest, open_teaching
-from roles.rl.recipe import Recipe
-from roles.run import Run, Terms, sign_run
-from roles.run.core.file import Delivery, EnvironmentPin, Model
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario

@@ -36,8 +36,8 @@ from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import BULK_PROTOCOL_ID, decode_bulk_untrusted
 from p2p.wire import decode_varint_untrusted
 from p2p.world import World
+from roles.contract import Run, open_run
 from roles.protocol.core.answer import WORK_PROTOCOL
-from roles.run import Run, open_run
 from sim.faults.churn import HOUR, Churn, ChurnModel, Lognormal
 from sim.net.link import MBIT, LinkSpec
 from sim.node.swarm import NodeMain, SimNode, Swarm

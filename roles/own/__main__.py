@@ -31,12 +31,12 @@ from p2p.node.usage import (
 from p2p.wire import MIB
 from proofs.checks import Limits
 from roles import own
-from roles.diloco.core.terms import Algorithm, Goal
-from roles.run import people
-from roles.run.core.file import Run
-from roles.run.core.trust import TrustTerms
-from roles.run.draft import check_calibrated, check_suited, read_draft
-from roles.run.editions import sign_edition, write_edition
+from roles.contract.core.diloco import Algorithm, Goal
+from roles.contract.core.file import Run
+from roles.contract.core.trust import TrustTerms
+from roles.own import people
+from roles.own.draft import check_calibrated, check_suited, read_draft
+from roles.own.editions import sign_edition, write_edition
 
 
 def main(argv: Sequence[str] | None = None) -> int:

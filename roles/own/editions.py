@@ -19,7 +19,7 @@ from typing import Final, TextIO
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.naming import derived
-from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, run_id, sign_run
+from roles.contract.core.file import MAX_RUN, Run, Terms, decode_run_untrusted, run_id, sign_run
 
 RECORD: Final = ".signed"
 """What the record's name has behind the key's."""

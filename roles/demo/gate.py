@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from roles.rl.evaluation import Evaluation
+from roles.engines.evaluation import Evaluation
 
 RISE: Final = 0.25
 """By how much held-out reward must rise, greedy and sampled, in the default number of steps.

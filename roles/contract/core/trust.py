@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roles.shared.bounds import check_bounds
+from roles.contract.core.bounds import check_bounds
 
 MAX_WINDOW = 16
 

@@ -11,9 +11,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from roles.contract.core.recipe import Recipe
 from roles.engines.base import GroupTask, Sampling
 from roles.envs.base import Task
-from roles.rl.recipe import Recipe
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from p2p.identity import SEED_BYTES, KeyPair, PeerId
 from p2p.machine import load_or_create_key
 from p2p.node.invite import MAX_USES, sign_invite
 from p2p.node.usage import check_target, say, whole_number
-from roles.diloco.core.terms import Algorithm, Joining
-from roles.run.core.file import MAX_RUN, Run, Terms, decode_run_untrusted
-from roles.run.editions import SignedBefore, sign_edition, write_edition
+from roles.contract.core.diloco import Algorithm, Joining
+from roles.contract.core.file import MAX_RUN, Run, Terms, decode_run_untrusted
+from roles.own.editions import SignedBefore, sign_edition, write_edition
 
 UNITS: Final = {"h": 3_600, "d": 86_400}
 """Seconds of what durations are counted in."""

@@ -20,8 +20,8 @@ from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import MIB
 from p2p.world import World
-from roles.models.pin import OPTIONAL, REQUIRED, WEIGHTS_SUFFIX, FilePin, counts
-from roles.run import Run
+from roles.contract import Run
+from roles.contract.core.pin import OPTIONAL, REQUIRED, WEIGHTS_SUFFIX, FilePin, counts
 
 logger = logging.getLogger(__name__)
 

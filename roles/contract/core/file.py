@@ -2,7 +2,7 @@
 
 One signed document that every node of a run holds.
 
-The owner writes a draft (TOML), signs it with a key that stays offline (``python -m roles.run
+The owner writes a draft (TOML), signs it with a key that stays offline (``shoal run
 create``) and hands the document to the first node. Every other node gets it from a peer, checks
 the signature, shows owner and id, and pins them. A later edition has a higher epoch; no node
 goes back to an older one.
@@ -37,23 +37,21 @@ from p2p.node.tables import read_table, write_table
 from p2p.wire import KI, MIB, fields_untrusted, pack, unpack_untrusted
 from proofs.checks import Limits, Shape
 from proofs.sampling import DrawRule
-from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal, Joining
-from roles.engines.config import (
+from roles.contract.core.bounds import check_bounds
+from roles.contract.core.diloco import Algorithm, DilocoTerms, Goal, Joining
+from roles.contract.core.names import NAME
+from roles.contract.core.pin import FilePin
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import (
     ENGINES,
     MAX_CONTEXT,
     MAX_END_TOKENS,
     SEEDS,
     Dtype,
-    EngineConfig,
-    MachineLimits,
     ModelShape,
 )
-from roles.envs.base import NAME, environment_digest
-from roles.models.pin import FilePin
-from roles.rl.recipe import Recipe
-from roles.run.core.trust import TrustTerms
-from roles.shared.bounds import check_bounds
-from roles.shared.sizes import WorkSize
+from roles.contract.core.sizes import WorkSize
+from roles.contract.core.trust import TrustTerms
 
 DOMAIN: Final = "/shoal/run/1.0.0"
 FORMAT: Final = 5
@@ -535,32 +533,6 @@ class Run:
         named = (self.owner, *self.officers, *self.terms.admission.allowed)
         return peer not in named
 
-    def engine_config(
-        self, machine: MachineLimits | None = None, *, threads: int = 1, nice: int = 0
-    ) -> EngineConfig:
-        """The engine of this run on this machine. Raises `ConfigError` if it asks too much of
-        it."""
-        model = self.terms.model
-        limits, asked = machine or MachineLimits(), self.terms.admission.min_memory
-        limits.check(model.shape, self.terms.recipe, model.context, asked)
-        return EngineConfig(
-            kind=model.engine,
-            environment=(
-                None
-                if model.base or not self.terms.environments
-                else self.terms.environments[0].name
-            ),
-            shape=model.shape,
-            dtype=model.dtype,
-            draw=model.draw,
-            context=model.context,
-            end_tokens=model.end_tokens,
-            recipe=self.terms.recipe,
-            seed=model.seed,
-            threads=threads,
-            nice=nice,
-        )
-
     def shape(self) -> Shape:
         """What every group of this run looks like, whatever it says."""
         return Shape(
@@ -633,16 +605,6 @@ class Run:
                 f" {self.terms.recipe.lag} versions old: lend it more (disk in [share], or"
                 f" keep_bytes in [shardcast]), at least {needed:,} bytes, not {keep_bytes:,}"
             )
-
-    def check_environments(self) -> None:
-        """Raise `ConfigError` if an environment is missing here, or has other source. Nothing
-        is imported."""
-        for pin in self.terms.environments:
-            if environment_digest(pin.name) != pin.digest:
-                raise ConfigError(
-                    f"the environment {pin.name!r} installed here differs from the one of run"
-                    f" {self.name!r}; install the version that the owner of the run used"
-                )
 
     def __str__(self) -> str:
         return f"{self.name} ({self.id.hex()[:12]}, epoch {self.epoch})"

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from roles.shared.bounds import Bounds, check_bounds
+from roles.contract.core.bounds import Bounds, check_bounds
 
 MAX_SUBMISSION_GROUPS: Final = 256
 """What `roles.protocol.core.groups` can carry."""

@@ -15,18 +15,8 @@ from p2p.identity import PeerId
 from p2p.node.tables import read_table, write_table
 from p2p.node.usage import remark
 from proofs.checks import Limits
-from roles.diloco.core.terms import Algorithm, DilocoTerms, Goal
-from roles.engines.config import Dtype
-from roles.envs.base import environment_digest, make_environment
-from roles.envs.check import why_not_repeatable
-from roles.envs.data import pin_data, read_data
-from roles.models.bundle import check_weights, pin_folder, read_config
-from roles.models.ends import need_end_tokens
-from roles.models.fetch import base_folder
-from roles.models.pin import FilePin
-from roles.rl.recipe import Recipe
-from roles.rl.recipes import check_suits
-from roles.run.core.file import (
+from roles.contract.core.diloco import Algorithm, DilocoTerms, Goal
+from roles.contract.core.file import (
     AdmissionRules,
     Calibration,
     Delivery,
@@ -34,7 +24,17 @@ from roles.run.core.file import (
     Model,
     Terms,
 )
-from roles.run.core.trust import TrustTerms
+from roles.contract.core.pin import FilePin
+from roles.contract.core.recipe import Recipe
+from roles.contract.core.shape import Dtype
+from roles.contract.core.trust import TrustTerms
+from roles.envs.base import environment_digest, make_environment
+from roles.envs.check import why_not_repeatable
+from roles.envs.data import pin_data, read_data
+from roles.models.bundle import check_weights, pin_folder, read_config
+from roles.models.ends import need_end_tokens
+from roles.models.fetch import base_folder
+from roles.rl.recipes import check_suits
 
 DAY: Final = 24 * 3600
 """Seconds."""

@@ -24,7 +24,7 @@ import logging
 from p2p.errors import ConfigError, ShoalError
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from roles.run import Run, run_of
+from roles.contract import Run, run_of
 
 logger = logging.getLogger(__name__)
 

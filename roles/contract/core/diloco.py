@@ -9,9 +9,7 @@ from enum import Enum
 from typing import Final
 
 from p2p.identity import PeerId
-from roles.diloco.core.quant import Codec
-from roles.diloco.core.round import RoundConfig
-from roles.shared.bounds import Bounds, check_bounds
+from roles.contract.core.bounds import Bounds, check_bounds
 
 MAX_CORPORA: Final = 64
 """Corpora of a mixture; INTELLECT-1 had five."""
@@ -35,6 +33,37 @@ _BOUNDS: Final[Bounds] = {
     "held_out": (1, 1 << 16),
     "fragments": (1, 64),
 }
+
+
+class Codec(Enum):
+    """What contributions and sums travel as."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """Times of rounds, in seconds, and what contributions may be."""
+
+    beat: float = 1.0
+    """Between two beats to each other member."""
+    silence: float = 6.0
+    """After which a member counts as dead: five lost beats are no accident."""
+    grace: float = 20.0
+    """How long those that are late are waited for, once a majority is ready."""
+    patience: float = 60.0
+    """How long a view may take from its proposal to the record, at first."""
+    max_tokens: int = 2**40
+    """What one contribution may claim to have learnt from."""
+
+    def __post_init__(self) -> None:
+        if not 0 < 3 * self.beat <= self.silence:
+            raise ValueError("silence must allow for two lost beats (3 times beat)")
+        if not 0 < self.grace < self.patience:
+            raise ValueError("a view (patience) must outlast the wait for late members (grace)")
 
 
 class Algorithm(Enum):

@@ -20,6 +20,7 @@ from p2p.errors import BadMessage, ProtocolNotSupported
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.offence import Offence
+from roles.contract import run_of
 from roles.protocol.core.account import MAX_ACCOUNT, Account, TrainerDoing
 from roles.protocol.core.answer import (
     WORK_PROTOCOL,
@@ -29,7 +30,6 @@ from roles.protocol.core.answer import (
     encode_request,
 )
 from roles.protocol.request import ask
-from roles.run import run_of
 from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)

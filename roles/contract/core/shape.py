@@ -1,0 +1,123 @@
+"""The sizes of a model, and what it is computed in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final
+
+from roles.contract.core.bounds import Bounds, check_bounds
+
+_SHAPE: Final[Bounds] = {
+    "vocabulary": (2, 1 << 20),  # the largest in use have 262,144
+    "width": (1, 1 << 16),  # 16,384 in a model of 405 B parameters
+    "layers": (1, 1024),  # 126 there
+    "query_heads": (1, 1024),
+    "key_heads": (1, 1024),
+    "head_width": (2, 4096),
+    "feed_forward": (1, 1 << 20),
+    "rope_base": (1.0, 1e12),
+    "epsilon": (1e-12, 1.0),
+}
+SEEDS: Final = (-(1 << 63), (1 << 63) - 1)
+"""What torch takes as a seed: 64 bits with a sign."""
+ENGINES: Final = ("torch", "fake")
+"""What a run may name: ``torch`` computes, ``fake`` is for simulations only."""
+MAX_END_TOKENS: Final = 64
+"""Tokens that end a completion: chat models have one to three, and a newline may be another."""
+MAX_CONTEXT: Final = 1 << 20
+"""Positions of a context: a million is the longest in use."""
+
+
+class Family(Enum):
+    """Whose decoder a model is; each differs from the others by one flag of `ModelShape`."""
+
+    QWEN3 = "qwen3"
+    """Norms of queries and keys."""
+    QWEN2 = "qwen2"
+    """Biases of queries, keys and values."""
+    LLAMA = "llama"
+    """Neither."""
+
+
+class Dtype(Enum):
+    """What a run computes in when it samples and scores; the values are torch's names."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """A decoder of one of the families. The defaults are the demo's 105,088 parameters."""
+
+    vocabulary: int = 50
+    """Token ids are 0 to this, exclusive. The environments' vocabulary must fit; sort's has
+    50."""
+
+    width: int = 64
+    """Features of the residual stream. With 128 and four layers (751,488 parameters) a rate of
+    3e-4 is too high: 2e-4 swings, 1e-4 learns."""
+
+    layers: int = 2
+    """Blocks of attention and SwiGLU."""
+
+    query_heads: int = 4
+    """Attention heads."""
+
+    key_heads: int = 2
+    """Heads of keys and values, each shared by query_heads / key_heads queries."""
+
+    head_width: int = 16
+    """Features per head; even, because of the rotary halves."""
+
+    feed_forward: int = 192
+    """Hidden features of SwiGLU."""
+
+    rope_base: float = 10_000.0
+    """Base of the rotary frequencies."""
+
+    epsilon: float = 1e-5
+    """Of every RMSNorm."""
+
+    tied: bool = False
+    """Whether the head is the embedding."""
+
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases, as in Qwen2."""
+
+    qk_norm: bool = True
+    """Whether each head's queries and keys are normed, as in Qwen3."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _SHAPE)
+        if self.qkv_bias and self.qk_norm:
+            raise ValueError("no family has both biases and norms of queries and keys")
+        if self.query_heads % self.key_heads:
+            raise ValueError(
+                f"{self.query_heads} query heads cannot share {self.key_heads} key heads evenly"
+            )
+        if self.head_width % 2:
+            raise ValueError(f"head_width must be even, not {self.head_width}")
+
+    @property
+    def family(self) -> Family:
+        """By its flags."""
+        if self.qk_norm:
+            return Family.QWEN3
+        return Family.QWEN2 if self.qkv_bias else Family.LLAMA
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the network, embeddings included, and the head unless it is tied."""
+        heads = self.width * self.head_width * 2 * (self.query_heads + self.key_heads)
+        biases = self.head_width * (self.query_heads + 2 * self.key_heads)
+        layer = (
+            heads
+            + 3 * self.width * self.feed_forward
+            + 2 * self.width
+            + 2 * self.head_width * self.qk_norm
+            + biases * self.qkv_bias
+        )
+        tables = 1 if self.tied else 2
+        return self.layers * layer + tables * self.vocabulary * self.width + self.width

@@ -1,0 +1,1 @@
+"""Worker processes: `start` opens one, `streams` carries its frames."""
