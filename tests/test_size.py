@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1685,
     "sim/workloads": 5092,
-    "tests": 56561,
+    "tests": 56562,
 }
 
 NO_CODE = {
