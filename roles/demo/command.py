@@ -45,11 +45,12 @@ from roles.demo.gate import LearningGate
 from roles.demo.guests import Doorbell
 from roles.demo.page import INTERRUPTED, on_stage
 from roles.demo.processes import RUN_FILE, DemoFaces, DemoNodes, DemoPlan, write_run
-from roles.demo.shows import LANGUAGE_RECIPE, SORTING, Show, arithmetic
+from roles.demo.shows import SORTING, Show, arithmetic
 from roles.demo.status import SwarmStatus
 from roles.demo.view import Readable, draw, plain, sample_line, size
 from roles.engines.evaluation import Evaluation
 from roles.models.errors import BadModel
+from roles.rl.recipes import SMALL_MODEL
 
 try:
     import resource
@@ -71,8 +72,8 @@ def parser() -> argparse.ArgumentParser:
         "--steps",
         type=steps,
         metavar="N",
-        help=f"optimiser steps (default {SORTING.recipe.steps}, with --model"
-        f" {LANGUAGE_RECIPE.steps})",
+        help=f"optimiser steps (default {SORTING.sampling.steps}, with --model"
+        f" {SMALL_MODEL.sampling.steps})",
     )
     parse.add_argument(
         "--model",
@@ -128,9 +129,9 @@ def _main(arguments: Sequence[str] | None) -> int:
         if options.diloco:
             return _pretrain(options, console)
         show = SORTING if options.model is None else arithmetic(options.model)
-        promised = options.steps is None or options.steps >= show.recipe.steps
+        promised = options.steps is None or options.steps >= show.sampling.steps
         if options.steps is not None:
-            show = replace(show, recipe=replace(show.recipe, steps=options.steps))
+            show = replace(show, sampling=replace(show.sampling, steps=options.steps))
         check_machine(show.memory)
         folder = _folder(options.data, show.disk)
         promised = promised and not (folder / RUN_FILE).exists()
@@ -328,7 +329,7 @@ async def play(plan: DemoPlan, console: Console) -> dict[str, Any]:
     status = played.cast.status
     return {
         "seed": plan.seed,
-        "steps": plan.show.recipe.steps,
+        "steps": plan.show.sampling.steps,
         "ended": played.trouble,
         **status.figures(),
         **status.answers(),

@@ -26,6 +26,7 @@ from p2p.machine import load_or_create_key
 from roles.contract import Run, Terms
 from roles.contract.core.diloco import Algorithm, Codec, DilocoTerms
 from roles.contract.core.file import Model
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.contract.core.shape import ModelShape
 from roles.demo.page import on_stage
 from roles.demo.processes import (
@@ -101,6 +102,7 @@ def write_run(plan: PretrainingPlan) -> Run:
         trainers=tuple(keys[name].peer_id for name in TRAINERS),
         validators=(),
         model=Model(shape=plan.shape, seed=plan.seed),
+        sampling=NO_SAMPLING,
         algorithm=Algorithm.DILOCO,
         diloco=plan.terms,
     )

@@ -34,6 +34,7 @@ from roles.demo.status import Status, SwarmStatus
 from roles.envs.base import environment_digest
 from roles.own.editions import sign_edition, write_edition
 from roles.protocol.model_files import FOLDER
+from roles.rl.learner import FILE, write_learner
 
 RUN_FILE: Final = "run.shoal"
 """The signed run file, in the demo's folder."""
@@ -136,14 +137,17 @@ def write_run(plan: DemoPlan) -> Run:
         trainers=(keys["trainer-1"].peer_id,),
         validators=(keys["validator-1"].peer_id,),
         model=replace(show.model, seed=plan.seed),
-        recipe=show.recipe,
+        sampling=show.sampling,
         limits=show.limits,
         delivery=Delivery(chunk_bytes=show.chunk_bytes),
         trust=show.trust,
     )
     run = signed_run(plan.folder, terms)
+    (plan.folder / "trainer-1" / FILE).write_text(
+        write_learner(replace(show.learner, run=terms.name))
+    )
     (plan.folder / "node.toml").write_text(
-        f"[role.trainer]\n{_ONE_THREAD}evaluate_every = {show.evaluate_every}\n"
+        f"[role.trainer]\n{_ONE_THREAD}"
         f"checkpoint_every = {show.checkpoint_every}\n\n"
         f"[role.inference]\n{_TORCH}\n[role.validator]\n{_TORCH}\n{_MEMBERSHIP}"
     )
@@ -325,7 +329,7 @@ class LocalNodes:
             for name, child in self.children.items()
             if child.status is not None
         }
-        recipe = self.run.terms.recipe
+        recipe = self.run.terms.sampling
         return SwarmStatus(nodes, recipe.submission * recipe.group_size)
 
     async def wait_done(self, show: Callable[[SwarmStatus], None]) -> SwarmStatus:

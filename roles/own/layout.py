@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from roles.rl.learner import FILE as LEARNER
+
 TRAINER: Final = "trainer"
 VALIDATOR: Final = "validator"
 INFERENCE: Final = "inference"
@@ -37,6 +39,11 @@ class RunFolder:
     def config(self) -> Path:
         """The configuration of all nodes."""
         return self.path / "node.toml"
+
+    @property
+    def learner(self) -> Path:
+        """How the trainer learns."""
+        return self.node(TRAINER) / LEARNER
 
     @property
     def data(self) -> Path:

@@ -165,7 +165,7 @@ def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Sequence[str]:
         return ["nothing was learnt yet"]
     policy = f"{step:08d}{'' if run.terms.model.base else '.safetensors'}"
     return [
-        f"{step} of {run.terms.recipe.steps} steps, {figures['rollouts_accepted']:,} answers"
+        f"{step} of {run.terms.sampling.steps} steps, {figures['rollouts_accepted']:,} answers"
         " accepted",
         f"  held-out reward   {gain(figures)}",
         f"  last policy       {folder.node(TRAINER) / 'trainer' / 'weights' / policy}",
