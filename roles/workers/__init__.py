@@ -28,9 +28,9 @@ and its caller::
         world, ("mine.worker",), name="sums", raises=(StorageError,), otherwise=EngineError
     ) as remote:
         await remote.start("configure", 2)  # repeated in each process that replaces this one
-        async with scratch.written([one.tobytes() for one in columns]) as [file]:
-            answer = await remote.call("total", file, scratch.new())
-        (total,) = await scratch.read(answer, lambda data: np.frombuffer(data, "<f4"))
+        async with scratch.files([one.tobytes() for one in columns]) as (answer, [file]):
+            written = await remote.call("total", file, answer)
+            (total,) = await scratch.read(written, lambda data: np.frombuffer(data, "<f4"))
 
 Arguments and values are what msgpack has: None, bool, int, float, str, bytes, lists and tables;
 tuples arrive as lists. What a method raises is raised again by `Remote.call`, as its own class

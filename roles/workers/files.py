@@ -99,32 +99,33 @@ class Scratch:
         Raises `StorageError`."""
         await self._world.disk.remove(self._folder)
 
-    def new(self) -> str:
-        """Return the path, as the worker would open it, of a file that is not there yet."""
-        return self._world.disk.locate(f"{self._folder}/{next(self._numbers)}")
-
     @asynccontextmanager
-    async def written(self, *contents: Iterable[bytes]) -> AsyncIterator[list[RecordFile]]:
-        """Write a file of each of ``contents``, for the length of the block. Raises
-        `StorageError`."""
-        paths = [self.new() for _ in contents]
+    async def files(
+        self, *contents: Iterable[bytes]
+    ) -> AsyncIterator[tuple[str, list[RecordFile]]]:
+        """Write a file of each of ``contents``, for the length of the block, which is one call.
+
+        Yields the path of a further file, which is not there yet, for what the worker answers.
+        It is removed with the others. Raises `StorageError`.
+        """
+        paths = [f"{self._folder}/{next(self._numbers)}" for _ in (None, *contents)]
+        answer, *located = map(self._world.disk.locate, paths)
         try:
-            yield [
-                await self._world.run_blocking(write_records, path, records, cost=0.0)
-                for path, records in zip(paths, contents, strict=True)
-            ]
+            yield (
+                answer,
+                [
+                    await self._world.run_blocking(write_records, path, records, cost=0.0)
+                    for path, records in zip(located, contents, strict=True)
+                ],
+            )
         finally:
-            for path in paths:
+            for path in (answer, *located):
                 _remove(path)
 
     async def read(self, file: Sequence[Any], decode: Callable[[bytes], T]) -> list[T]:
-        """Return the values of a file that the worker has written, and remove it. Raises
-        `StorageError`."""
+        """Return the values of a file that the worker has written. Raises `StorageError`."""
         found = RecordFile(*file)
-        try:
-            return await self._world.run_blocking(_decoded, found, decode, cost=0.0)
-        finally:
-            _remove(found.path)
+        return await self._world.run_blocking(_decoded, found, decode, cost=0.0)
 
 
 def _decoded(file: RecordFile, decode: Callable[[bytes], T]) -> list[T]:

@@ -185,11 +185,11 @@ async def test_files_go_both_ways_and_none_is_left(tmp_path: Path) -> None:
         world = remote._world
         scratch = Scratch(world, "scratch")
         for records in (RECORDS, [b""], [bytes(MAX_FRAME), b"x"]):
-            async with scratch.written(records, []) as (file, nothing):
-                assert list(MappedRecords(nothing, bytes)) == []
-                answer = await remote.call("longest", file, scratch.new())
             expected = [max(records, key=len), b"", *records[:2]]
-            assert await scratch.read(answer, bytes) == expected
+            async with scratch.files(records, []) as (answer, (file, nothing)):
+                assert list(MappedRecords(nothing, bytes)) == []
+                written = await remote.call("longest", file, answer)
+                assert await scratch.read(written, bytes) == expected
             assert await world.disk.list("scratch") == []
         await world.disk.write("scratch/of an earlier life", b"x")
         await scratch.clear()
