@@ -46,7 +46,7 @@ LIMITS = {
     "roles/shared": 102,
     "roles/trainer": 3160,
     "roles/validator": 574,
-    "roles/workers": 76,
+    "roles/workers": 455,
     "sim": 609,
     "sim/faults": 668,
     "sim/kernel": 639,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1685,
     "sim/workloads": 5092,
-    "tests": 56562,
+    "tests": 56820,
 }
 
 NO_CODE = {
