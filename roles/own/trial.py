@@ -23,12 +23,10 @@ from p2p.machine import open_world
 from p2p.node.usage import remark
 from p2p.world import World
 from roles.contract import Run
-from roles.demo.command import free_memory
-from roles.demo.processes import lay_base
-from roles.demo.view import size
 from roles.engines.base import EngineError, GroupTask
 from roles.engines.client import open_engine
 from roles.engines.config import GIB, MachineLimits, engine_of
+from roles.engines.hardware import free_memory
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment, setup_of
 from roles.envs.contained import EnvironmentFailed
@@ -36,6 +34,8 @@ from roles.envs.mix import EnvironmentSetup
 from roles.envs.text import TextTask, unpack_text_task_untrusted
 from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.models.trial import try_tokenizer
+from roles.own.layout import lay_base
+from roles.own.view import size
 from roles.protocol.core.assignment import run_sampling
 from roles.protocol.model_files import FOLDER
 

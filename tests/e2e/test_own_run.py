@@ -28,14 +28,14 @@ from p2p.node.rundoc import HELD, PATH
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import sign_run
 from roles.demo.shows import SORTING
-from roles.demo.status import SwarmStatus
-from roles.demo.view import draw
 from roles.models.safetensors import RawTensor
 from roles.models.tokenizer import Tokenizer
 from roles.own.__main__ import main as run_main
 from roles.own.drafts import Plan, Source, write_draft
 from roles.own.init import start_lines
 from roles.own.layout import RunFolder
+from roles.own.status import SwarmStatus
+from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import NETWORK, SMALL_MODEL
 from tests.e2e.node_process import LOOPBACK, fail, node
