@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from p2p.errors import BadMessage, ConfigError, MissingDependency, ShoalError
+from p2p.errors import BadMessage, ConfigError, MissingDependency
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
 from p2p.node.usage import (
@@ -146,9 +146,6 @@ def _main(arguments: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         stage.say(f"{INTERRUPTED}\n{kept}")
         raise
-    except ShoalError as error:
-        complain(error)
-        return FAILED
     figures: dict[str, Any] = {
         "seed": options.seed,
         "ended": played.trouble,

@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
-from p2p.errors import BadMessage, ConfigError, ShoalError
+from p2p.errors import BadMessage, ConfigError
 from p2p.node.process import check_platform
-from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded
+from p2p.node.usage import FAILED, complain, expanded
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import MAX_RUN
 from roles.envs import sort
@@ -36,13 +36,9 @@ def main(options: argparse.Namespace) -> int:
         address=options.dashboard,
         command=f"shoal run start {folder.path}",
     )
-    try:
-        check_platform()
-        run = _open(folder)
-        show = _show(folder, run)
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
+    check_platform()
+    run = _open(folder)
+    show = _show(folder, run)
     cast = folder.cast()
     stage.say(f"{run}: {', '.join(cast)}; Ctrl-C ends them")
     goes_on = f"ended; {stage.command} goes on"
@@ -51,9 +47,6 @@ def main(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         stage.say(goes_on)
         raise
-    except ShoalError as error:
-        complain(error)
-        return FAILED
     for line in results(folder, run, played.nodes.status):
         stage.say(line)
     stage.say(f"  as a page         {played.report}")

@@ -384,12 +384,12 @@ def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
         assert "~/sorting" in command
     arguments = [*make.replace("~/sorting", str(folder)).split(), "--nodes", "1"]
     made = subprocess.run(
-        [sys.executable, "-m", "roles.contract", *arguments[1:]],
+        [sys.executable, "-m", "roles.own", *arguments[1:]],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert f"shoal run start {folder}" in made.stdout
     arguments = play.replace("~/sorting", str(folder)).split()
-    with started("-m", "roles.contract", *arguments[1:], OMP_NUM_THREADS="1") as process:
+    with started("-m", "roles.own", *arguments[1:], OMP_NUM_THREADS="1") as process:
         lines = [*lines_until(process, "join from another shell"), ""]
         while not re.match(r" *\d+ s  step   0  held-out greedy 0\.\d+ ", lines[-1]):
             assert process.stdout is not None
