@@ -29,7 +29,6 @@ from p2p.node.usage import (
     CommandParser,
     check_target,
     complain,
-    host_port,
     interruptible,
     whole_number,
     write_text,
@@ -40,6 +39,7 @@ from roles.demo.pretraining import PretrainingDemo
 from roles.demo.shows import SORTING, RewardDemo, arithmetic
 from roles.engines.hardware import free_memory
 from roles.models.errors import BadModel
+from roles.own import add_dashboard
 from roles.own.editions import sign_edition, write_edition
 from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes
@@ -59,48 +59,35 @@ RUN_SECONDS: Final = 24 * 3600
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     parse = CommandParser(prog="shoal demo", description=__doc__)
-    seeds, steps = whole_number(*SEEDS), whole_number(1, MAX_STEPS)
-    parse.add_argument(
-        "--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)"
-    )
-    parse.add_argument(
-        "--steps",
-        type=steps,
-        metavar="N",
-        help=f"optimiser steps (default {SORTING.steps}, with --model"
-        f" {SMALL_MODEL.recipe.steps})",
-    )
-    parse.add_argument(
+    add, seeds, steps = parse.add_argument, whole_number(*SEEDS), whole_number(1, MAX_STEPS)
+    add("--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)")
+    defaults = f"default {SORTING.steps}, with --model {SMALL_MODEL.recipe.steps}"
+    add("--steps", type=steps, metavar="N", help=f"optimiser steps ({defaults})")
+    add(
         "--model",
         type=Path,
         metavar="DIR",
         help="let this chat model learn arithmetic, a Hugging Face folder (shoal models fetch"
         " smollm2 makes one)",
     )
-    parse.add_argument(
+    add(
         "--diloco",
         action="store_true",
         help="let four trainers pre-train on text instead; --steps are its rounds",
     )
-    parse.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
-    parse.add_argument(
-        "--dashboard",
-        type=host_port,
-        metavar="HOST:PORT",
-        default=("127.0.0.1", 0),
-        help="show the swarm's page there (default 127.0.0.1, at a free port)",
-    )
-    parse.add_argument(
+    add("--json", type=Path, metavar="FILE", help="write the figures there")
+    add_dashboard(parse)
+    add(
         "--report",
         type=Path,
         metavar="FILE",
         help="write the page there at the end (default: among the temporary files)",
     )
-    parse.add_argument(
+    add(
         "--data",
         type=Path,
         metavar="DIR",
-        help="keep the nodes' data there (default: temporary)",
+        help="the nodes' data (default: temporary)",
     )
     return parse
 
@@ -155,21 +142,14 @@ def _main(arguments: Sequence[str] | None) -> int:
         "report": str(played.report),
     }
     write_text("--json", options.json, json.dumps(figures, indent=2))
-    failures: list[str] = []
-    shortfalls: list[str] = []
-    if not played.trouble:
-        failures += demo.complaints(figures, promised=promised)
-        shortfalls += demo.shortfalls(figures) if promised else ()
-    first, *rest = demo.summary(figures)
+    promised = promised and not played.trouble
+    first, *rest = demo.summary(figures, promised=promised)
     stage.say(f"\n{first}", style="bold")
     for line in rest:
         stage.say(line)
+    failures = [] if played.trouble else list(demo.complaints(figures, promised=promised))
     for line in failures:
         stage.say(f"not as promised: {line}", style="red")
-    for line in shortfalls:
-        stage.say(f"  not quite: {line}")
-    for line in demo.details(figures):
-        stage.say(line)
     if played.trouble:
         stage.say(f"\n{played.trouble}", style="" if played.is_interrupted else "red")
     if played.trouble or failures:

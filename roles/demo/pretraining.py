@@ -166,11 +166,7 @@ class PretrainingDemo:
                 " only"
             )
 
-    def shortfalls(self, figures: Mapping[str, Any]) -> Iterator[str]:
-        """Nothing is hoped for beyond what is promised."""
-        yield from ()
-
-    def summary(self, figures: Mapping[str, Any]) -> Iterator[str]:
+    def summary(self, figures: Mapping[str, Any], *, promised: bool) -> Iterator[str]:
         """Yield what came of it, for people."""
         yield (
             f"{figures['rounds']} rounds, {figures['tokens']:,} tokens,"
@@ -198,9 +194,6 @@ class PretrainingDemo:
                 f"  inner steps       {min(figures['utilised']):.0%} to"
                 f" {max(figures['utilised']):.0%} of the time"
             )
-
-    def details(self, figures: Mapping[str, Any]) -> Iterator[str]:
-        """Yield what the model writes."""
         if figures["sample"]:
             text = " ".join(printable(figures["sample"]).split())
             yield f"  it writes         def {text}"

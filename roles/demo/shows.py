@@ -170,7 +170,7 @@ class RewardDemo(Learning):
         )
         return LearningGate(start, end, self.promise, self.held_out)
 
-    def summary(self, figures: dict[str, Any]) -> Iterator[str]:
+    def summary(self, figures: dict[str, Any], *, promised: bool) -> Iterator[str]:
         """Yield what came of it, for people."""
         learnt, times = figures["policies"] > 1, figures["cheater_bans"]
         staleness = f", staleness at most {figures['staleness_max']}" if learnt else ""
@@ -200,6 +200,9 @@ class RewardDemo(Learning):
             yield f"{'':20}five receivers got {shared:.0%} from each other"
         else:
             yield "  weights           no policy was published"
+        for line in self.shortfalls(figures) if promised else ():
+            yield f"  not quite: {line}"
+        yield from self.details(figures)
 
     def details(self, figures: Mapping[str, Any]) -> Iterator[str]:
         """Yield the rewards of each kind of task, where there are several, and what the policy

@@ -58,17 +58,22 @@ def add_arguments(commands: Any) -> None:
     )
     start = commands.add_parser("start", help="play all nodes of such a folder here")
     start.add_argument("folder", type=Path, metavar="DIR", help="what init made")
-    start.add_argument(
+    add_dashboard(start)
+    report = commands.add_parser("report", help="write the page of a run as one file")
+    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
+    report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
+                        help="where the page goes")  # fmt: skip
+
+
+def add_dashboard(command: argparse.ArgumentParser) -> None:
+    """The option of a command that shows a run's page."""
+    command.add_argument(
         "--dashboard",
         type=host_port,
         metavar="HOST:PORT",
         default=("127.0.0.1", 0),
         help="show the run's page there (default 127.0.0.1, at a free port)",
     )
-    report = commands.add_parser("report", help="write the page of a run as one file")
-    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
-    report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
-                        help="where the page goes")  # fmt: skip
 
 
 def _init(options: argparse.Namespace) -> int:

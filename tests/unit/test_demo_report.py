@@ -6,7 +6,6 @@ import io
 from dataclasses import replace
 from typing import Any
 
-import pytest
 from rich.console import Console
 
 from roles.demo.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, LearningGate
@@ -54,7 +53,7 @@ def test_what_falls_short_of_a_hope_is_said_and_is_no_failure() -> None:
     end = FIGURES["kinds_end"]
     low = {**FIGURES, "kinds_end": {**end, "arithmetic/addition": (0.645, 0.66)}}
     assert list(SHOW.complaints(low, promised=True)) == []
-    assert list(SHOW.shortfalls(low)) == ["greedy reward ended at 0.645; 0.65 was hoped for"]
+    assert list(SHOW.shortfalls(low)) == ["greedy reward ended at 0.645, not at 0.65"]
     lost = {**FIGURES, "kinds_end": {**end, "arithmetic/tables": (0.7, 0.7)}}
     assert list(SHOW.complaints(lost, promised=True)) == []
     (said,) = SHOW.shortfalls(lost)
@@ -67,7 +66,6 @@ def test_a_promised_rise_is_judged_with_its_standard_error() -> None:
     """Of 512 held-out tasks a share is off by 0.02 by chance."""
     start = Evaluation(0.3, 0.3)
     by_chance = LearningGate(start, Evaluation(0.52, 0.52), SORTING_PROMISE, 512)
-    assert by_chance.errors == pytest.approx((0.030, 0.030), abs=0.001)
     assert by_chance.passed
     (greedy, _) = LearningGate(start, Evaluation(0.48, 0.48), SORTING_PROMISE, 512).failures()
     assert greedy == "greedy reward rose by 0.180 (give or take 0.030), not by 0.25"
@@ -75,7 +73,7 @@ def test_a_promised_rise_is_judged_with_its_standard_error() -> None:
     full = LearningGate(Evaluation(0.7, 0.7), Evaluation(0.7, 0.7), SORTING_PROMISE, 512)
     assert not list(full.failures())
     assert not full.passed
-    assert "no rise is promised" in next(full.shortfalls())
+    assert "no rise is promised" in full.shortfalls()[0]
 
 
 def swarm(*guests: dict[str, Any], accepted: int = 0) -> SwarmStatus:
