@@ -55,6 +55,20 @@ TERMS: Final = DilocoTerms(
     beat=0.5,
 )
 
+HEADLINE: Final = (
+    "{rounds} rounds, {tokens:,} tokens, {weights:,} weights, {seconds:.0f} s,"
+    " {cpu_seconds:.0f} CPU s"
+)
+LOSSES: Final = """\
+  held-out loss     {loss_start:.3f} → {loss_end:.3f} nats a byte
+  members           {members}; at the end {at_the_end}
+  replicas          differed at {digests_differ} steps"""
+NO_LOSSES: Final = "  no round was evaluated"
+TRAFFIC: Final = """\
+  traffic           {sent} sent by all; averaging gradients {data_parallel}, {factor:g} times \
+as much
+  inner steps       {least:.0%} to {most:.0%} of the time"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingDemo:
@@ -168,32 +182,19 @@ class PretrainingDemo:
 
     def summary(self, figures: Mapping[str, Any], *, promised: bool) -> Iterator[str]:
         """Yield what came of it, for people."""
-        yield (
-            f"{figures['rounds']} rounds, {figures['tokens']:,} tokens,"
-            f" {figures['weights']:,} weights, {figures['seconds']:.0f} s,"
-            f" {figures['cpu_seconds']:.0f} CPU s"
-        )
-        if figures["losses"]:
-            yield (
-                f"  held-out loss     {figures['loss_start']:.3f} → {figures['loss_end']:.3f}"
-                " nats a byte"
-            )
-            yield (
-                f"  members           {' '.join(map(str, figures['members']))}; at the end"
-                f" {', '.join(figures['members_end'])}"
-            )
-            yield f"  replicas          differed at {figures['digests_differ']} steps"
-        else:
-            yield "  no round was evaluated"
+        words = {
+            **figures,
+            "members": " ".join(map(str, figures["members"])),
+            "at_the_end": ", ".join(figures["members_end"]),
+            "least": min(figures["utilised"]),
+            "most": max(figures["utilised"]),
+            "sent": size(figures["sent"]),
+            "data_parallel": size(figures["data_parallel"]),
+        }
+        yield HEADLINE.format_map(words)
+        yield (LOSSES if figures["losses"] else NO_LOSSES).format_map(words)
         if figures["factor"] is not None:
-            yield (
-                f"  traffic           {size(figures['sent'])} sent by all; averaging gradients"
-                f" {size(figures['data_parallel'])}, {figures['factor']:g} times as much"
-            )
-            yield (
-                f"  inner steps       {min(figures['utilised']):.0%} to"
-                f" {max(figures['utilised']):.0%} of the time"
-            )
+            yield TRAFFIC.format_map(words)
         if figures["sample"]:
             text = " ".join(printable(figures["sample"]).split())
             yield f"  it writes         def {text}"

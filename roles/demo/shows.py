@@ -46,6 +46,18 @@ _ONE_THREAD: Final = 'device = "cpu"\nthreads = 1\n'
 _TORCH: Final = f'engine = "torch"\n{_ONE_THREAD}'
 _MEMBERSHIP: Final = "[membership]\ninterval = 1.0\n"
 
+SUMMARY: Final = """\
+{peers} peers, {policies} policies, {seconds:.0f} s, {cpu_seconds:.0f} CPU s
+  held-out reward   {gain}
+  rollouts          {rollouts_accepted} accepted, {rollouts_rejected} rejected{staleness}
+  the cheater       {cheater_submitted} submissions, {cheater_accepted} accepted; honest work \
+rejected: {honest_rejected}
+  its bans          {cheater_bans}{proof}"""
+WEIGHTS: Final = """\
+  weights           {size} a whole policy; for {policies} the trainer sent {sent},
+                    five receivers got {leaf_share_from_peers:.0%} from each other"""
+NO_WEIGHTS: Final = "  weights           no policy was published"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RewardDemo(Learning):
@@ -172,34 +184,20 @@ class RewardDemo(Learning):
 
     def summary(self, figures: dict[str, Any], *, promised: bool) -> Iterator[str]:
         """Yield what came of it, for people."""
-        learnt, times = figures["policies"] > 1, figures["cheater_bans"]
-        staleness = f", staleness at most {figures['staleness_max']}" if learnt else ""
-        yield (
-            f"{figures['peers']} peers, {figures['policies']} policies,"
-            f" {figures['seconds']:.0f} s, {figures['cpu_seconds']:.0f} CPU s"
-        )
-        yield f"  held-out reward   {gain(figures)}"
-        yield (
-            f"  rollouts          {figures['rollouts_accepted']} accepted,"
-            f" {figures['rollouts_rejected']} rejected{staleness}"
-        )
-        yield (
-            f"  the cheater       {figures['cheater_submitted']} submissions,"
-            f" {figures['cheater_accepted']} accepted; honest work rejected:"
-            f" {figures['honest_rejected']}"
-        )
-        bans = f"{times}, proven by the trainer's own replay" if times else "none"
-        yield f"  its bans          {bans}"
-        if figures["policy_bytes"]:
-            yield (
-                f"  weights           {size(figures['policy_bytes'])} a whole policy; for"
-                f" {figures['policies']} the trainer sent"
-                f" {size(figures['origin_upload_bytes'])},"
-            )
-            shared = figures["leaf_share_from_peers"]
-            yield f"{'':20}five receivers got {shared:.0%} from each other"
-        else:
-            yield "  weights           no policy was published"
+        words = {
+            **figures,
+            "gain": gain(figures),
+            "staleness": (
+                f", staleness at most {figures['staleness_max']}"
+                if figures["policies"] > 1
+                else ""
+            ),
+            "proof": ", proven by the trainer's own replay" if figures["cheater_bans"] else "",
+            "size": size(figures["policy_bytes"] or 0),
+            "sent": size(figures["origin_upload_bytes"]),
+        }
+        yield from SUMMARY.format_map(words).splitlines()
+        yield (WEIGHTS if figures["policy_bytes"] else NO_WEIGHTS).format_map(words)
         for line in self.shortfalls(figures) if promised else ():
             yield f"  not quite: {line}"
         yield from self.details(figures)
@@ -210,17 +208,15 @@ class RewardDemo(Learning):
         first, last = figures["kinds_start"] or {}, figures["kinds_end"] or {}
         if len(first) > 1:
             yield "\n  held-out by kind    greedy          sampled"
-            for kind, before in first.items():
-                name, after = kind.rpartition("/")[2], last[kind]
-                gains = "   ".join(
-                    f"{a:.3f} → {b:.3f}" for a, b in zip(before, after, strict=True)
-                )
+            for kind, rewards in first.items():
+                name, pairs = kind.rpartition("/")[2], zip(rewards, last[kind], strict=True)
+                gains = "   ".join(f"{a:.3f} → {b:.3f}" for a, b in pairs)
                 yield f"  {name:<18}  {gains}{'' if name in self.kinds else '   not trained'}"
         before, after = figures["shown_start"] or [], figures["shown_end"] or []
-        pairs = list(zip(before, after, strict=False))[: self.answers]
-        if pairs:
+        asked = list(zip(before, after, strict=False))[: self.answers]
+        if asked:
             yield "\n  held-out questions: before → after (✓ right)"
-        for (prompt, *one), (_, *other) in pairs:
+        for (prompt, *one), (_, *other) in asked:
             said = (
                 f"{plain(self, tokens)} {'✓' if reward == 1 else '✗'}"
                 for tokens, reward in (one, other)
