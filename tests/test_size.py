@@ -53,9 +53,9 @@ LIMITS = {
     "sim/lab": 1129,
     "sim/net": 615,
     "sim/node": 1360,
-    "sim/run": 1685,
-    "sim/workloads": 5092,
-    "tests": 56562,
+    "sim/run": 1430,
+    "sim/workloads": 5020,
+    "tests": 56476,
 }
 
 NO_CODE = {
