@@ -2,7 +2,8 @@
 
 Cases: `kernel` (sleeps a CPU second), `L1` (whole membership nodes under churn: events a CPU
 second, resident KiB a node), `L0 timers` (on the bare heap), `L0 broadcast` (64 chunks to
-10,000 nodes with deaths). All rates are per CPU second, each in a process of its own, relative to a calibration loop where a bound is set.
+10,000 nodes with deaths). All rates are per CPU second, each in a process of its own, relative
+to a calibration loop where a bound is set.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 LIMITS = {
     "p2p": 2277,
     "p2p/cast": 1220,
-    "p2p/dht": 2659,
+    "p2p/dht": 2610,
     "p2p/gossip": 1313,
     "p2p/ledger": 1356,
     "p2p/membership": 3021,
@@ -54,8 +54,8 @@ LIMITS = {
     "sim/net": 615,
     "sim/node": 1360,
     "sim/run": 1430,
-    "sim/workloads": 5020,
-    "tests": 56476,
+    "sim/workloads": 5018,
+    "tests": 56425,
 }
 
 NO_CODE = {
