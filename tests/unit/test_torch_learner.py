@@ -10,7 +10,7 @@ from random import Random
 import pytest
 import torch
 
-from roles.demo.alone import Alone
+from bench.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.evaluation import questions
 from roles.engines.torch import sampler
