@@ -16,7 +16,7 @@ import importlib.util
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -38,6 +38,7 @@ from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.models.config import ModelConfig, write_config
 from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import SORTER
 
 GROUP: Final = 16
 """Completions of a group."""
@@ -48,7 +49,7 @@ SPREAD: Final = 0.02
 
 _qwen2 = partial(ModelShape, qkv_bias=True, qk_norm=False, head_width=128, rope_base=1e6)
 SHAPES: Final = {
-    "tiny": ModelShape(vocabulary=300, qk_norm=False, tied=True),
+    "tiny": replace(SORTER, vocabulary=300, qk_norm=False, tied=True),
     "smollm2": ModelShape(
         vocabulary=49_152, width=576, layers=30, query_heads=9, key_heads=3, head_width=64,
         feed_forward=1536, rope_base=1e5, tied=True, qk_norm=False,

@@ -18,6 +18,7 @@ import hashlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
@@ -36,9 +37,10 @@ from roles.engines.lasting import LastingWorker
 from roles.engines.torch.model import TransformerModel
 from roles.models import safetensors
 from roles.models.safetensors import RawTensor
+from roles.rl.recipes import SORTER
 
 SHAPES: Final = {
-    "tiny": ModelShape(vocabulary=2000),
+    "tiny": replace(SORTER, vocabulary=2000),
     "small": ModelShape(
         vocabulary=2000, width=384, layers=6, query_heads=6, key_heads=3, head_width=64,
         feed_forward=1024,

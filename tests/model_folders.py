@@ -15,6 +15,7 @@ from roles.contract.core.shape import ModelShape
 from roles.models.bundle import tensor_shapes
 from roles.models.config import ModelConfig, write_config
 from roles.models.safetensors import RawTensor, encode
+from roles.rl.recipes import SORTER
 
 BLANK = "Ġ"
 """How ByteLevel writes a blank."""
@@ -29,7 +30,8 @@ LLAMA2_TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'user' %}<s>[INST] {{ m.content }} [/INST]"
     "{% else %} {{ m.content }} </s>{% endif %}{% endfor %}"
 )
-LLAMA = ModelShape(
+LLAMA = replace(
+    SORTER,
     vocabulary=320,
     width=32,
     head_width=8,

@@ -20,10 +20,10 @@ from roles.contract import Run, Terms
 from roles.contract.core.diloco import Algorithm, Codec, DilocoTerms
 from roles.contract.core.file import Model
 from roles.contract.core.sampling import NO_SAMPLING
-from roles.contract.core.shape import ModelShape
 from roles.own.layout import RunFolder
 from roles.own.nodes import FINISH_SECONDS, LocalNodes
 from roles.own.view import size
+from roles.rl.recipes import SORTER
 from roles.shared.reasons import printable
 
 Health = Mapping[str, Any]
@@ -40,7 +40,7 @@ FACTOR: Final = 100.0
 FALL: Final = 1.0
 """Nats a byte by which the loss must fall from the first round to the last."""
 
-SHAPE: Final = ModelShape(vocabulary=256, tied=True)
+SHAPE: Final = replace(SORTER, vocabulary=256, tied=True)
 """115,776 weights; a token is a byte."""
 TERMS: Final = DilocoTerms(
     outer_steps=24,

@@ -33,7 +33,7 @@ from roles.own.nodes import LocalNodes
 from roles.own.view import Learning, gain, plain, size
 from roles.protocol.model_files import FOLDER
 from roles.rl.learner import FILE as LEARNER, LearnerConfig, write_learner
-from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED
+from roles.rl.recipes import NETWORK, SMALL_MODEL, SORTING as SORTING_MODEL, TRAINED
 
 DEMO_TRUST: Final = TrustTerms(share=0.25, probation=8, window=4)
 """How workers earn it that not all of their work is checked: a demo is short, so a newcomer
@@ -234,7 +234,7 @@ DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatc
 
 SORTING: Final = RewardDemo(
     environment="sort",
-    model=Model(),
+    model=SORTING_MODEL,
     sampling=NETWORK.sampling,
     learner=NETWORK.learner,
     limits=DEMO_LIMITS,

@@ -17,7 +17,7 @@ from roles.contract import Run
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
 from roles.rl.learner import LearnerConfig
-from roles.rl.recipes import NETWORK
+from roles.rl.recipes import NETWORK, SORTER
 
 GIB: Final = 1024**3
 """Bytes of a gibibyte."""
@@ -223,7 +223,7 @@ class EngineConfig:
     """Name of the environment that the first policy is taught by; None for a model with a
     base."""
 
-    shape: ModelShape = field(default_factory=ModelShape)
+    shape: ModelShape = SORTER
     """Of the policy."""
 
     dtype: Dtype = Dtype.FLOAT32

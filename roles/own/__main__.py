@@ -19,7 +19,6 @@ from p2p.errors import ConfigError, ShoalError
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place
 from p2p.node.tables import write_table
-from p2p.node.toml import load_toml
 from p2p.node.usage import (
     FAILED,
     WRONG_USAGE,
@@ -35,7 +34,7 @@ from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import Run
 from roles.contract.core.trust import TrustTerms
 from roles.own import people
-from roles.own.draft import check_calibrated, read_draft
+from roles.own.draft import check_calibrated, digest_of, load_draft, read_draft
 from roles.own.editions import sign_edition, write_edition
 
 
@@ -96,11 +95,12 @@ def _main(argv: Sequence[str] | None) -> int:
 
 def _create(options: argparse.Namespace) -> Run:
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
-    terms = read_draft(load_toml(options.draft), str(options.draft), now)
+    draft: Path = options.draft
+    terms = read_draft(load_draft(draft), str(draft), now, draft.parent)
     if not options.uncalibrated:
         check_calibrated(terms)
     run = sign_edition(terms, load_or_create_key(options.key), options.key, options.out)
-    write_edition(run, options.key, options.out)
+    write_edition(run, options.key, options.out, digest_of(draft))
     return run
 
 

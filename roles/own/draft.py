@@ -1,223 +1,225 @@
-"""What the owner of a run writes: a TOML draft.
+"""The draft of a run: what its owner writes, and the terms that it stands for.
 
-Everything that has a good default may be left out.
+A draft is the TOML form of `Terms`. What can be found out may be left out: the digests of
+environments and files, shape and context of a base, numbers of limits, the day of expiry. The
+ids of trainers and validators may lie beside the draft, in ``people.toml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Final
 
 from p2p.errors import ConfigError
-from p2p.identity import PeerId
-from p2p.node.tables import read_table, write_table
-from p2p.node.usage import remark
+from p2p.node.tables import Table, read_table, write_table
+from p2p.node.toml import load_toml, write_toml
+from p2p.node.usage import did_you_mean, expanded, remark
 from proofs.checks import Limits
-from roles.contract.core.diloco import Algorithm, DilocoTerms, Goal
-from roles.contract.core.file import (
-    AdmissionRules,
-    Calibration,
-    Delivery,
-    EnvironmentPin,
-    Model,
-    Terms,
-)
-from roles.contract.core.pin import FilePin
+from roles.contract.core.diloco import Algorithm, Goal
+from roles.contract.core.file import EnvironmentPin, Terms
 from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
 from roles.contract.core.shape import Dtype
-from roles.contract.core.trust import TrustTerms
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.check import why_not_repeatable
 from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
-from roles.models.fetch import base_folder
+from roles.models.fetch import MODELS, base_folder
+from roles.rl.learner import FILE as LEARNER, KEYS
+from roles.rl.recipes import (
+    ANSWER_TOKENS,
+    NETWORK,
+    OTHER_ANSWER_TOKENS,
+    SMALL_MODEL,
+    SORTER,
+    TRAINED,
+    ModelKind,
+    kind_of,
+)
 
+PEOPLE: Final = "people.toml"
+"""Beside a draft: who is in the run."""
 DAY: Final = 24 * 3600
 """Seconds."""
+DAYS: Final = 30.0
+"""A draft's usual validity: nodes that hear of no later edition stop by then."""
 MAX_DAYS: Final = 3650.0
-"""Days that a document may be valid. After ten years what it was signed with is no longer to be
-trusted."""
+"""After ten years what a document was signed with is no longer to be trusted."""
+ONE_LINE: Final = ("arithmetic",)
+"""Environments whose answer is one line, begun for the model: a newline ends it, too."""
+NUMBERS: Final = "sort"
+"""The environment of models without a base: its tasks are numbers, not text."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftEnvironment:
-    """One environment of a run; its digest is taken from what is installed here."""
+def load_draft(path: Path) -> dict[str, object]:
+    """Return the table of a draft, with that of ``people.toml`` beside it. Raises
+    `ConfigError`."""
+    table, people = load_toml(path), path.with_name(PEOPLE)
+    others = load_toml(people) if people.exists() else {}
+    if twice := sorted(table.keys() & others.keys()):
+        raise ConfigError(f"{twice[0]} stands in {path} and in {people}: remove it from one")
+    return {**table, **others}
 
-    name: str
-    """Its entry point."""
 
-    weight: float = 1.0
-    """How many tasks come from it, beside the weights of the others."""
+def digest_of(path: Path) -> str:
+    """Return the digest of a draft as it is written, of ``people.toml``, and of the files of
+    questions. Raises `ConfigError`."""
+    pins = [pin_data(str(file)) for file in data_files(load_toml(path), path.parent)]
+    texts = [one.read_bytes() for one in (path, path.with_name(PEOPLE)) if one.exists()]
+    parts = [hashlib.sha256(text).digest() for text in texts] + [pin.digest for pin in pins]
+    return hashlib.sha256(b"".join(parts)).hexdigest()
 
-    kinds: Mapping[str, float] = field(default_factory=dict)
-    """Weights of its kinds of tasks; left out: as it likes."""
 
-    data: str = ""
-    """Path of the file of questions that it reads: its name, size and digest are pinned."""
+def read_draft(table: Table, where: str, now: float, folder: Path = Path()) -> Terms:
+    """Return the terms that a draft stands for.
 
-    def pin(self) -> EnvironmentPin:
-        """What the run file says of it. Raises `ConfigError` on a file that cannot be read, and
-        on kinds that the environment does not have: no node could open it."""
-        pin = EnvironmentPin(
-            name=self.name,
-            digest=environment_digest(self.name),
-            weight=self.weight,
-            kinds=self.kinds,
-            data=pin_data(self.data) if self.data else None,
+    Args:
+        table: What the draft says.
+        where: Its file, which opens every error.
+        now: Wall time.
+        folder: Where the draft lies: its files of questions are named from there.
+
+    Raises:
+        ConfigError: Something is wrong; the sentence names the key.
+    """
+    _check_places(table, where)
+    terms = dict(table)
+    days = terms.pop("days", DAYS)
+    if not isinstance(days, int | float) or not 0 < days <= MAX_DAYS:
+        raise ConfigError(
+            f"{where}: days must be more than 0 and at most {MAX_DAYS:g}, not {days!r:.40}"
         )
-        if pin.kinds:
-            self.make(pin.data)
-        return pin
+    terms.setdefault("expiry", int(now + days * DAY))
+    terms.setdefault("validators", [])
+    if not _draws_answers(terms):
+        terms |= {"environments": [], "sampling": write_table(NO_SAMPLING)}
+    terms["environments"] = [
+        write_table(_pinned(one, f"{where}: environments[{number}]", folder))
+        for number, one in enumerate(_environments(terms))
+    ]
+    if "base" in (model := _table(terms, "model", where)):
+        terms["model"] = model = _based(model, f"{where}: model")
+    terms["limits"] = _limits(terms, model.get("dtype"), f"{where}: limits")
+    if (calibration := terms.get("calibration")) is not None:
+        terms["calibration"] = _calibration(calibration, f"{where}: calibration")
+    return read_table(Terms, terms, where)
 
-    def make(self, data: FilePin | None) -> Any:
-        """Return the environment itself. Raises `ConfigError`."""
-        options: dict[str, object] = {"kinds": dict(self.kinds)} if self.kinds else {}
-        if data is not None:
-            options["data"] = read_data(data, str(Path(self.data).parent))
-        return make_environment(self.name, **options)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
-    """The keys of a draft. Environments are named; their digests are taken from what is
-    installed here."""
-
-    name: str
-    """What people call the run."""
-
-    epoch: int = 1
-    """Edition; count it up to replace an older document."""
-
-    days: float = 30.0
-    """How long the document is valid, from now. A month: nodes that hear of no later edition
-    stop by then, and an owner signs twelve a year."""
-
-    environments: tuple[object, ...] = ("sort",)
-    """Where tasks come from: names, or tables of `DraftEnvironment`."""
-
-    trainers: tuple[PeerId, ...]
-    """Whose policies count."""
-
-    validators: tuple[PeerId, ...] = ()
-    """Whose verdicts count."""
-
-    admission: AdmissionRules = field(default_factory=AdmissionRules)
-    """All other nodes."""
-
-    model: Mapping[str, object] = field(default_factory=dict)
-    """What is trained. With ``base``, a folder in Hugging Face's layout or the name of a model
-    that ``shoal models fetch`` made, its files are pinned, and shape, context and end tokens
-    come from it where the draft names none."""
-
-    sampling: SamplingTerms | None = None
-    """How answers are drawn; of no use to DiLoCo on text."""
-
-    limits: Mapping[str, object] = field(default_factory=dict)
-    """Differences from ``preset`` (``fp32`` or ``bf16``; left out: by the model's dtype) of
-    `proofs.checks.Limits`."""
-
-    calibration: Mapping[str, object] | None = None
-    """What ``limits`` were measured on: the table that ``shoal calibrate`` writes beside
-    them, with the digest of the model in hexadecimal."""
-
-    delivery: Delivery = field(default_factory=Delivery)
-    """How policies travel."""
-
-    algorithm: Algorithm = Algorithm.GRPO
-    """``grpo`` or ``diloco``."""
-
-    diloco: DilocoTerms = field(default_factory=DilocoTerms)
-    """Of a run of many trainers; its validators are left out, and unless its ``goal`` is
-    ``reward`` its environments."""
-
-    @property
-    def is_of_environments(self) -> bool:
-        """Whether its trainers learn from what environments pay."""
-        return self.algorithm is Algorithm.GRPO or self.diloco.goal is Goal.REWARD
-
-    trust: TrustTerms = field(default_factory=TrustTerms)
-    """What a newcomer owes, and how much of the work is looked at."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.days <= MAX_DAYS:
-            raise ValueError(
-                f"days must be more than 0 and at most {MAX_DAYS:g}, not {self.days:g}"
+def _check_places(table: Table, where: str) -> None:
+    """Raise `ConfigError` if the draft says what only the trainer decides."""
+    if "recipe" in table:
+        raise ConfigError(
+            f"{where}: [recipe] is of an older Shoal: the keys {', '.join(_SIGNED)} go to"
+            f" [sampling], the others to the trainer's {LEARNER}"
+        )
+    for key in (*table, *_table(table, "sampling", where)):
+        if key in KEYS:
+            raise ConfigError(
+                f"{where}: {key} belongs in {LEARNER}, in the trainer's data folder: only the"
+                " trainer needs it, and nothing is signed again when it changes"
             )
-
-
-def read_draft(table: object, where: str, now: float) -> Terms:
-    """The terms that a draft stands for. ``now`` is wall time. Raises `ConfigError` naming the
-    key."""
-    draft = read_table(Draft, table, where)
-    model = _model(dict(draft.model), f"{where}: model")
-    try:
-        return Terms(
-            name=draft.name,
-            epoch=draft.epoch,
-            expiry=int(now + draft.days * DAY),
-            environments=tuple(
-                _environment(value, f"{where}: environments[{number}]").pin()
-                for number, value in enumerate(
-                    draft.environments if draft.is_of_environments else ()
-                )
-            ),
-            trainers=draft.trainers,
-            validators=draft.validators,
-            admission=draft.admission,
-            model=model,
-            sampling=draft.sampling or _no_sampling(draft, where),
-            limits=_limits(draft, model.dtype, f"{where}: limits"),
-            delivery=draft.delivery,
-            calibration=_calibration(draft.calibration, f"{where}: calibration"),
-            algorithm=draft.algorithm,
-            diloco=draft.diloco,
-            trust=draft.trust,
+    algorithm = table.get("algorithm", Algorithm.GRPO.value)
+    if algorithm not in [one.value for one in Algorithm]:
+        raise ConfigError(
+            f"{where}: algorithm must be one of {', '.join(one.value for one in Algorithm)};"
+            f" how a trainer learns from rollouts is named in its {LEARNER}"
         )
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
 
 
-def _no_sampling(draft: Draft, where: str) -> SamplingTerms:
-    if draft.is_of_environments:
-        raise ConfigError(f"{where}: the table [sampling] is missing")
-    return NO_SAMPLING
+_SIGNED: Final = tuple(one.name for one in fields(SamplingTerms))
 
 
-def check_environments(table: object, where: str) -> None:
-    """Make the environments of a draft, and have each pay twice for the same answers.
+def _table(table: Table, key: str, where: str) -> Mapping[str, object]:
+    found = table.get(key, {})
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{where}: {key} must be a table")
+    return found
+
+
+def _draws_answers(table: Table) -> bool:
+    """Return True if the run's trainers learn from what environments pay."""
+    diloco = table.get("diloco")
+    goal = diloco.get("goal") if isinstance(diloco, Mapping) else None
+    return table.get("algorithm") != Algorithm.DILOCO.value or goal == Goal.REWARD.value
+
+
+def _environments(table: Table) -> list[dict[str, object]]:
+    """Return the table of each environment; a name alone is one, too."""
+    found = table.get("environments", ())
+    if not isinstance(found, list | tuple):
+        return []
+    return [{"name": one} if isinstance(one, str) else one for one in found]
+
+
+def data_files(table: Table, folder: Path) -> list[Path]:
+    """Return the files of questions that a draft in ``folder`` names."""
+    named = [one.get("data") for one in _environments(table) if isinstance(one, Mapping)]
+    return [data_file(one, folder) for one in named if isinstance(one, str) and one]
+
+
+def data_file(named: str, folder: Path) -> Path:
+    """Return the file that a draft in ``folder`` means: of this name in ``data/``, where
+    ``shoal run init`` copies it, or else as it is written."""
+    copy = folder / "data" / Path(named).name
+    return copy if copy.exists() else folder / expanded(Path(named))
+
+
+def _pinned(table: object, where: str, folder: Path) -> EnvironmentPin:
+    """Return what the run file says of an environment. Raises `ConfigError` on a file that
+    cannot be read, and on kinds that the environment has not: no node could open it."""
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} must be a name or a table")
+    filled = dict(table)
+    if isinstance(filled.get("name"), str):
+        filled.setdefault("digest", environment_digest(str(filled["name"])))
+    if isinstance(named := filled.get("data"), str):
+        file = data_file(named, folder) if named else None
+        filled["data"] = file and write_table(pin_data(str(file)))
+    pin = read_table(EnvironmentPin, filled, where)
+    if pin.kinds:
+        _make(pin, data_file(str(table.get("data", "")), folder))
+    return pin
+
+
+def _make(pin: EnvironmentPin, file: Path) -> Any:
+    options: dict[str, object] = {"kinds": dict(pin.kinds)} if pin.kinds else {}
+    if pin.data is not None:
+        options["data"] = read_data(pin.data, str(file.parent))
+    return make_environment(pin.name, **options)
+
+
+def check_environments(terms: Terms, folder: Path) -> None:
+    """Make the environments of a run, and have each pay twice for the same answers.
+
+    Args:
+        terms: Those of the run.
+        folder: Where its files of questions lie.
 
     Raises:
         ConfigError: One cannot be made, its file has bad lines, or it does not repeat itself:
             no node could use it.
     """
-    draft = read_table(Draft, table, where)
-    for number, value in enumerate(draft.environments if draft.is_of_environments else ()):
-        environment = _environment(value, f"{where}: environments[{number}]")
-        data = pin_data(environment.data) if environment.data else None
-        if why := why_not_repeatable(environment.make(data)):
-            raise ConfigError(f"{where}: environments[{number}]: {why}")
+    for pin in terms.environments:
+        name = pin.data.name if pin.data is not None else ""
+        if why := why_not_repeatable(_make(pin, folder / name)):
+            raise ConfigError(why)
 
 
-def _model(table: dict[str, object], where: str) -> Model:
-    """With the pins, and whatever else can be read, of the folder that ``base`` names."""
-    base = table.pop("base", None)
-    if base is None:
-        return read_table(Model, table, where)
+def _based(table: Mapping[str, object], where: str) -> dict[str, object]:
+    """Return the table of a model with the pins, and whatever else can be read, of the folder
+    that ``base`` names."""
+    base = table["base"]
     if not isinstance(base, str):
         raise ConfigError(f"{where}: base must be the path of a folder")
+    if "shape" in table:
+        raise ConfigError(f"{where}: shape is that of {base}: remove it")
     folder = base_folder(base, where)
     config = read_config(folder)
-    if "shape" in table:
-        raise ConfigError(f"{where}: shape is that of {folder}: remove it")
     check_weights(folder, config)
-    read: dict[str, object] = {
-        "shape": write_table(config.shape),
-        "base": [write_table(pin) for pin in pin_folder(folder)],
-        "context": config.context,
-    }
+    read: dict[str, object] = {"context": config.context}
     notes = config.notes
     if "end_tokens" not in table:
         ends = need_end_tokens(folder, config)
@@ -225,14 +227,39 @@ def _model(table: dict[str, object], where: str) -> Model:
         read["end_tokens"] = list(ends.tokens)
     for note in notes:
         remark(f"{folder}: {note}")
-    return read_table(Model, {**read, **table}, where)
+    pins = [write_table(pin) for pin in pin_folder(folder)]
+    return {**read, **table, "base": pins, "shape": write_table(config.shape)}
 
 
-def _environment(value: object, where: str) -> DraftEnvironment:
-    """A table, or a name alone."""
-    return read_table(
-        DraftEnvironment, {"name": value} if isinstance(value, str) else value, where
-    )
+def _limits(terms: Table, dtype: object, where: str) -> dict[str, object]:
+    """Return the numbers of a preset, and what the draft changes of them.
+
+    In bfloat16 the limits of float32 reject all honest work. Beside a calibration all are
+    named: a preset is not what it measured.
+    """
+    table = dict(_table(terms, "limits", where))
+    presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
+    usual = "bf16" if dtype == Dtype.BFLOAT16.value else "fp32"
+    name = table.pop("preset", usual)
+    if not isinstance(name, str) or name not in presets:
+        raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
+    missing = [one.name for one in fields(Limits) if one.name not in table]
+    if terms.get("calibration") is not None and missing:
+        raise ConfigError(
+            f"{where}: {', '.join(missing)} would be the preset's, though the draft has a"
+            " calibration: take the whole table [limits] that was written with it"
+        )
+    return {**write_table(presets[name]()), **table}
+
+
+def _calibration(table: object, where: str) -> object:
+    """Digests, which TOML has no type for, are written in hexadecimal."""
+    if not isinstance(table, Mapping) or not isinstance(digest := table.get("model"), str):
+        return table
+    try:
+        return {**table, "model": bytes.fromhex(digest)}
+    except ValueError:
+        raise ConfigError(f"{where}: model is no digest in hexadecimal") from None
 
 
 def check_calibrated(terms: Terms) -> None:
@@ -259,30 +286,122 @@ def check_calibrated(terms: Terms) -> None:
         )
 
 
-def _calibration(table: Mapping[str, object] | None, where: str) -> Calibration | None:
-    """Digests, which TOML has no type for, are written in hexadecimal."""
-    if table is None:
-        return None
-    digest = table.get("model")
-    try:
-        model = bytes.fromhex(digest) if isinstance(digest, str) else digest
-    except ValueError as error:
-        raise ConfigError(f"{where}: model is no digest in hexadecimal") from error
-    return read_table(Calibration, {**table, "model": model}, where)
+# A draft of one's own
 
 
-def _limits(draft: Draft, dtype: Dtype, where: str) -> Limits:
-    """Those of ``dtype``, unless the table names others: in bfloat16 those of float32 reject
-    all honest work. Beside a calibration all are named: a preset is not what it measured."""
-    table = dict(draft.limits)
-    presets = {"fp32": Limits.fp32, "bf16": Limits.bf16}
-    name = table.pop("preset", "fp32" if dtype is Dtype.FLOAT32 else "bf16")
-    if not isinstance(name, str) or name not in presets:
-        raise ConfigError(f"{where}: preset must be one of {', '.join(presets)}")
-    missing = [one.name for one in fields(Limits) if one.name not in table]
-    if draft.calibration is not None and missing:
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the tasks of an environment come from."""
+
+    name: str
+    file: Path | None = None
+    """Its questions, for those that read some."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a draft is written from."""
+
+    name: str
+    model: str = ""
+    """As ``--model``; empty: a network without a base."""
+    sources: tuple[Source, ...] = ()
+
+
+def read_source(text: str) -> Source:
+    """Return the source that ``NAME`` or ``NAME=FILE`` means."""
+    name, _, file = text.partition("=")
+    return Source(name, expanded(Path(file)) if file else None)
+
+
+def write_draft(plan: Plan) -> str:
+    """Return the text of a draft, with comments; the ids of trainers and validators go to
+    ``people.toml``. Raises `ConfigError`."""
+    folder = base_folder(plan.model, "--model") if plan.model else None
+    if folder is not None and not folder.is_dir():
         raise ConfigError(
-            f"{where}: {', '.join(missing)} would be the preset's, though the draft has a"
-            " calibration: take the whole table [limits] that was written with it"
+            f"--model {plan.model}: there is no such folder, and of the models that can be"
+            f" fetched {did_you_mean(plan.model, MODELS)}"
         )
-    return read_table(Limits, {**write_table(presets[name]()), **table}, where)
+    sources = plan.sources or (Source("arithmetic" if folder else NUMBERS),)
+    names = [source.name for source in sources]
+    if folder is None and names != [NUMBERS]:
+        raise ConfigError(
+            f"{', '.join(names)} asks in words, which needs a model that reads: add --model"
+            f" smollm2 (shoal models fetch smollm2 makes it), or the folder of another"
+        )
+    if folder is not None and NUMBERS in names:
+        raise ConfigError(
+            f"{NUMBERS} is for the network that is drawn from a seed: leave out --model, or"
+            " take --env arithmetic"
+        )
+    notes: Sequence[str] = ()
+    if folder is None:
+        kind = NETWORK
+        model = {"seed": 0, "end_tokens": [0], "shape": write_table(SORTER)}
+    else:
+        config = read_config(folder)
+        found = need_end_tokens(folder, config)
+        for note in found.notes:
+            remark(f"{folder}: {note}")
+        is_line = all(name in ONE_LINE for name in names)
+        kind = kind_of(config.shape.parameters, has_base=True)
+        notes = (*config.notes, *found.notes)
+        model = {
+            "base": plan.model if plan.model in MODELS else str(folder.absolute()),
+            "dtype": "float32",
+            "end_tokens": list(found.of_line if is_line else found.tokens),
+        }
+    table: dict[str, object] = {
+        "name": plan.name,
+        "days": 30,
+        "admission": {"mode": "open"},
+        "environments": [_environment(source, kind) for source in sources],
+        "model": model,
+        "sampling": write_table(fit(kind, names)),
+        "limits": {"preset": "fp32"},
+    }
+    if folder is None:
+        table["delivery"] = {"chunk_bytes": 32_768}
+    head = [
+        "# What all nodes of the run agree on. Change it, and shoal run start signs it again.",
+        f"# Who is in the run stands in {PEOPLE}, how its trainer learns in {LEARNER}.",
+        *(f"# {note}" for note in notes),
+    ]
+    return "\n".join(head) + "\n" + write_toml(table, REASONS)
+
+
+REASONS: Final[Mapping[str, str]] = {
+    "days": "until it must be renewed",
+    "admission.mode": 'or "allow", with allowed = [ids]',
+    "environments.weight": "how many tasks come from it, beside the others",
+    "environments.data": "every node needs it",
+    "model.dtype": "sampled and scored in; bfloat16 wants limits of its own",
+    "model.end_tokens": "any of them ends an answer",
+    "sampling.steps": "each is a policy",
+    "sampling.group_size": "answers to each task",
+    "sampling.max_new_tokens": "an answer that is longer is cut, and wrong",
+    "sampling.submission": "tasks that a node answers and hands in together",
+    "sampling.lag": "oldest usable policy, in steps behind the trainer",
+    "sampling.proof_values": "of each 32 tokens, in the proof of an answer",
+    "limits.preset": "what validators let pass: honest errors are rounding errors",
+    "delivery.chunk_bytes": "a policy has 0.4 MB",
+}
+"""Comments of a draft."""
+
+
+def _environment(source: Source, kind: ModelKind) -> dict[str, object]:
+    table: dict[str, object] = {"name": source.name, "weight": 1.0}
+    if source.file is not None:
+        table["data"] = str(source.file.absolute())
+    if kind is SMALL_MODEL and source.name in TRAINED:
+        table["kinds"] = dict(TRAINED[source.name])
+    return table
+
+
+def fit(kind: ModelKind, environments: Iterable[str]) -> SamplingTerms:
+    """Return the sampling of a kind of model, with room for these environments' answers."""
+    if kind is not SMALL_MODEL:
+        return kind.sampling
+    longest = max(ANSWER_TOKENS.get(name, OTHER_ANSWER_TOKENS) for name in environments)
+    return replace(kind.sampling, max_new_tokens=longest)

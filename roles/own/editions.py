@@ -34,15 +34,18 @@ class _Edition:
     expiry: int
     digest: str
     file: str
+    draft: str = ""
+    """Digest of the draft that it stands for; empty if it stands for none."""
 
     @staticmethod
-    def of(run: Run, file: Path) -> _Edition:
+    def of(run: Run, file: Path, draft: str = "") -> _Edition:
         return _Edition(
             run=run.id.hex(),
             epoch=run.epoch,
             expiry=run.expiry,
             digest=run.digest.hex(),
             file=str(file.absolute()),
+            draft=draft,
         )
 
 
@@ -88,20 +91,33 @@ def sign_edition(terms: Terms, key: KeyPair, key_file: Path, out: Path) -> Run:
     return again
 
 
-def write_edition(run: Run, key_file: Path, out: Path) -> None:
-    """Note a signed edition beside its key, and then write its document.
+def draft_of(run: Run, key_file: Path, out: Path) -> tuple[int, str]:
+    """Return the epoch of the newest edition of ``run`` that was signed, and the digest of the
+    draft that it stands for.
+
+    Raises:
+        ConfigError: The record beside the key cannot be read.
+    """
+    with _open_record(key_file) as record:
+        newest = _newest(run.id, _read(record, key_file), out)
+    return (newest.epoch, newest.draft) if newest is not None else (run.epoch, "")
+
+
+def write_edition(run: Run, key_file: Path, out: Path, draft: str = "") -> None:
+    """Note a signed edition beside its key, with the digest of its draft, and then write its
+    document.
 
     Raises:
         SignedBefore: Another text of this epoch, or a later edition, was signed meanwhile.
         ConfigError: The record beside the key cannot be read or written.
     """
-    made = _Edition.of(run, out)
+    made = _Edition.of(run, out, draft)
     with _open_record(key_file) as record:
         signed = _read(record, key_file)
         newest = _newest(run.id, signed, out)
         if newest is not None and newest.epoch >= made.epoch and newest.digest != made.digest:
             raise SignedBefore(run.terms, newest)
-        if made.digest not in [edition.digest for edition in signed]:
+        if (made.digest, draft) not in [(one.digest, one.draft) for one in signed]:
             record.write(json.dumps(asdict(made)) + "\n")
             record.flush()
             os.fsync(record.fileno())
@@ -110,8 +126,8 @@ def write_edition(run: Run, key_file: Path, out: Path) -> None:
 
 def _newest(run: bytes, signed: list[_Edition], out: Path) -> _Edition | None:
     """The last edition of a run that the record, or the file to be replaced, knows."""
-    editions = [edition for edition in (*signed, *_at(out)) if edition.run == run.hex()]
-    return max(editions, key=lambda edition: edition.epoch, default=None)
+    editions = [edition for edition in (*_at(out), *signed) if edition.run == run.hex()]
+    return max(reversed(editions), key=lambda edition: edition.epoch, default=None)
 
 
 def _at(out: Path) -> Iterator[_Edition]:

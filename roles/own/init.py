@@ -7,8 +7,8 @@ import json
 import shutil
 import time
 import tomllib
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Final
 
@@ -16,25 +16,31 @@ from p2p.errors import ConfigError, ShoalError
 from p2p.identity import PeerId
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
-from p2p.node.toml import load_toml
+from p2p.node.toml import load_toml, parse_toml, write_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, remark, say
-from roles.contract import Run
+from roles.contract import Run, Terms
 from roles.contract.core.file import MAX_NAME
 from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
-from roles.models.fetch import base_folder
+from roles.models.fetch import MODELS, base_folder
 from roles.own.draft import (
+    Plan,
     check_calibrated,
     check_environments,
+    data_files,
+    digest_of,
+    load_draft,
     read_draft,
+    read_source,
+    write_draft,
 )
-from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
-from roles.own.editions import SignedBefore, sign_edition, write_edition
+from roles.own.editions import SignedBefore, draft_of, sign_edition, write_edition
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base
+from roles.own.people import load_run
 from roles.own.trial import try_run
 from roles.protocol.model_files import FOLDER
-from roles.rl.learner import write_learner
-from roles.rl.recipes import kind_of
+from roles.rl.learner import FILE as LEARNER, write_learner
+from roles.rl.recipes import kind_of, read_learner
 
 PORT: Final = 4001
 """Where the trainer listens by the lines that are printed: libp2p's usual port."""
@@ -48,7 +54,10 @@ def main(options: argparse.Namespace) -> int:
         check_platform()
         _check(options)
         folder = RunFolder(expanded(options.folder).absolute())
-        run = make(folder, _draft(options, folder), options.nodes)
+        text, place = _draft(options, folder)
+        beside = place / LEARNER if options.draft is not None else None
+        rules = beside.read_text("utf-8-sig") if beside and beside.exists() else ""
+        run = make(folder, text, place, options.nodes, rules)
     except (ConfigError, BadModel) as error:
         complain(error)
         return WRONG_USAGE
@@ -65,29 +74,46 @@ def _check(options: argparse.Namespace) -> None:
         raise ConfigError("--draft says what --model and --env say: give the one or the others")
 
 
-def _draft(options: argparse.Namespace, folder: RunFolder) -> str:
-    """The text of the draft, without ids. Raises `ConfigError`."""
+def _draft(options: argparse.Namespace, folder: RunFolder) -> tuple[str, Path]:
+    """Return the text of the draft, without ids, and where its files are named from. Raises
+    `ConfigError`."""
     if options.draft is not None:
         table = load_toml(options.draft)
-        return complete(options.draft.read_text(encoding="utf-8-sig"), table, options.draft)
+        for key in ("trainers", "validators"):
+            if key in table:
+                raise ConfigError(
+                    f"{options.draft} names {key} already, and init makes new ones: remove"
+                    " that line, or sign it as it is with shoal run create"
+                )
+        return options.draft.read_text(encoding="utf-8-sig"), options.draft.parent
     name = "".join(sign for sign in folder.path.name if sign.isprintable())[:MAX_NAME]
     sources = tuple(read_source(text) for text in options.env or ())
-    return write_draft(Plan(name or "run", options.model or "", sources))
+    return write_draft(Plan(name or "run", options.model or "", sources)), Path()
 
 
-def make(folder: RunFolder, text: str, nodes: int) -> Run:
-    """Make keys, draft, run file and what each node needs. Raises `ConfigError`.
+def make(folder: RunFolder, text: str, place: Path, nodes: int, learner: str = "") -> Run:
+    """Make keys, draft, run file and what each node needs.
 
     The run file is written last: without it the folder is not a run's, and the same command
     goes on where it was ended.
+
+    Args:
+        folder: Of the run.
+        text: The draft, without ids.
+        place: Where the draft's files of questions are named from.
+        nodes: Inference nodes.
+        learner: Text of a ``learner.toml``; empty: with the numbers for this kind of model.
+
+    Raises:
+        ConfigError: No node could work on such a run.
     """
     if folder.document.exists():
         raise ConfigError(
             f"{folder.path} holds a run already: start it with shoal run start {folder.path},"
-            f" or sign another edition of it as the first lines of {folder.draft} say"
+            f" which signs what you change in {folder.draft}"
         )
     if not str(folder.path).isprintable():
-        raise ConfigError(f"{str(folder.path)!r} has signs that no line of a draft can hold")
+        raise ConfigError(f"{str(folder.path)!r} has signs that no line of a file can hold")
     check_key_place(folder.owner)
     try:
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -95,12 +121,17 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
         raise ConfigError(f"{folder.path} cannot be made: {error.strerror}") from None
     names = [TRAINER, VALIDATOR, *folder.workers(nodes)]
     peers = {name: _peer(folder.node(name) / "key") for name in names}
-    written = with_ids(_with_data(folder, text), folder.path, peers[TRAINER], peers[VALIDATOR])
-    table = tomllib.loads(written)
+    _copy_data(folder, data_files(tomllib.loads(text), place))
+    people = {"trainers": [str(peers[TRAINER])], "validators": [str(peers[VALIDATOR])]}
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
-    terms = read_draft(table, str(folder.draft), now)
+    where, table = str(folder.draft), tomllib.loads(text)
+    base = table.get("model", {}).get("base")
+    if base is not None and base not in MODELS and not expanded(Path(base)).is_absolute():
+        raise ConfigError(f"{where}: write base = {base!r:.80} as a whole path, from / or ~ on")
+    terms = read_draft({**table, **people}, where, now, folder.path)
     check_calibrated(terms)
-    check_environments(table, str(folder.draft))
+    check_environments(terms, folder.data)
+    rules = _learner(folder, terms, learner)
     owner = load_or_create_key(folder.owner)
     try:
         run = sign_edition(terms, owner, folder.owner, folder.document)
@@ -108,39 +139,101 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
         raise ConfigError(
             f"{error.before}: put {error.file} back, or name another folder than {folder.path}"
         ) from None
-    folder.draft.write_text(written, encoding="utf-8")
-    folder.learner.write_text(_learner(run), encoding="utf-8")
+    folder.draft.write_text(text, encoding="utf-8")
+    folder.people.write_text(PEOPLE_HEAD + write_toml(people), encoding="utf-8")
+    folder.learner.write_text(rules, encoding="utf-8")
     folder.config.write_text(_config(folder, run), encoding="utf-8")
-    base = table.get("model", {}).get("base")
     if base is not None:
         lay_base(base_folder(base, "base"), folder.node(TRAINER) / FOLDER, run)
         remark("one task goes through chat template, tokenizer, engine and reward ...")
         try_run(run, folder.node(TRAINER), str(folder.data))
-    write_edition(run, folder.owner, folder.document)
+    write_edition(run, folder.owner, folder.document, digest_of(folder.draft))
     return run
+
+
+PEOPLE_HEAD: Final = "# Who is in the run. shoal run start signs it, as it does draft.toml.\n"
+
+
+def renew(folder: RunFolder) -> str:
+    """Sign the draft of a folder as the next edition if it was changed since the last one.
+
+    Returns:
+        A sentence that says so; empty if nothing was signed.
+
+    Raises:
+        ConfigError: The draft makes no run, or is another run's.
+    """
+    if not (folder.draft.exists() and folder.owner.exists() and folder.document.exists()):
+        return ""  # the owner's files may be on another machine
+    run, digest = load_run(folder.document), digest_of(folder.draft)
+    newest, signed = draft_of(run, folder.owner, folder.document)
+    if digest == signed:
+        return ""
+    now = time.time()  # noqa: TID251 - a tool for people, outside any node
+    where = str(folder.draft)
+    terms = read_draft(load_draft(folder.draft), where, now, folder.path)
+    if terms.name != run.name:
+        raise ConfigError(
+            f"{where} is of a run {terms.name!r}, and {folder.path} holds {run.name!r}: write"
+            " that name, or make another folder with shoal run init"
+        )
+    if terms.model.digest != run.terms.model.digest:
+        raise ConfigError(
+            f"{where} names another model than the one that {folder.path} trains: write that"
+            " one, or make another folder with shoal run init"
+        )
+    was = replace(run.terms, epoch=terms.epoch, expiry=terms.expiry)
+    changed = [one.name for one in fields(Terms) if getattr(was, one.name) !=
+               getattr(terms, one.name)]  # fmt: skip
+    if not changed:  # a comment
+        write_edition(run, folder.owner, folder.document, digest)
+        return ""
+    check_calibrated(terms)
+    check_environments(terms, folder.data)
+    next_terms = replace(terms, epoch=newest + 1)
+    owner = load_or_create_key(folder.owner)
+    edition = sign_edition(next_terms, owner, folder.owner, folder.document)
+    write_edition(edition, folder.owner, folder.document, digest)
+    return (
+        f"{folder.draft.name} was changed ({', '.join(changed)}): signed as epoch"
+        f" {edition.epoch}"
+    )
 
 
 def _peer(key: Path) -> PeerId:
     return load_or_create_key(key).peer_id
 
 
-def _with_data(folder: RunFolder, text: str) -> str:
-    """The draft with its files of questions copied to the folder: a run pins them, and a file
-    that somebody goes on editing elsewhere would not be the pinned one any more."""
-    taken: dict[Path, str] = {}
-    for file in files_of(tomllib.loads(text)):
-        copy = folder.data / Path(file).name
+def _copy_data(folder: RunFolder, files: Iterable[Path]) -> None:
+    """Copy the files of questions to the folder: a run pins them, and a file that somebody goes
+    on editing elsewhere would not be the pinned one any more."""
+    taken: dict[Path, Path] = {}
+    for file in files:
+        copy = folder.data / file.name
         if taken.setdefault(copy, file) != file:
             raise ConfigError(f"{taken[copy]} and {file} have one name: rename one of them")
-        if Path(file).exists() and not Path(file).is_file():  # a device has no end
+        if file.exists() and not file.is_file():  # a device has no end
             raise ConfigError(f"{file} is no regular file")
         try:
             folder.data.mkdir(exist_ok=True)
             shutil.copyfile(file, copy)
+        except shutil.SameFileError:
+            continue
         except OSError as error:
             raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
-        text = text.replace(json.dumps(file), json.dumps(str(copy)))
-    return text
+
+
+def _learner(folder: RunFolder, terms: Terms, text: str) -> str:
+    """Return the text of the trainer's ``learner.toml``, which it would take. Raises
+    `ConfigError`."""
+    model, where = terms.model, str(folder.learner)
+    if text:
+        read_learner(parse_toml(text.encode(), where), where, terms.name, model)
+        return text
+    kind = kind_of(model.shape.parameters, has_base=bool(model.base))
+    head = f"# How the trainer learns: edit, and start it again. For {kind.name}:\n"
+    rules = write_learner(replace(kind.learner, run=terms.name), kind.reasons)
+    return f"{head}# {kind.source}\n{rules}"
 
 
 def _config(folder: RunFolder, run: Run) -> str:
@@ -163,12 +256,6 @@ def _config(folder: RunFolder, run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _learner(run: Run) -> str:
-    model = run.terms.model
-    kind = kind_of(model.shape.parameters, has_base=bool(model.base))
-    return write_learner(replace(kind.learner, run=run.name), kind.reasons)
-
-
 def describe(folder: RunFolder, run: Run) -> Iterator[str]:
     """What was made, and what comes next."""
     model = run.terms.model
@@ -178,7 +265,8 @@ def describe(folder: RunFolder, run: Run) -> Iterator[str]:
     yield f"model    {model.shape.parameters:,} parameters: {kind.name}"
     yield f"tasks    {tasks}"
     yield f"recipe   {run.terms.sampling.steps} steps at a rate of {kind.learner.rate:g}"
-    yield f"draft    {folder.draft}: change it and sign it again as its first lines say"
+    yield f"draft    {folder.draft}: shoal run start signs what you change in it"
+    yield f"learner  {folder.learner}: rate, algorithm, evaluation; no one signs it"
     yield f"owner    {folder.owner}: whoever has it owns the run; no node needs it"
     yield ""
     yield f"next     shoal run start {folder.path}"

@@ -29,6 +29,11 @@ class RunFolder:
         return self.path / "draft.toml"
 
     @property
+    def people(self) -> Path:
+        """The ids of trainers and validators."""
+        return self.path / "people.toml"
+
+    @property
     def document(self) -> Path:
         """What the owner signed."""
         return self.path / "run.shoal"

@@ -24,7 +24,7 @@ from p2p.node.invite import MAX_USES, sign_invite
 from p2p.node.usage import check_target, say, whole_number
 from roles.contract.core.diloco import Algorithm, Joining
 from roles.contract.core.file import MAX_RUN, Run, Terms, decode_run_untrusted
-from roles.own.editions import SignedBefore, sign_edition, write_edition
+from roles.own.editions import SignedBefore, draft_of, sign_edition, write_edition
 
 UNITS: Final = {"h": 3_600, "d": 86_400}
 """Seconds of what durations are counted in."""
@@ -131,7 +131,9 @@ def amend(options: argparse.Namespace) -> Run:
         raise ConfigError(
             f"{options.document} is not the newest edition: {error.before}: amend {error.file}"
         ) from None
-    write_edition(signed, options.key, options.out)
+    # It stands for the same draft: shoal run start must not sign that one again.
+    _, draft = draft_of(run, options.key, options.document)
+    write_edition(signed, options.key, options.out, draft)
     return signed
 
 

@@ -20,6 +20,7 @@ from p2p.node.usage import FAILED, complain, expanded
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import MAX_RUN
 from roles.envs import sort
+from roles.own.init import renew
 from roles.own.layout import TRAINER, RunFolder
 from roles.own.nodes import LocalNodes
 from roles.own.stage import Stage, play
@@ -37,6 +38,8 @@ def main(options: argparse.Namespace) -> int:
         command=f"shoal run start {folder.path}",
     )
     check_platform()
+    if said := renew(folder):
+        stage.say(said)
     run = _open(folder)
     show = _show(folder, run)
     cast = folder.cast()

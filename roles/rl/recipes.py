@@ -63,6 +63,9 @@ SORTER: Final = ModelShape(
 128 features and four layers (751,488 parameters) a rate of 3e-4 is too high: 2e-4 swings, 1e-4
 learns."""
 
+SORTING: Final = Model(shape=SORTER)
+"""The same as a run's model."""
+
 NETWORK: Final = ModelKind(
     name="a network that is drawn from a seed and warmed up",
     has_base=False,

@@ -45,9 +45,10 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin, Model
+from roles.contract.core.file import Delivery, EnvironmentPin
 from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
+from roles.rl.recipes import SORTING
 from sim.faults.churn import HOUR
 from sim.node.connection import End
 from sim.node.swarm import SimNode, Swarm
@@ -333,7 +334,7 @@ def _write_run(swarm: Swarm) -> Run:
         environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(peer,),
         validators=(peer,),
-        model=Model(engine="fake"),
+        model=replace(SORTING, engine="fake"),
         sampling=NO_SAMPLING,
         delivery=Delivery(chunk_bytes=8 * 1024),
     )

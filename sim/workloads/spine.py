@@ -19,12 +19,13 @@ from p2p.node.plugins import load_roles
 from p2p.node.role import Role
 from proofs.checks import Limits
 from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin, Model
+from roles.contract.core.file import Delivery, EnvironmentPin
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.trust import TrustTerms
 from roles.envs.base import environment_digest
 from roles.own.status import SwarmStatus
 from roles.rl.learner import FILE, LearnerConfig, write_learner
+from roles.rl.recipes import SORTING
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
@@ -158,7 +159,7 @@ def _write_run(swarm: Swarm, sampling: SamplingTerms) -> Run:
         environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(peer("trainer-1"),),
         validators=(peer("validator-1"),),
-        model=Model(engine="fake"),
+        model=replace(SORTING, engine="fake"),
         sampling=sampling,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * 1024),

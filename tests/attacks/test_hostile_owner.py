@@ -35,11 +35,11 @@ from roles.contract.core.file import (
 )
 from roles.contract.core.pin import FilePin
 from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.shape import MAX_CONTEXT, ModelShape
+from roles.contract.core.shape import MAX_CONTEXT
 from roles.engines.config import EngineConfig, MachineLimits, engine_of, memory_needed
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.client import open_environment_of
-from roles.rl.recipes import NETWORK
+from roles.rl.recipes import NETWORK, SORTER, SORTING
 
 OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
 TERMS = Terms(
@@ -49,6 +49,7 @@ TERMS = Terms(
     trainers=(TRAINER.peer_id,),
     validators=(VALIDATOR.peer_id,),
     sampling=NETWORK.sampling,
+    model=SORTING,
 )
 HOSTILE = (
     0,
@@ -215,8 +216,8 @@ def test_a_machine_has_limits_of_its_own() -> None:
     """No run, however well signed, makes a machine allocate more than its owner
     allows.
     """
-    shape = ModelShape(
-        width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384
+    shape = replace(
+        SORTER, width=4096, layers=40, query_heads=32, head_width=128, feed_forward=16384
     )
     large = sign_run(replace(TERMS, model=replace(TERMS.model, shape=shape)), OWNER)
     assert large.terms.model.shape.parameters > 9e9
@@ -228,13 +229,13 @@ def test_a_machine_has_limits_of_its_own() -> None:
     long = sign_run(replace(TERMS, sampling=wide, model=model), OWNER)
     with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
         engine_of(long)
-    assert memory_needed(ModelShape(), NETWORK.sampling, 4096) < 16 * 2**20
+    assert memory_needed(SORTER, NETWORK.sampling, 4096) < 16 * 2**20
 
 
 def test_a_prompt_as_long_as_the_context_is_counted() -> None:
     """A chat template of 60 bytes makes a prompt of a million tokens: the machine allowed 2 GiB
     that became 128, for keys and values of one completion."""
-    wide = ModelShape(vocabulary=320, width=32, layers=1, head_width=4096, key_heads=4)
+    wide = replace(SORTER, vocabulary=320, width=32, layers=1, head_width=4096, key_heads=4)
     model = replace(TERMS.model, shape=wide, context=MAX_CONTEXT)
     greedy = sign_run(replace(TERMS, model=model), OWNER)
     with pytest.raises(ConfigError, match=r"memory = 20\d,\d{3},"):

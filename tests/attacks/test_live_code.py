@@ -28,7 +28,7 @@ from roles.envs.base import environment_digest
 from roles.envs.client import open_environment_of, setup_of
 from roles.envs.contained import Payment
 from roles.envs.mix import open_mix
-from roles.rl.recipes import NETWORK
+from roles.rl.recipes import NETWORK, SORTING
 from tests.model_folders import END, LLAMA, make_folder
 
 needs_gym = pytest.mark.skipif(
@@ -76,6 +76,7 @@ def run_of(folder: Path, environment: EnvironmentPin) -> Run:
         trainers=(TRAINER.peer_id,),
         validators=(VALIDATOR.peer_id,),
         sampling=NETWORK.sampling,
+        model=SORTING,
     )
     model = replace(terms.model, base=pins, context=4096, end_tokens=(END,), shape=LLAMA)
     sampling = replace(terms.sampling, max_new_tokens=8)

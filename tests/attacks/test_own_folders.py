@@ -22,9 +22,9 @@ def draft(*files: Path) -> str:
 
 @pytest.mark.parametrize("name", ["a\nb", "a\x1bb", "a\udcffb"])
 def test_a_folder_whose_name_cannot_be_written_is_a_sentence(tmp_path: Path, name: str) -> None:
-    """The draft's first lines name the folder: what followed a newline was read as a key."""
-    with pytest.raises(ConfigError, match="no line of a draft"):
-        make(RunFolder(tmp_path / name), draft(), 1)
+    """``node.toml`` names the folder."""
+    with pytest.raises(ConfigError, match="no line of a file"):
+        make(RunFolder(tmp_path / name), draft(), tmp_path, 1)
     assert not list(tmp_path.iterdir())
 
 
@@ -35,10 +35,10 @@ def test_two_files_of_one_name_do_not_become_one(tmp_path: Path) -> None:
         file.parent.mkdir()
         file.write_text(str(file))
     with pytest.raises(ConfigError, match="have one name"):
-        make(RunFolder(tmp_path / "run"), draft(*files), 1)
+        make(RunFolder(tmp_path / "run"), draft(*files), tmp_path, 1)
 
 
 def test_a_device_is_not_copied(tmp_path: Path) -> None:
     """It has no end: the disk filled up."""
     with pytest.raises(ConfigError, match="no regular file"):
-        make(RunFolder(tmp_path / "run"), draft(Path("/dev/null")), 1)
+        make(RunFolder(tmp_path / "run"), draft(Path("/dev/null")), tmp_path, 1)

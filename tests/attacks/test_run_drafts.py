@@ -5,17 +5,20 @@ from __future__ import annotations
 import importlib.util
 import tomllib
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
+from p2p.node.tables import write_table
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
 from roles.calibrate.limits import record_to_toml, to_toml
-from roles.contract.core.file import Calibration, Model
+from roles.contract.core.file import Calibration
 from roles.contract.core.shape import Dtype
 from roles.own.draft import check_calibrated, read_draft
+from roles.rl.recipes import SORTING
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
@@ -67,7 +70,7 @@ def test_no_preset_and_no_other_environment_passes_for_calibrated(
     limits: str, environment: str, reason: str
 ) -> None:
     """A draft with the record alone was signed, and shown as calibrated, with the preset."""
-    model = Model(dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
+    model = replace(SORTING, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
     record = Calibration(
         model=model.digest,
         dtype=model.dtype,
@@ -84,8 +87,13 @@ def test_no_preset_and_no_other_environment_passes_for_calibrated(
         "name": "r",
         "trainers": [str(KeyPair(b"t" * 32).peer_id)],
         "validators": [str(KeyPair(b"v" * 32).peer_id)],
-        "model": {"dtype": "bfloat16", "draw": "gumbel"},
+        "model": {
+            "shape": write_table(SORTING.shape),
+            "dtype": "bfloat16",
+            "draw": "gumbel",
+        },
         "sampling": {"steps": 1, "group_size": 8, "max_new_tokens": 8},
+        "environments": ["sort"],
         **tomllib.loads(limits + record_to_toml(record)),
     }
     raises = pytest.raises(ConfigError, match=reason) if reason else nullcontext()

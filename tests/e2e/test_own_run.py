@@ -31,7 +31,7 @@ from roles.demo.shows import SORTING
 from roles.models.safetensors import RawTensor
 from roles.models.tokenizer import Tokenizer
 from roles.own.__main__ import main as run_main
-from roles.own.drafts import Plan, Source, write_draft
+from roles.own.draft import Plan, Source, write_draft
 from roles.own.init import start_lines
 from roles.own.layout import RunFolder
 from roles.own.status import SwarmStatus

@@ -21,9 +21,10 @@ from p2p.ledger.messages import LEDGER_PROTOCOL, MAX_QUESTION, decode_question_u
 from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.wire import FrameReader
-from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
+from roles.contract.core.file import EnvironmentPin, Run, Terms, sign_run
 from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
+from roles.rl.recipes import SORTING
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import SimNode, Swarm, open_swarm
@@ -57,7 +58,7 @@ class Stage:
             environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
             trainers=(keys.signer("n0").peer_id,),
             validators=tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE)),
-            model=Model(engine="fake"),
+            model=replace(SORTING, engine="fake"),
             sampling=NO_SAMPLING,
         )
         self.run: Run = sign_run(terms, keys.signer("owner"))

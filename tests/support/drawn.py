@@ -12,7 +12,6 @@ from p2p.policy import PolicyVersion
 from proofs.checks import Limits, Verdict
 from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
 from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.shape import ModelShape
 from roles.engines.base import Group, draw_all
 from roles.engines.config import MachineLimits, engine_of
 from roles.engines.fake import FakeEngine
@@ -25,11 +24,12 @@ from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import answers_of, as_signed
+from roles.rl.recipes import SORTER
 
 OWNER, TRAINER, JUDGE, WORKER = (KeyPair(bytes([number]) * 32) for number in range(20, 24))
 VERSION: Final = PolicyVersion(0)
 WEIGHTS: Final = "weights.safetensors"
-TINY: Final = ModelShape(width=32, layers=2, query_heads=2, key_heads=1, feed_forward=64)
+TINY: Final = replace(SORTER, width=32, layers=2, query_heads=2, key_heads=1, feed_forward=64)
 
 
 def make_run() -> Run:

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from p2p.errors import ConfigError
+from p2p.node.tables import read_table
 from proofs.checks import FALSE_REJECTIONS, LADDER, LARGEST, Evidence, Limits
 from proofs.sampling import DrawRule
 from roles.calibrate.command import main
@@ -33,13 +34,13 @@ from roles.calibrate.limits import (
 from roles.calibrate.measure import Measured, WorkBench
 from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.contract import sign_run
-from roles.contract.core.file import EnvironmentPin, decode_run_untrusted
+from roles.contract.core.file import Calibration, EnvironmentPin, decode_run_untrusted
 from roles.envs.base import environment_digest
 from roles.models.safetensors import RawTensor, decode_untrusted, encode
-from roles.own.draft import _calibration, read_draft
+from roles.own.draft import read_draft
 from roles.rl.learner import FILE, write_learner
 from tests.support.toys import QUICK, sorting_learner, sorting_sampling
-from tests.unit.test_run_file import OWNER, TERMS, TRAINER, VALIDATOR
+from tests.unit.test_run_file import OWNER, SORTING_TABLES, TERMS, TRAINER, VALIDATOR
 
 
 def noisy(rng: np.random.Generator, scale: float = 1.0) -> Evidence:
@@ -152,6 +153,7 @@ def test_a_draft_reads_what_is_written_and_no_limit_is_lower_for_its_digits() ->
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
         "limits": table,
+        **SORTING_TABLES,
     }
     read = asdict(read_draft(draft, "draft.toml", 0.0).limits)
     pairs = zip(limits.off, read.pop("off"), strict=True)
@@ -272,7 +274,12 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
         run.terms.model.digest.hex(), table["tokens"],
     )  # fmt: skip
     assert (record["generators"], record["environments"]) == (["torch"], {"sort": 1.0})
-    again = replace(run.terms, calibration=_calibration(record, "limits.toml"))
+    again = replace(
+        run.terms,
+        calibration=read_table(
+            Calibration, {**record, "model": bytes.fromhex(record["model"])}, "record"
+        ),
+    )
     assert sign_run(again, OWNER).terms.calibration == again.calibration
 
 

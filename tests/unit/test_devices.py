@@ -21,7 +21,7 @@ from p2p.node.tables import read_table
 from p2p.node.usage import WRONG_USAGE
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words, noise_bits
-from roles.contract.core.shape import Dtype, ModelShape
+from roles.contract.core.shape import Dtype
 from roles.engines.base import (
     Group,
     GroupTask,
@@ -56,6 +56,7 @@ from roles.engines.worker import choose_kind
 from roles.inference import Inference
 from roles.inference.config import InferenceConfig
 from roles.rl.learner import WarmUp
+from roles.rl.recipes import SORTER
 from roles.trainer import Trainer
 from roles.trainer.config import TrainerConfig
 from roles.validator import Validator
@@ -63,7 +64,7 @@ from roles.validator.config import ValidatorConfig
 from tests.pretended_device import NamedDevices, PretendedDevice
 from tests.support.toys import sorting_engine, sorting_learner
 
-SHAPE = ModelShape(vocabulary=60, qk_norm=False, qkv_bias=True, tied=True)
+SHAPE = replace(SORTER, vocabulary=60, qk_norm=False, qkv_bias=True, tied=True)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=40, group_size=4)
 ENDS = frozenset({0})
 CONFIG = sorting_engine(

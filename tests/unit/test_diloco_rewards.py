@@ -9,7 +9,6 @@ import pytest
 
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms, Goal, Outer
-from roles.contract.core.shape import ModelShape
 from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
@@ -19,6 +18,7 @@ from roles.engines.config import EngineConfig
 from roles.envs.base import open_teaching
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.sort import decode, is_held_out
+from roles.rl.recipes import SORTER
 from tests.support.toys import sorting_engine, sorting_learner
 from tests.unit.core_swarm import peer_named
 
@@ -108,6 +108,6 @@ def test_groups_without_a_spread_of_rewards_leave_the_weights_as_they_are() -> N
 
 
 def test_an_environment_with_more_tokens_than_the_model_is_refused() -> None:
-    small = replace(TAUGHT, shape=ModelShape(vocabulary=49))
+    small = replace(TAUGHT, shape=replace(SORTER, vocabulary=49))
     with pytest.raises(ConfigError, match="50 tokens, the model 49"):
         rewards(config=small)

@@ -13,11 +13,9 @@ from p2p.node.rival import are_rivals
 from roles.contract import Run
 from roles.own.__main__ import main
 from roles.own.people import load_run
+from tests.unit.test_run_file import SORTING_TEXT
 
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
-
-
-SAMPLING = "[sampling]\nsteps = 3\ngroup_size = 8\nmax_new_tokens = 9\n"
 
 
 class Owner:
@@ -32,7 +30,7 @@ class Owner:
         path.write_text(
             f'name = "{name}"\nepoch = {epoch}\ntrainers = ["{TRAINER}"]\n'
             f'validators = ["{VALIDATOR}"]\n'
-            f"{SAMPLING}temperature = {rate}\n"
+            f"{SORTING_TEXT}[limits]\nsurprise = {rate}\n"
         )
         return path
 
@@ -134,7 +132,7 @@ def test_init_signs_no_other_run_where_one_was_lost(
     assert document.read_bytes() == first
     document.unlink()
     draft = tmp_path / "other.toml"
-    draft.write_text(f'name = "mine"\n{SAMPLING}')
+    draft.write_text(f'name = "mine"\n{SORTING_TEXT}')
     assert main(["init", str(folder), "--draft", str(draft)]) == 2
     assert f"put {document} back, or name another folder" in capsys.readouterr().err
 

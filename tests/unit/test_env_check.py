@@ -23,9 +23,10 @@ from roles.envs.mix import MixedEnvironment
 from roles.envs.questions import MathEnvironment
 from roles.envs.sort import SortEnvironment
 from roles.envs.text import Message, TextTask
-from roles.own.draft import check_environments
+from roles.own.draft import check_environments, read_draft
 from roles.own.envs import main
 from tests.sweeps import swept
+from tests.unit.test_run_file import SORTING_TABLES
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"
@@ -194,12 +195,18 @@ def test_init_refuses_an_environment_that_does_not_repeat_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     key = str(KeyPair(bytes(32)).peer_id)
-    table = {"name": "r", "trainers": [key], "validators": [key]}
-    check_environments(table, "draft.toml")
+    table = {
+        "name": "r",
+        "trainers": [key],
+        "validators": [key],
+        **SORTING_TABLES,
+    }
+    terms = read_draft(table, "draft.toml", 0.0)
+    check_environments(terms, Path())
     calls = count()
     monkeypatch.setattr(SortEnvironment, "reward", lambda *_: float(next(calls) % 2))
-    with pytest.raises(ConfigError, match=r"environments\[0\]: the environment 'sort' pays"):
-        check_environments(table, "draft.toml")
+    with pytest.raises(ConfigError, match="the environment 'sort' pays"):
+        check_environments(terms, Path())
 
 
 @needs_gym

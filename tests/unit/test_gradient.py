@@ -1,13 +1,14 @@
 """The loss of a step, however it is cut: into rows, batches, slices of the head."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
 import torch
 from torch import Tensor
 
-from roles.contract.core.shape import Family, ModelShape
+from roles.contract.core.shape import Family
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig
 from roles.engines.torch import gradient
@@ -16,6 +17,7 @@ from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, 
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.rl.losses import GrpoOptions
+from roles.rl.recipes import SORTER
 from tests.support.toys import sorting_engine, sorting_learner
 from tests.unit.test_packing import SHAPES
 
@@ -111,7 +113,7 @@ def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPat
 
 def test_the_loss_is_the_mean_over_tokens_by_hand() -> None:
     """A long answer and a short one: each of their tokens counts the same."""
-    shape = ModelShape(vocabulary=97)
+    shape = replace(SORTER, vocabulary=97)
     model = TransformerModel(shape)
     model.initialise(1)
     with torch.no_grad():

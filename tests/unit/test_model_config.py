@@ -1,6 +1,7 @@
 """config.json of the three families, and what is refused by name."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -12,6 +13,7 @@ from roles.models.config import (
     read_end_tokens_untrusted,
     write_config,
 )
+from roles.rl.recipes import SORTER
 
 # as published, bookkeeping included
 SMOLLM2 = {
@@ -262,7 +264,7 @@ def test_a_window_that_qwen_uses_is_refused() -> None:
 
 def test_no_family_has_both_bias_and_norm() -> None:
     with pytest.raises(ValueError, match="no family"):
-        ModelShape(qkv_bias=True, qk_norm=True)
+        replace(SORTER, qkv_bias=True, qk_norm=True)
 
 
 def test_end_tokens_of_the_generation_config() -> None:

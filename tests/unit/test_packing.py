@@ -1,5 +1,6 @@
 """A packed group gives the states, the loss and the gradients of its completions row by row."""
 
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -7,16 +8,17 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from roles.contract.core.shape import Family, ModelShape
+from roles.contract.core.shape import Family
 from roles.engines.torch.model import TransformerModel, Unpacking
 from roles.engines.torch.packing import PackedBatch, pack
+from roles.rl.recipes import SORTER
 
 Groups = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
 
 SHAPES = {
-    Family.QWEN3: ModelShape(vocabulary=97),
-    Family.QWEN2: ModelShape(vocabulary=97, qk_norm=False, qkv_bias=True),
-    Family.LLAMA: ModelShape(vocabulary=97, qk_norm=False, tied=True),
+    Family.QWEN3: replace(SORTER, vocabulary=97),
+    Family.QWEN2: replace(SORTER, vocabulary=97, qk_norm=False, qkv_bias=True),
+    Family.LLAMA: replace(SORTER, vocabulary=97, qk_norm=False, tied=True),
 }
 
 

@@ -15,6 +15,7 @@ from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.node.admission import Capability
 from p2p.node.tables import write_table
+from p2p.node.toml import write_toml
 from p2p.wire import pack, unpack_untrusted
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
@@ -39,7 +40,7 @@ from roles.envs.base import check_pins, environment_digest
 from roles.envs.client import setup_of
 from roles.own.__main__ import main
 from roles.own.draft import read_draft
-from roles.rl.recipes import NETWORK
+from roles.rl.recipes import NETWORK, SORTER, SORTING
 from tests.model_folders import make_folder
 
 OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
@@ -50,10 +51,14 @@ TERMS = Terms(
     trainers=(TRAINER.peer_id,),
     validators=(VALIDATOR.peer_id,),
     sampling=NETWORK.sampling,
+    model=SORTING,
 )
 RUN = sign_run(TERMS, OWNER)
 SAMPLING = {"steps": 7, "group_size": 16, "max_new_tokens": 12}
-SAMPLING_TABLE = "\n[sampling]\nsteps = 7\ngroup_size = 16\nmax_new_tokens = 12\n"
+MODEL = {"shape": write_table(SORTER)}
+SORTING_TABLES = {"environments": ["sort"], "sampling": SAMPLING, "model": MODEL}
+"""What a draft says of a network that sorts."""
+SORTING_TEXT = 'environments = ["sort"]\n' + write_toml({"sampling": SAMPLING, "model": MODEL})
 
 
 def test_what_was_signed_is_what_is_read() -> None:
@@ -157,14 +162,14 @@ def test_a_draft_fills_in_the_rest() -> None:
         "days": 1,
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
-        "sampling": SAMPLING,
         "limits": {"preset": "bf16", "surprise": 9},
+        **SORTING_TABLES,
     }
     terms = read_draft(table, "draft.toml", now=1000.0)
     assert (terms.expiry, terms.sampling.steps) == (1000 + 86_400, 7)
     assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 5.0)
     assert read_draft({**table, "limits": {}}, "", 0.0).limits == Limits.fp32()
-    in_bf16 = {**table, "limits": {}, "model": {"dtype": "bfloat16", "draw": "gumbel"}}
+    in_bf16 = {**table, "limits": {}, "model": {**MODEL, "dtype": "bfloat16", "draw": "gumbel"}}
     assert read_draft(in_bf16, "", 0.0).limits == Limits.bf16()
     changes: list[tuple[dict[str, object], str]] = [
         ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
@@ -188,7 +193,7 @@ def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
         "name": "r",
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
-        "sampling": SAMPLING,
+        **SORTING_TABLES,
         "environments": [
             {"name": "arithmetic", "weight": 3, "kinds": {"addition": 2, "stories": 0.5}},
             {"name": "math-exact", "data": str(questions)},
@@ -246,7 +251,7 @@ def test_the_command_line_signs_and_shows(
 ) -> None:
     draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
     peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
-    draft.write_text(f'name = "mine"\n{peers}{SAMPLING_TABLE}')
+    draft.write_text(f'name = "mine"\n{peers}{SORTING_TEXT}')
     assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
     assert key.stat().st_mode & 0o777 == 0o600
     assert "mine" in capsys.readouterr().out
@@ -276,7 +281,7 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
         f'validators = ["{VALIDATOR.peer_id}"]\n'
         f'[model]\nbase = "{folder}"\ndraw = "gumbel"\ndtype = "bfloat16"\n'
         f'[[environments]]\nname = "math-exact"\ndata = "{questions}"\n'
-        f"{SAMPLING_TABLE}"
+        f"{write_toml({'sampling': SAMPLING})}"
     )
     create = ["create", str(draft), "--key", str(key), "--out", str(out)]
     assert main(create) == 2
@@ -319,11 +324,13 @@ def test_a_calibration_is_signed_with_the_run_and_shown(
 ) -> None:
     draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
     peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
-    model = '[model]\ndtype = "bfloat16"\ndraw = "gumbel"\n'
+    model = write_toml(
+        {"model": {**MODEL, "dtype": "bfloat16", "draw": "gumbel"}, "sampling": SAMPLING}
+    )
     in_bf16 = replace(RECORD, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
     draft.write_text(
-        f'name = "mine"\n{peers}{to_toml(Limits.bf16())}{record_to_toml(in_bf16)}'
-        f"{model}{SAMPLING_TABLE}"
+        f'name = "mine"\nenvironments = ["sort"]\n{peers}'
+        f"{to_toml(Limits.bf16())}{record_to_toml(in_bf16)}{model}"
     )
     assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
     run = decode_run_untrusted(out.read_bytes())
@@ -413,6 +420,7 @@ def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
         "name": "long",
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
+        **SORTING_TABLES,
         "sampling": {**SAMPLING, "submission": 64, **change},
     }
     with pytest.raises(ConfigError, match=remedy):
@@ -422,7 +430,7 @@ def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
 def diloco_draft(**diloco: object) -> dict[str, object]:
     return {
         "name": "text", "algorithm": "diloco", "trainers": [str(TRAINER.peer_id)],
-        "diloco": diloco,
+        "diloco": diloco, "model": MODEL,
     }  # fmt: skip
 
 
@@ -444,7 +452,7 @@ def test_a_run_that_pre_trains_has_trainers_only() -> None:
 
 
 def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> None:
-    terms = read_draft({**diloco_draft(goal="reward"), "sampling": SAMPLING}, "draft", 0.0)
+    terms = read_draft({**diloco_draft(goal="reward"), **SORTING_TABLES}, "draft", 0.0)
     assert [pin.name for pin in terms.environments] == ["sort"]
     run = decode_run_untrusted(sign_run(terms, OWNER).document)
     assert engine_of(run).environment == "sort"

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from p2p.errors import ConfigError
 from proofs.checks import Limits, Reason, Verdict, judge
 from proofs.sampling import DrawRule
-from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling
 from roles.engines.config import ROWS, EngineConfig
 from roles.engines.torch import sampler, scorer
@@ -21,6 +20,7 @@ from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import encode_weights, load_weights, save_folder
 from roles.engines.torch.model import TransformerModel
 from roles.envs.sort import END, SortEnvironment
+from roles.rl.recipes import SORTER
 from tests.support.toys import sorting_engine
 
 ENDS = frozenset({END})
@@ -36,7 +36,7 @@ def make_model(seed: int = 0, sharpness: float = 1.0) -> TransformerModel:
     """A random model whose head is scaled up, so that its distributions are as peaked as a
     trained one's.
     """
-    model = TransformerModel(ModelShape())
+    model = TransformerModel(SORTER)
     model.initialise(seed)
     with torch.no_grad():
         model.lm_head.weight.mul_(20 * sharpness)
@@ -84,7 +84,7 @@ def verdicts(
 
 
 def test_the_shape_has_the_documented_size() -> None:
-    model = TransformerModel(ModelShape())
+    model = TransformerModel(SORTER)
     assert sum(weight.numel() for weight in model.parameters()) == 105_088
     assert "model.layers.1.self_attn.q_norm.weight" in model.state_dict()
     assert "lm_head.weight" in model.state_dict()
@@ -236,10 +236,10 @@ def test_other_readers_agree_on_the_container(tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "weights"
-    path.write_bytes(encode_weights(TransformerModel(ModelShape(width=32))))
+    path.write_bytes(encode_weights(TransformerModel(replace(SORTER, width=32))))
     with pytest.raises(EngineError, match="shape"):
         load_weights(make_model(), path)
-    path.write_bytes(encode_weights(TransformerModel(ModelShape(layers=1))))
+    path.write_bytes(encode_weights(TransformerModel(replace(SORTER, layers=1))))
     with pytest.raises(EngineError, match="names differ"):
         load_weights(make_model(), path)
     path.write_bytes(b"nonsense")
@@ -254,4 +254,4 @@ def test_an_engine_says_what_is_missing() -> None:
     with pytest.raises(EngineError, match="not opened"):
         engine.answer([], SAMPLING)
     with pytest.raises(ConfigError, match="50 tokens"):
-        TorchEngine(sorting_engine(shape=ModelShape(vocabulary=10))).open("none", "")
+        TorchEngine(sorting_engine(shape=replace(SORTER, vocabulary=10))).open("none", "")

@@ -26,10 +26,11 @@ from roles.engines.torch.policy import write_policy
 from roles.engines.worker import draw_all
 from roles.models import safetensors
 from roles.models.bundle import read_config
+from roles.rl.recipes import SORTER
 from tests import transformers_logits
 from tests.model_folders import make_folder, random_weights, write_weights
 
-QWEN3 = ModelShape(vocabulary=320, width=32, head_width=8, feed_forward=48)
+QWEN3 = replace(SORTER, vocabulary=320, width=32, head_width=8, feed_forward=48)
 SHAPES = {
     Family.QWEN3: QWEN3,
     Family.QWEN2: replace(QWEN3, qk_norm=False, qkv_bias=True),

@@ -10,6 +10,7 @@ import json
 import struct
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -22,7 +23,6 @@ from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
 from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, Engine, Group
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
@@ -32,6 +32,7 @@ from roles.protocol.core.groups import encode_groups
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, Submission, Window, content_digest
 from roles.protocol.replay import as_signed
+from roles.rl.recipes import SORTER
 from roles.shared.durable import Durable
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
@@ -46,7 +47,7 @@ KEY: Final = KeyPair(b"t" * 32)
 STEPS: Final = 400
 LEARNER: Final = sorting_learner(groups=5, minibatches=2, evaluate_every=0)
 CONFIG: Final = EngineConfig(
-    shape=ModelShape(width=16, layers=1, query_heads=2, key_heads=1, feed_forward=32),
+    shape=replace(SORTER, width=16, layers=1, query_heads=2, key_heads=1, feed_forward=32),
     sampling=SamplingTerms(steps=STEPS, group_size=4, lag=1000, max_new_tokens=12),
     learner=LEARNER,
 )

@@ -155,7 +155,7 @@ class Model:
     seed: int = 0
     """Of the initial weights, and of the warm-up; of no use to a model with a base."""
 
-    shape: ModelShape = field(default_factory=ModelShape)
+    shape: ModelShape
     """Sizes of the network, and with them its family."""
 
     base: tuple[FilePin, ...] = ()
@@ -335,7 +335,7 @@ class Terms:
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     """All other nodes."""
 
-    model: Model = field(default_factory=Model)
+    model: Model
     """What is trained."""
 
     sampling: SamplingTerms

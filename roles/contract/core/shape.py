@@ -49,29 +49,27 @@ class Dtype(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """A decoder of one of the families. The defaults are the demo's 105,088 parameters."""
+    """A decoder of one of the families."""
 
-    vocabulary: int = 50
-    """Token ids are 0 to this, exclusive. The environments' vocabulary must fit; sort's has
-    50."""
+    vocabulary: int
+    """Token ids are 0 to this, exclusive. The environments' vocabulary must fit."""
 
-    width: int = 64
-    """Features of the residual stream. With 128 and four layers (751,488 parameters) a rate of
-    3e-4 is too high: 2e-4 swings, 1e-4 learns."""
+    width: int
+    """Features of the residual stream."""
 
-    layers: int = 2
+    layers: int
     """Blocks of attention and SwiGLU."""
 
-    query_heads: int = 4
+    query_heads: int
     """Attention heads."""
 
-    key_heads: int = 2
+    key_heads: int
     """Heads of keys and values, each shared by query_heads / key_heads queries."""
 
-    head_width: int = 16
+    head_width: int
     """Features per head; even, because of the rotary halves."""
 
-    feed_forward: int = 192
+    feed_forward: int
     """Hidden features of SwiGLU."""
 
     rope_base: float = 10_000.0

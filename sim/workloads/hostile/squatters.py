@@ -26,9 +26,10 @@ from p2p.node.node import open_node
 from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
 from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import EnvironmentPin, Model
+from roles.contract.core.file import EnvironmentPin
 from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
+from roles.rl.recipes import SORTING
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
@@ -191,7 +192,7 @@ def _write_run(swarm: Swarm) -> Run:
         environments=(EnvironmentPin(name="sort", digest=digest),),
         trainers=(trainer,),
         validators=(validator,),
-        model=Model(engine="fake"),
+        model=replace(SORTING, engine="fake"),
         sampling=NO_SAMPLING,
     )
     return sign_run(terms, swarm.simulation.keys.signer("owner"))

@@ -17,6 +17,7 @@ from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin
 from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
+from roles.rl.recipes import SORTING
 from sim.kernel.keys import KeyRing, derived_rng
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
@@ -111,6 +112,7 @@ class Deployment:
             trainers=(origin,),
             validators=(origin,),
             sampling=NO_SAMPLING,
+            model=SORTING,
             delivery=Delivery(chunk_bytes=self.chunk_bytes),
         )
         return sign_run(terms, self._keys.signer("owner"))

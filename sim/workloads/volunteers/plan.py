@@ -16,9 +16,10 @@ from p2p.shardcast.index import MAX_SPAN
 from p2p.wire import KI
 from proofs.checks import Limits
 from roles.contract import Run, Terms, sign_run
-from roles.contract.core.file import Delivery, EnvironmentPin, Model
+from roles.contract.core.file import Delivery, EnvironmentPin
 from roles.contract.core.sampling import SamplingTerms
 from roles.envs.base import environment_digest, open_teaching
+from roles.rl.recipes import SORTING
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
@@ -267,7 +268,7 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
         ),
         trainers=(peer(trainer),),
         validators=tuple(peer(name) for name in validators),
-        model=Model(engine="fake"),
+        model=replace(SORTING, engine="fake"),
         sampling=plan.sampling,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=CHUNK_BYTES),
