@@ -90,7 +90,6 @@ class RewardDemo(Learning):
     base: Path | None = None
     """The model's folder, if it has one."""
     evaluate_every: int = 10
-    checkpoint_every: int = 1
     memory: int
     """Bytes that all processes together need."""
     disk: int
@@ -128,7 +127,7 @@ class RewardDemo(Learning):
         """Write the nodes' configuration, and put the model where its trainer looks for it."""
         folder.config.write_text(
             f"[role.trainer]\n{_ONE_THREAD}evaluate_every = {self.evaluate_every}\n"
-            f"checkpoint_every = {self.checkpoint_every}\n\n"
+            f"checkpoint_every = {10 if self.base else 1}\n\n"
             f"[role.inference]\n{_TORCH}\n[role.validator]\n{_TORCH}\n{_MEMBERSHIP}"
         )
         # A node refuses the table of a role that it cannot find; the cheat alone finds its own.
@@ -278,7 +277,6 @@ def arithmetic(folder: Path) -> RewardDemo:
         base=folder,
         answers=10,
         evaluate_every=15,
-        checkpoint_every=15,
         # Weights in float32 in four engines; four times as much, and the activations, in the
         # trainer's; torch itself.
         memory=4 * weights * (4 + 5) + 4 * GIB,
