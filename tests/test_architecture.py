@@ -84,6 +84,8 @@ EXEMPT = {
     "roles/engines/worker.py": "is the worker process",
     "roles/envs/ration.py": "limits a worker process to what it may spend",
     "roles/workers/streams.py": "the standard streams of a worker process",
+    "roles/workers/server.py": "the standard streams of a worker process",
+    "roles/workers/files.py": "runs in the worker process, and in a thread of the node",
     "roles/own/__main__.py": "a command line: paths in, text out",
 }
 
