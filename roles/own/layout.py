@@ -25,22 +25,13 @@ class RunFolder:
         self.document = path / "run.shoal"  # what the owner signed
         self.owner = path / "owner.key"  # the key that signs; no node needs it
         self.config = path / "node.toml"  # the configuration of all nodes
+        self.learner = self.node(TRAINER) / LEARNER  # how the trainer learns
         self.data = path / "data"  # the files of questions that environments read
 
     def config_of(self, name: str) -> Path:
         """Return the configuration of one node: its own ``NAME.toml``, or that of all."""
         own = self.path / f"{name}.toml"
         return own if own.exists() else self.config
-
-    @property
-    def learner(self) -> Path:
-        """How the trainer learns."""
-        return self.node(TRAINER) / LEARNER
-
-    @property
-    def data(self) -> Path:
-        """The files of questions that environments read."""
-        return self.path / "data"
 
     def node(self, name: str) -> Path:
         """Return what a node keeps: ``--data``."""
