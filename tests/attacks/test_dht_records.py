@@ -90,9 +90,7 @@ def test_a_stranger_stores_its_own_records_and_no_others() -> None:
     met(node, key_pair(3))
     record = signed(key_pair(1, 2), b"name")
     replies = sent(tell(node, contact(key_pair(3)), Store(place(record), record.encode()), 1.0))
-    assert replies[0][1].body == Stored(True), (
-        "a peer in the table may store it"
-    )
+    assert replies[0][1].body == Stored(True), "a peer in the table may store it"
 
 
 def test_long_records_of_distant_expiry_do_not_crowd_others_out_of_an_answer() -> None:
