@@ -24,7 +24,7 @@ LIMITS = {
     "p2p/gossip": 1313,
     "p2p/ledger": 1356,
     "p2p/membership": 3021,
-    "p2p/node": 4589,
+    "p2p/node": 4465,
     "p2p/sandbox": 913,
     "p2p/shardcast": 7660,
     "p2p/swarm": 1891,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1430,
     "sim/workloads": 5018,
-    "tests": 56204,
+    "tests": 56183,
 }
 
 NO_CODE = {
