@@ -28,6 +28,7 @@ from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
+from roles.own.layout import PEOPLE
 from roles.rl.learner import FILE as LEARNER, KEYS
 from roles.rl.recipes import (
     ANSWER_TOKENS,
@@ -40,8 +41,6 @@ from roles.rl.recipes import (
     kind_of,
 )
 
-PEOPLE: Final = "people.toml"
-"""Beside a draft: who is in the run."""
 DAY: Final = 24 * 3600
 """Seconds."""
 DAYS: Final = 30.0
