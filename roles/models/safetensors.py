@@ -57,16 +57,20 @@ class TensorSpan:
     end: int
 
 
-def encode(tensors: Mapping[str, RawTensor]) -> bytes:
+def encode(tensors: Mapping[str, RawTensor], notes: Mapping[str, str] = {}) -> bytes:
     """A safetensors file, tensors in the order of the mapping, data aligned to 8 bytes."""
-    head = encode_head({name: (one.dtype, one.shape) for name, one in tensors.items()})
+    shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
+    head = encode_head(shapes, notes)
     return b"".join((head, *(one.data for one in tensors.values())))
 
 
-def encode_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
-    """What precedes the data of tensors with these dtypes and shapes, which follows in the same
-    order: for files that are written tensor by tensor."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+def encode_head(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], notes: Mapping[str, str] = {}
+) -> bytes:
+    """Return what precedes the data of tensors with these dtypes and shapes, which follows in
+    the same order: for files that are written tensor by tensor. ``notes`` go to the header's
+    metadata."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
     offset = 0
     for name, (dtype, shape) in tensors.items():
         end = offset + math.prod(shape) * DTYPE_BYTES[dtype]

@@ -21,7 +21,7 @@ from proofs.checks import Limits
 from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import EnvironmentPin, Terms
 from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
-from roles.contract.core.shape import Dtype
+from roles.contract.core.shape import Dtype, ModelShape
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.check import why_not_repeatable
 from roles.envs.data import pin_data, read_data
@@ -337,7 +337,7 @@ def write_draft(plan: Plan) -> str:
     notes: Sequence[str] = ()
     if folder is None:
         kind = NETWORK
-        model = {"seed": 0, "end_tokens": [0], "shape": write_table(SORTER)}
+        model = {"seed": 0, "end_tokens": [0], "shape": _without_defaults(SORTER)}
     else:
         config = read_config(folder)
         found = need_end_tokens(folder, config)
@@ -368,6 +368,11 @@ def write_draft(plan: Plan) -> str:
         *(f"# {note}" for note in notes),
     ]
     return "\n".join(head) + "\n" + write_toml(table, REASONS)
+
+
+def _without_defaults(shape: ModelShape) -> dict[str, object]:
+    usual = {one.name: one.default for one in fields(shape)}
+    return {key: value for key, value in write_table(shape).items() if value != usual[key]}
 
 
 REASONS: Final[Mapping[str, str]] = {

@@ -6,6 +6,8 @@ manifest carries its digest.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -163,15 +165,37 @@ class LearnerConfig:
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)
 
+    @property
+    def digest(self) -> str:
+        """Names these numbers, defaults included (64 hexadecimal digits). The metadata of each
+        policy's weights has it, and so the manifest, which names the weights by digest."""
+        text = json.dumps(write_table(self), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def rate_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step ``step`` (from 0) of a run of ``steps`` steps."""
         share = _shared(self.schedule, step, steps, self.ramp, self.floor, self.decay_share)
         return self.rate * share
 
 
+REASONS: Final[Mapping[str, str]] = {
+    "algorithm": "or dapo, dr_grpo, cispo, gspo, or that of an installed package",
+    "options": "of the algorithm",
+    "schedule": "of the rate: linear, cosine or wsd",
+    "ramp": "steps over which the rate climbs",
+    "floor": "share of the rate that is left at the end",
+    "decay_share": "of wsd: the last share of the steps, in which the rate falls",
+    "evaluate_every": "steps between evaluations on the held-out tasks",
+    "evaluate_tasks": "of them, at most; 0: all",
+    "sinks": "where metrics go",
+    "warm_up": "on right answers, before the first policy",
+}
+"""Comments of a ``learner.toml``."""
+
+
 def write_learner(learner: LearnerConfig, reasons: Mapping[str, str] = {}) -> str:
-    """Return the text of a ``learner.toml``, with a comment for each key that has a reason."""
-    return write_toml(write_table(learner), reasons)
+    """Return the text of a ``learner.toml``, with comments; ``reasons`` are more of them."""
+    return write_toml(write_table(learner), {**REASONS, **reasons})
 
 
 KEYS: Final = frozenset(one.name for one in fields(LearnerConfig)) - {"run", "algorithm"}

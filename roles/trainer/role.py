@@ -68,6 +68,7 @@ class Trainer:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._steps = 0
+        self._learner = ""
         self.session: TrainerSession | None = None
         """The work of this role; None until engine and environment are open."""
         self._member: DilocoMember | None = None
@@ -85,7 +86,7 @@ class Trainer:
         if self._member is not None:
             return self._member.health()
         session = self.session
-        told = {**asdict(self.status()), "steps": self._steps}
+        told = {**asdict(self.status()), "steps": self._steps, "learner": self._learner}
         if session is None or session.doing is TrainerDoing.OPENS:
             return {**told, "done": False}
         counts, last = session.intake.buffer.counts, session.last_step
@@ -167,6 +168,7 @@ class Trainer:
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
         learner = await read_own_learner(node.world.disk, run)
+        self._learner = learner.digest
         engine_config = engine_of(
             run, limits, threads=config.threads, nice=config.nice, learner=learner
         )

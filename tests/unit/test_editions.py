@@ -8,10 +8,13 @@ from random import Random
 
 import pytest
 
+from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.node.rival import are_rivals
 from roles.contract import Run
 from roles.own.__main__ import main
+from roles.own.init import renew
+from roles.own.layout import RunFolder
 from roles.own.people import load_run
 from tests.unit.test_run_file import SORTING_TEXT
 
@@ -135,6 +138,73 @@ def test_init_signs_no_other_run_where_one_was_lost(
     draft.write_text(f'name = "mine"\n{SORTING_TEXT}')
     assert main(["init", str(folder), "--draft", str(draft)]) == 2
     assert f"put {document} back, or name another folder" in capsys.readouterr().err
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    assert main(["init", str(tmp_path / "mine"), "--nodes", "1"]) == 0
+    return RunFolder(tmp_path / "mine")
+
+
+def change(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+
+
+def test_a_draft_that_was_changed_is_signed_at_the_next_start_and_no_other(
+    folder: RunFolder,
+) -> None:
+    first = load_run(folder.document)
+    assert renew(folder) == ""
+    change(folder.draft, "steps = 60", "steps = 70")
+    said = renew(folder)
+    assert said == "draft.toml was changed (sampling): signed as epoch 2"
+    second = load_run(folder.document)
+    assert (second.id, second.epoch, second.terms.sampling.steps) == (first.id, 2, 70)
+    assert renew(folder) == ""
+    change(folder.draft, "# each is a policy", "# policies")  # says the same
+    assert renew(folder) == ""
+    assert load_run(folder.document) == second
+    change(folder.people, "validators = [", f'validators = ["{TRAINER}", ')
+    assert "(validators): signed as epoch 3" in renew(folder)
+
+
+def test_a_change_of_learner_toml_signs_nothing(folder: RunFolder) -> None:
+    """A new learning rate was a new edition, and an upgrade of each volunteer."""
+    change(folder.learner, "rate = 0.0008", "rate = 0.0004")
+    assert renew(folder) == ""
+
+
+def test_what_was_amended_is_kept_until_the_draft_is_changed(folder: RunFolder) -> None:
+    document = str(folder.document)
+    amend = ["amend", document, "--key", str(folder.owner), "--out", document]
+    assert main([*amend, "--allow", str(VALIDATOR)]) == 0
+    assert renew(folder) == ""
+    assert load_run(folder.document).epoch == 2
+    change(folder.draft, "lag = 2", "lag = 1")
+    assert "(admission, sampling): signed as epoch 3" in renew(folder)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ('name = "mine"', 'name = "yours"', "is of a run 'yours', and .* holds 'mine'"),
+        ("seed = 0", "seed = 1", "names another model than the one that .* trains"),
+        ("lag = 2", "rate = 1e-4", "rate belongs in learner.toml"),
+        ("lag = 2", "lag = ", "is not TOML"),
+        ("[limits]", "trainers = []\n[limits]", "there is no key 'trainers'"),
+        ("days = 30", "days = 30\ntrainers = []", "stands in .* and in .*: remove it from one"),
+    ],
+)
+def test_a_draft_that_cannot_be_signed_again_is_a_sentence(
+    folder: RunFolder, before: str, after: str, said: str
+) -> None:
+    signed = folder.document.read_bytes()
+    change(folder.draft, before, after)
+    with pytest.raises(ConfigError, match=said):
+        renew(folder)
+    assert folder.document.read_bytes() == signed
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -61,7 +62,7 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def encode_weights(model: nn.Module) -> bytes:
+def encode_weights(model: nn.Module, notes: Mapping[str, str] = {}) -> bytes:
     """The fp32 parameters as a safetensors file, in the order of their names."""
     weights = sorted(model.named_parameters())
     return safetensors.encode(
@@ -70,7 +71,8 @@ def encode_weights(model: nn.Module) -> bytes:
                 "F32", tuple(weight.shape), weight.detach().cpu().contiguous().numpy().tobytes()
             )
             for name, weight in weights
-        }
+        },
+        notes,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -27,12 +27,18 @@ from roles.models.errors import BadModel
 
 
 def write_policy(
-    model: TransformerModel, policy: Path, base: Path | None, *, is_base: bool = False
+    model: TransformerModel,
+    policy: Path,
+    base: Path | None,
+    *,
+    is_base: bool = False,
+    notes: Mapping[str, str] = {},
 ) -> None:
     """Write ``model`` at ``policy``, atomically: as a folder like ``base``, if there is one,
-    whose own weights are taken if they are the model's (``is_base``)."""
+    whose own weights are taken if they are the model's (``is_base``). ``notes`` go to the
+    metadata of files of weights that are written here."""
     if base is None:
-        write_atomically(policy, encode_weights(model))
+        write_atomically(policy, encode_weights(model, notes))
         return
     unfinished = policy.with_name(derived(policy.name, after=".partial"))
     for folder in (unfinished, policy):  # a folder that is there is whole
@@ -43,10 +49,10 @@ def write_policy(
     weights = [path for path in files if path.suffix == WEIGHTS_SUFFIX]
     if not is_base:
         for path in weights:
-            _write_weights(model, _names(path), unfinished / path.name)
+            _write_weights(model, _names(path), unfinished / path.name, notes)
         if not weights:  # its owner has removed them, which only the first policy needs
             names = sorted(name for name, _ in model.named_parameters())
-            _write_weights(model, names, unfinished / WEIGHTS)
+            _write_weights(model, names, unfinished / WEIGHTS, notes)
     for path in files:
         is_weights = path.suffix == WEIGHTS_SUFFIX or (not weights and path.name == INDEX)
         if is_weights and not is_base:
@@ -62,7 +68,9 @@ def _weights(model: TransformerModel) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:
+def _write_weights(
+    model: TransformerModel, names: Sequence[str], path: Path, notes: Mapping[str, str]
+) -> None:
     """These tensors, in this order, in bfloat16: tensor by tensor. What a base holds beside the
     model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
@@ -71,7 +79,7 @@ def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) ->
     names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
     with path.open("wb") as file:
-        file.write(safetensors.encode_head(shapes))
+        file.write(safetensors.encode_head(shapes, notes))
         for name in names:
             rounded = weights[name].bfloat16().cpu().contiguous()
             file.write(rounded.view(torch.uint8).numpy().data)
