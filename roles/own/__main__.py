@@ -96,10 +96,12 @@ def _main(argv: Sequence[str] | None) -> int:
 def _create(options: argparse.Namespace) -> Run:
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
     draft: Path = options.draft
-    terms = read_draft(load_draft(draft), str(draft), now, draft.parent)
+    table = load_draft(draft)
+    terms = read_draft(table, str(draft), now, draft.parent)
     if not options.uncalibrated:
         check_calibrated(terms)
-    run = sign_edition(terms, load_or_create_key(options.key), options.key, options.out)
+    owner, is_next = load_or_create_key(options.key), "epoch" not in table
+    run = sign_edition(terms, owner, options.key, options.out, is_next=is_next)
     write_edition(run, options.key, options.out, digest_of(draft))
     return run
 

@@ -61,15 +61,18 @@ class SignedBefore(ConfigError):
         self.before = f"epoch {newest.epoch} of run {terms.name!r} is signed already, {what}"
         self.file = newest.file
         super().__init__(
-            f"{self.before} ({self.file}): set epoch = {newest.epoch + 1} in the draft to sign"
-            " this one as the next edition"
+            f"{self.before} ({self.file}): set epoch = {newest.epoch + 1} in the draft, or"
+            " leave it out, to sign this one as the next edition"
         )
 
 
-def sign_edition(terms: Terms, key: KeyPair, key_file: Path, out: Path) -> Run:
+def sign_edition(
+    terms: Terms, key: KeyPair, key_file: Path, out: Path, *, is_next: bool = False
+) -> Run:
     """Return the edition that `write_edition` may write to ``out``.
 
     Terms that were signed before are given the end that they had then: it is the same document.
+    Others get the next epoch if ``is_next``.
 
     Raises:
         SignedBefore: Another text of this epoch, or a later edition, was signed before.
@@ -79,28 +82,30 @@ def sign_edition(terms: Terms, key: KeyPair, key_file: Path, out: Path) -> Run:
         newest = _newest(run_id(key.peer_id, terms.name), _read(record, key_file), out)
     if newest is None or newest.epoch < terms.epoch:
         return sign_run(terms, key)
-    again = sign_run(replace(terms, expiry=newest.expiry), key)
+    epoch = newest.epoch if is_next else terms.epoch
+    again = sign_run(replace(terms, epoch=epoch, expiry=newest.expiry), key)
     if again.digest.hex() != newest.digest:
+        if is_next:
+            return sign_run(replace(terms, epoch=epoch + 1), key)
         raise SignedBefore(terms, newest)
     if again.expiry != terms.expiry:
         print(  # noqa: T201 - for the person; the run alone is on standard output
             f"epoch {again.epoch} says this already, and keeps its end: renew it with epoch ="
-            f" {again.epoch + 1}",
+            f" {again.epoch + 1} in the draft",
             file=sys.stderr,
         )
     return again
 
 
-def draft_of(run: Run, key_file: Path, out: Path) -> tuple[int, str]:
-    """Return the epoch of the newest edition of ``run`` that was signed, and the digest of the
-    draft that it stands for.
+def draft_of(run: Run, key_file: Path, out: Path) -> str:
+    """Return the digest of the draft that the newest edition of ``run`` stands for.
 
     Raises:
         ConfigError: The record beside the key cannot be read.
     """
     with _open_record(key_file) as record:
         newest = _newest(run.id, _read(record, key_file), out)
-    return (newest.epoch, newest.draft) if newest is not None else (run.epoch, "")
+    return newest.draft if newest is not None else ""
 
 
 def write_edition(run: Run, key_file: Path, out: Path, draft: str = "") -> None:

@@ -24,6 +24,7 @@ from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
 from roles.models.fetch import MODELS, base_folder
 from roles.own.draft import (
+    DAY,
     Plan,
     check_calibrated,
     check_environments,
@@ -155,7 +156,8 @@ PEOPLE_HEAD: Final = "# Who is in the run. shoal run start signs it, as it does 
 
 
 def renew(folder: RunFolder) -> str:
-    """Sign the draft of a folder as the next edition if it was changed since the last one.
+    """Sign the draft of a folder as the next edition if it was changed since the last one, or
+    if that one ends within a day.
 
     Returns:
         A sentence that says so; empty if nothing was signed.
@@ -166,10 +168,10 @@ def renew(folder: RunFolder) -> str:
     if not (folder.draft.exists() and folder.owner.exists() and folder.document.exists()):
         return ""  # the owner's files may be on another machine
     run, digest = load_run(folder.document), digest_of(folder.draft)
-    newest, signed = draft_of(run, folder.owner, folder.document)
-    if digest == signed:
-        return ""
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
+    ends = run.expiry < now + DAY
+    if digest == draft_of(run, folder.owner, folder.document) and not ends:
+        return ""
     where = str(folder.draft)
     terms = read_draft(load_draft(folder.draft), where, now, folder.path)
     if terms.name != run.name:
@@ -185,19 +187,17 @@ def renew(folder: RunFolder) -> str:
     was = replace(run.terms, epoch=terms.epoch, expiry=terms.expiry)
     changed = [one.name for one in fields(Terms) if getattr(was, one.name) !=
                getattr(terms, one.name)]  # fmt: skip
-    if not changed:  # a comment
+    if not changed and not ends:  # a comment was
         write_edition(run, folder.owner, folder.document, digest)
         return ""
     check_calibrated(terms)
     check_environments(terms, folder.data)
-    next_terms = replace(terms, epoch=newest + 1)
     owner = load_or_create_key(folder.owner)
-    edition = sign_edition(next_terms, owner, folder.owner, folder.document)
+    terms = replace(terms, epoch=run.epoch + 1)
+    edition = sign_edition(terms, owner, folder.owner, folder.document, is_next=True)
     write_edition(edition, folder.owner, folder.document, digest)
-    return (
-        f"{folder.draft.name} was changed ({', '.join(changed)}): signed as epoch"
-        f" {edition.epoch}"
-    )
+    why = f"was changed ({', '.join(changed)})" if changed else "would be void within a day"
+    return f"{folder.draft.name} {why}: signed as epoch {edition.epoch}"
 
 
 def _peer(key: Path) -> PeerId:

@@ -132,7 +132,7 @@ def amend(options: argparse.Namespace) -> Run:
             f"{options.document} is not the newest edition: {error.before}: amend {error.file}"
         ) from None
     # It stands for the same draft: shoal run start must not sign that one again.
-    _, draft = draft_of(run, options.key, options.document)
+    draft = draft_of(run, options.key, options.document)
     write_edition(signed, options.key, options.out, draft)
     return signed
 

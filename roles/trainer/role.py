@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from typing import ClassVar, Final, Self
 
 from p2p.concurrency import leaves
-from p2p.errors import WorkerDied
+from p2p.errors import ConfigError, WorkerDied
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
@@ -40,7 +40,7 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
-from roles.rl.learner import LearnerConfig
+from roles.rl.learner import FILE, KEYS, LearnerConfig
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.config import TrainerConfig
@@ -77,6 +77,8 @@ class Trainer:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.trainer]``."""
+        for key in table.keys() & KEYS:
+            raise ConfigError(f"[role.trainer]: {key} belongs in {FILE}, in the data folder")
         config = read_table(TrainerConfig, table, "[role.trainer]")
         check_engine_installed("torch", cls.name)
         return cls(config)

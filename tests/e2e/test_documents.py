@@ -8,6 +8,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Callable
@@ -60,7 +61,8 @@ def test_whoever_signs_again_as_a_page_says_signs_the_next_edition(
         draft = Path(name).expanduser()
         play("run", "init", str(draft.parent if str(Path(name).parent) in made else "first"))
         if not draft.exists():
-            draft.write_bytes(Path("first/draft.toml").read_bytes())
+            for made_first in ("draft.toml", "people.toml"):
+                shutil.copyfile(Path("first") / made_first, draft.with_name(made_first))
         for line in re.findall(r"^\$ (.*)", block, re.MULTILINE):
             words = [os.path.expanduser(word) for word in shlex.split(line, comments=True)]
             if words[0] in ("perl", "sed"):

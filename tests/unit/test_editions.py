@@ -170,6 +170,14 @@ def test_a_draft_that_was_changed_is_signed_at_the_next_start_and_no_other(
     assert "(validators): signed as epoch 3" in renew(folder)
 
 
+def test_an_edition_that_ends_is_renewed_at_the_next_start(folder: RunFolder) -> None:
+    document = str(folder.document)
+    amend = ["amend", document, "--key", str(folder.owner), "--out", document]
+    assert main([*amend, "--expires", "2h"]) == 0
+    assert renew(folder) == "draft.toml would be void within a day: signed as epoch 3"
+    assert renew(folder) == ""
+
+
 def test_a_change_of_learner_toml_signs_nothing(folder: RunFolder) -> None:
     """A new learning rate was a new edition, and an upgrade of each volunteer."""
     change(folder.learner, "rate = 0.0008", "rate = 0.0004")
