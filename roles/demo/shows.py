@@ -52,7 +52,7 @@ SUMMARY: Final = """\
   rollouts          {rollouts_accepted} accepted, {rollouts_rejected} rejected{staleness}
   the cheater       {cheater_submitted} submissions, {cheater_accepted} accepted; honest work \
 rejected: {honest_rejected}
-  its bans          {cheater_bans}{proof}"""
+  its bans          {bans}"""
 WEIGHTS: Final = """\
   weights           {size} a whole policy; for {policies} the trainer sent {sent},
                     five receivers got {leaf_share_from_peers:.0%} from each other"""
@@ -179,6 +179,7 @@ class RewardDemo(Learning):
 
     def summary(self, figures: dict[str, Any], *, promised: bool) -> Iterator[str]:
         """Yield what came of it, for people."""
+        times = figures["cheater_bans"]
         words = {
             **figures,
             "gain": gain(figures),
@@ -187,7 +188,7 @@ class RewardDemo(Learning):
                 if figures["policies"] > 1
                 else ""
             ),
-            "proof": ", proven by the trainer's own replay" if figures["cheater_bans"] else "",
+            "bans": f"{times}, proven by the trainer's own replay" if times else "none",
             "size": size(figures["policy_bytes"] or 0),
             "sent": size(figures["origin_upload_bytes"]),
         }
