@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from roles.contract import Run
+from roles.rl.learner import FILE as LEARNER
 
 TRAINER: Final = "trainer"
 VALIDATOR: Final = "validator"
@@ -24,6 +25,7 @@ class RunFolder:
         self.document = path / "run.shoal"  # what the owner signed
         self.owner = path / "owner.key"  # the key that signs; no node needs it
         self.config = path / "node.toml"  # the configuration of all nodes
+        self.learner = self.node(TRAINER) / LEARNER  # how the trainer learns
         self.data = path / "data"  # the files of questions that environments read
 
     def config_of(self, name: str) -> Path:
