@@ -19,14 +19,14 @@ ROOT = Path(__file__).parent.parent
 # commit eb244e04 (tests: 57007).
 LIMITS = {
     "p2p": 2277,
-    "p2p/cast": 1220,
+    "p2p/cast": 1406,
     "p2p/dht": 2610,
     "p2p/gossip": 1313,
     "p2p/ledger": 1356,
     "p2p/membership": 3021,
-    "p2p/node": 4629,
+    "p2p/node": 4505,
     "p2p/sandbox": 913,
-    "p2p/shardcast": 8059,
+    "p2p/shardcast": 7660,
     "p2p/swarm": 1891,
     "p2p/transport": 2730,
     "proofs": 1020,
@@ -40,7 +40,7 @@ LIMITS = {
     "roles/inference": 1386,
     "roles/ledger": 840,
     "roles/models": 1892,
-    "roles/own": 2029,
+    "roles/own": 2024,
     "roles/protocol": 2228,
     "roles/rl": 317,
     "roles/shared": 102,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1430,
     "sim/workloads": 5043,
-    "tests": 56759,
+    "tests": 56519,
 }
 
 NO_CODE = {
