@@ -55,7 +55,6 @@ EXEMPT = {
     "p2p/worker_process.py": "is the real World's processes",
     "roles/calibrate/": "a command line: weights and a run file in, limits out",
     "roles/demo/command.py": "a command line: makes the folder of a run",
-    "roles/demo/shows.py": "a command line: names a model's folder",
     "roles/ledger/command.py": "a command line: paths in, text out",
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
     "roles/ledger/repeating.py": "a command line: nodes' folders in, bans weighed out",

@@ -32,7 +32,7 @@ LIMITS = {
     "proofs": 1020,
     "roles/calibrate": 795,
     "roles/contract": 861,
-    "roles/demo": 824,
+    "roles/demo": 779,
     "roles/diloco": 4193,
     "roles/doctor": 649,
     "roles/engines": 4951,

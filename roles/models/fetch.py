@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -308,6 +307,8 @@ def _check_room(folder: Path) -> None:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Wait until no other process makes the same folder."""
+    import fcntl  # which Windows lacks, where the table of models is read too
+
     with path.open("w") as file:
         with patience(f"waits for another process, which makes this folder too ({path})"):
             fcntl.flock(file, fcntl.LOCK_EX)
