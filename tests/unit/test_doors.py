@@ -126,7 +126,7 @@ FUNCTIONS: dict[str, Arguments] = {
     },
     "ConnectionConfig": {
         "keepalive": (1.0, ["1", None, 0.0, -1, math.nan]),
-        "close_timeout": (1.0, ["1", None, -1, math.nan]), "yield_every": (1, ["1", -1, 1.5]),
+        "yield_every": (1, ["1", -1, 1.5]),
     },
 }  # fmt: skip
 METHODS: dict[str, Arguments] = {

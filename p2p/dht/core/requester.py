@@ -39,7 +39,7 @@ from p2p.dht.core.operations import (
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordValidator
 from p2p.dht.messages import (
-    MAX_CONTACTS,
+    BUCKET_SIZE,
     Contact,
     FindNode,
     FindValue,
@@ -117,7 +117,7 @@ class Requester:
             holders=replicas,
         )
         self._put_shape = LookupShape(alpha=alpha, paths=paths, width=replicas + alpha)
-        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=config.bucket_size)
+        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=BUCKET_SIZE)
 
     @property
     def next_deadline(self) -> float:
@@ -230,7 +230,7 @@ class Requester:
         now: float,
     ) -> None:
         """Begin a lookup at the nearest contacts of the table."""
-        near = self._neighbours.nearest(target, self._config.bucket_size)
+        near = self._neighbours.nearest(target, BUCKET_SIZE)
         seeds = self._neighbours.eligible(near, now)
         search = Search(self._lookup(target, seeds, shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
@@ -437,7 +437,7 @@ class Requester:
         once if that is empty."""
         if operation.search is None and (seed is not None or not operation.asked):
             own = self._neighbours.own.id
-            known = self._neighbours.nearest(own, MAX_CONTACTS)
+            known = self._neighbours.nearest(own, BUCKET_SIZE)
             lookup = self._lookup(own, known, self._join_shape, now)
             operation.begin_search(Search(lookup, operation))
         if operation.search is not None:
