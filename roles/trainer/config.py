@@ -41,6 +41,9 @@ class TrainerConfig:
     """Steps between evaluations on the held-out tasks (0: only at the start and the end). An
     evaluation draws 1,024 answers, as many as a step learns from."""
 
+    sinks: tuple[str, ...] = ("jsonl", "tensorboard")
+    """Where the numbers of each step go: entry points of the group ``shoal.sinks``."""
+
     checkpoint_every: int = 1
     """Steps between checkpoints. One is 12 bytes a parameter: 1.3 MB in the demo, 1.6 GB (two
     generations of it) with 135 M parameters, where 10 is better: after a crash the trainer

@@ -22,7 +22,6 @@ from roles.envs.contained import EnvironmentFailed
 from roles.envs.mix import kind_of
 from roles.shared.checked_json import DamagedFile, keep, recall
 from roles.shared.reasons import printable
-from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +79,6 @@ class LearningCurve:
         self.learnt = Learnt()
         self.unexamined = ""
         """Why the last evaluation has no result; empty if it has."""
-        self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
         """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""

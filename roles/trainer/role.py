@@ -48,6 +48,7 @@ from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.metrics import Metrics, open_sinks
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import TrainerStatus, facts_of, status_of
@@ -183,13 +184,16 @@ class Trainer:
                 ),
                 name=self.name,
             ) as engine,
+            open_sinks(
+                config.sinks, run.name, node.world.disk.locate(self.name)
+            ) as metrics,
         ):
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, "trainer", self.name)
             while True:
                 self.session = await self._session(
-                    node, run, standing, environment, engine, ledger, folder
+                    node, run, standing, environment, engine, ledger, folder, metrics
                 )
                 try:
                     await self.session.work_forever()
@@ -209,6 +213,7 @@ class Trainer:
         engine: Engine,
         ledger: Ledger,
         folder: str | None,
+        metrics: Metrics,
     ) -> TrainerSession:
         recipe, config = run.terms.recipe, self._config
         durable = Durable(node.world, self.name)
@@ -236,4 +241,6 @@ class Trainer:
             base=folder or "",
             checkpoint_every=config.checkpoint_every,
         )
-        return TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)
+        return TrainerSession(
+            node, recipe, engine, intake, desk, curve, standing, policies, metrics
+        )

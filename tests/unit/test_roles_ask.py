@@ -116,7 +116,7 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     policies = PolicyFiles(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(
-            node, Recipe(), engine, intake, nothing, nothing, nothing, policies
+            node, Recipe(), engine, intake, nothing, nothing, nothing, policies, nothing
         ).open_learner()
 
 

@@ -37,6 +37,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.metrics import Metrics
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.taken import TakenPlace, learnable_groups
@@ -188,7 +189,9 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
     curve = LearningCurve(world.disk, recipe, Unasked(), 0)
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     desk: Any = SimpleNamespace(note_policy=lambda: None, repeated=0, lies=0)
-    session = TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)
+    session = TrainerSession(
+        node, recipe, engine, intake, desk, curve, standing, policies, Metrics({})
+    )
     step = await session._resume()
     await intake.restore(step)
     # The newest place is on disk always: none is taken twice.
