@@ -184,9 +184,7 @@ class Trainer:
                 ),
                 name=self.name,
             ) as engine,
-            open_sinks(
-                config.sinks, run.name, node.world.disk.locate(self.name)
-            ) as metrics,
+            open_sinks(config.sinks, run.name, node.world.disk.locate(self.name)) as metrics,
         ):
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
