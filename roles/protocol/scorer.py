@@ -28,7 +28,7 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError, WorkerDied
-from p2p.identity import PeerId
+from p2p.identity import PeerId, Signer
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
@@ -38,13 +38,20 @@ from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.core.answer import Refused, Reply
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
 from roles.protocol.core.findings import NO_ANSWER, Finding
 from roles.protocol.core.groups import DECODE_RATE, NOTHING, decode_groups_untrusted
 from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.terms import terms_digest
-from roles.protocol.core.verdict import SignedVerdict
-from roles.protocol.core.window import Claim, Submission, claim_of
+from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
+from roles.protocol.core.window import (
+    Claim,
+    Commitment,
+    Submission,
+    claim_of,
+    content_digest,
+)
 from roles.protocol.core.work import Work
 from roles.protocol.history import DrawHistory
 from roles.protocol.replay import (
@@ -54,6 +61,7 @@ from roles.protocol.replay import (
     impossible_reward,
     wrong_reward,
 )
+from roles.protocol.request import PATIENCE
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +77,23 @@ WINDOW_DROPPED: Final = "another place of its window was wrong"
 BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, LOST)
 """Reasons for being inconclusive that content can bring about: no free way out of the dice.
 Nobody can bring about that a place has no tasks: seeds are not chosen."""
+
+
+@dataclass(slots=True, eq=False)
+class Scoring:
+    """A place on its way through the scorer."""
+
+    submission: Submission
+    is_newcomer: bool = True
+    done: trio.Event = field(default_factory=trio.Event)
+    verdict: SignedVerdict | None = None
+
+    async def wait(self) -> Reply:
+        """Return the verdict, or that it is to be asked for again."""
+        with trio.move_on_after(PATIENCE):
+            await self.done.wait()
+        return self.verdict or Refused("it is not scored yet", True)
+
 
 Choice = Callable[[Sequence[Claim]], Sequence[int]]
 """Given what the scorer finds of each group's rewards: the groups to replay, in order."""
@@ -106,6 +131,16 @@ class Ruling:
     work: Work | None = None
     seconds: float = 0.0
     """What the place took the scorer."""
+
+    def sign(self, commitment: Commitment, signer: Signer) -> SignedVerdict:
+        """Return the verdict on a place that follows."""
+        is_accepted = self.verdict is Verdict.ACCEPTED
+        return SignedVerdict(
+            *(signer.peer_id, commitment, self.verdict, self.reason[:MAX_REASON]),
+            *(self.statistic, self.limit, self.rewards if is_accepted else ()),
+            content_digest(self.logprobs) if is_accepted else b"",
+            self.work if is_accepted else None,
+        ).signed(signer)
 
     @property
     def finding(self) -> Finding | None:
