@@ -19,6 +19,13 @@ RATE_SECONDS: Final = 60.0
 """Over which a rate is taken: longer than a submission takes, shorter than a person watches."""
 
 
+SHOWN: Final = (
+    *("version", "submitted", "policies_loaded", "policies_skipped", "retries", "uploads"),
+    *("unanswered_since", "refusal", "waits", "stood", "owed", "idle"),
+)
+"""Counts that a status has under their own names."""
+
+
 class Doing(Enum):
     """What an inference node is at."""
 
@@ -111,17 +118,8 @@ class InferenceCounts:
     def health(self) -> dict[str, object]:
         """As plain values."""
         return {
-            "version": int(self.version),
-            "submitted": self.submitted,
-            "policies_loaded": self.policies_loaded,
-            "policies_skipped": self.policies_skipped,
-            "retries": self.retries,
-            "uploads": self.uploads,
-            "refusal": self.refusal,
-            "waits": self.waits,
+            **{name: getattr(self, name) for name in SHOWN},
+            "doing": self.doing.value,
             "committed_bytes": self.bytes_committed,
-            "stood": self.stood,
-            "owed": self.owed,
-            "idle": self.idle,
             **{verdict.value: self.verdicts.get(verdict.value, 0) for verdict in Verdict},
         }

@@ -9,23 +9,15 @@ its last answer.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2p.node.role import Fact
-from proofs.checks import Verdict
 from roles.inference.life import LifeBook
 from roles.inference.stats import Doing, InferenceCounts
-from roles.protocol.core.account import Account, Fates
+from roles.protocol.core.account import NOT_LEARNT, Account
 from roles.protocol.trainer_watch import TrainerWatch, clock
-from roles.shared.reasons import because
+from roles.shared.reasons import because, but_not_from
 
-NOT_LEARNT = {
-    "no_spread": "scored alike",
-    "stale": "too old",
-    "left_over": "left over",
-    "waiting": "waiting",
-}
-"""Why accepted work was not learnt from, in two words."""
 WORDS = {
     Doing.STARTS: "starting the engine",
     Doing.LOADS: "loading a policy",
@@ -64,55 +56,22 @@ class Life:
     """This node's part of those; None while the trainer has told nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceStatus:
-    """What there is to know of the role now, beside the counts of this life."""
-
-    doing: str
-    """One of `Doing`."""
-    now: str
-    """What it does or waits for, in a sentence for people."""
-    tokens_per_second: float = 0.0
-    """Over the last minute."""
-    waits_for_disk: int = 0
-    """Writes that the disk has refused so far."""
-    unanswered_since: float | None = None
-    """Wall time since which the trainer does not answer."""
-    trainer: str = ""
-    """What the trainer does (`roles.protocol.core.account.TrainerDoing`); empty if unknown."""
-    trainer_away_since: float | None = None
-    """Wall time of the last sign of the trainer; None while it is there."""
-    step: int = 0
-    """The run's, as the trainer told; 0 before."""
-    steps: int = 0
-    life: Life = Life()
-
-
 def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | None) -> Life:
     """All lives; what the trainer says of more work than was accepted here is not believed."""
     if book is None:
         return Life()
-    each, verdicts = counts.rollouts, book.verdicts
-    accepted = each * verdicts[Verdict.ACCEPTED.value]
-    own, share, in_all = Fates(), None, 0
-    if account is not None and account.own is not None and account.total is not None:
-        own = account.own.times(counts.group_size)
-        in_all = account.total.all * counts.group_size
-        share = min(1.0, account.own.all / account.total.all) if in_all else None
-    return Life(
-        made=each * book.made,
-        accepted=accepted,
-        rejected=each * verdicts[Verdict.REJECTED.value],
-        inconclusive=each * verdicts[Verdict.INCONCLUSIVE.value],
-        unchecked=each * verdicts.get("unchecked", 0),
-        tokens=book.tokens,
-        learnt=min(own.learnt, accepted),
-        no_spread=min(own.no_spread, accepted),
-        stale=min(own.stale, accepted),
-        left_over=min(own.left_over, accepted),
-        waiting=min(own.waiting, accepted),
-        swarm_accepted=in_all,
-        share=share,
+    each = counts.rollouts
+    judged = {kind: each * count for kind, count in book.verdicts.items()}
+    life = Life(made=each * book.made, tokens=book.tokens, **judged)
+    if account is None or account.own is None or account.total is None:
+        return life
+    own, everyone = account.own.times(counts.group_size), account.total.all
+    fates = ("learnt", *NOT_LEARNT)
+    return replace(
+        life,
+        swarm_accepted=everyone * counts.group_size,
+        share=min(1.0, account.own.all / everyone) if everyone else None,
+        **{name: min(getattr(own, name), life.accepted) for name in fates},
     )
 
 
@@ -157,11 +116,10 @@ def now_of(
     return f"waiting for the next policy{meanwhile}"
 
 
-def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]:
+def facts_of(now: str, speed: float, life: Life, counts: InferenceCounts) -> Iterator[Fact]:
     """The lines of a screen, the most wanted first."""
-    life = status.life
-    yield Fact("now", status.now)
-    if status.doing == Doing.STARTS.value:
+    yield Fact("now", now)
+    if counts.doing is Doing.STARTS:
         return  # what earlier lives did is not read yet
     made = f"{life.made:,} rollouts made, {life.accepted:,} accepted"
     rejected = f", {life.rejected:,} rejected{because(counts.reasons)}" if life.rejected else ""
@@ -169,20 +127,10 @@ def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]
     if counts.owed:
         yield Fact("newcomer", f"{counts.owed} places have to stand before any is learnt from")
     if life.share is not None:
-        yield Fact("learnt", learnt_words(life))
+        rest = but_not_from((getattr(life, name), words) for name, words in NOT_LEARNT.items())
+        share = f" ({life.learnt / life.accepted:.0%})" if life.accepted else ""
+        yield Fact("learnt", f"from {life.learnt:,} of those{share}{rest}")
         yield Fact("share", f"{life.share:.1%} of the swarm's accepted work")
-    yield Fact("speed", f"{status.tokens_per_second:,.0f} tokens a second")
+    yield Fact("speed", f"{speed:,.0f} tokens a second")
     if counts.refusal:
         yield Fact("refused", counts.refusal)
-
-
-def learnt_words(life: Life) -> str:
-    """How many of the accepted rollouts were learnt from, and why the others were not."""
-    share = f" ({life.learnt / life.accepted:.0%})" if life.accepted else ""
-    others = [
-        f"{count:,} {words}"
-        for name, words in NOT_LEARNT.items()
-        if (count := getattr(life, name))
-    ]
-    rest = f"; not from {', '.join(others)}" if others else ""
-    return f"from {life.learnt:,} of those{share}{rest}"

@@ -80,6 +80,16 @@ class TrainerWatch:
             return None
         return self._began if self._heard is None else self._heard
 
+    def health(self) -> dict[str, object]:
+        """What the trainer has told, as plain values."""
+        account = self.account or Account(doing=TrainerDoing.OPENS)
+        return {
+            "trainer": account.doing.value if self.account else "",
+            "trainer_away_since": self.away_since,
+            "step": account.step,
+            "steps": account.steps,
+        }
+
     async def watch(self) -> None:
         """Ask until cancelled."""
         world, pause = self._node.world, FIRST_PAUSE

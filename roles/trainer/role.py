@@ -27,7 +27,7 @@ from roles.engines.client import open_engine
 from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
 from roles.envs.client import ContainedEnvironment, open_environment_of
-from roles.protocol.core.account import Account, TrainerDoing
+from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.core.answer import (
     MAX_REQUEST,
     WORK_PROTOCOL,
@@ -51,7 +51,7 @@ from roles.trainer.intake import Intake
 from roles.trainer.metrics import Metrics, open_sinks
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
-from roles.trainer.status import TrainerStatus, facts_of, status_of
+from roles.trainer.status import doing_of, facts_of, now_of
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,12 @@ class Trainer:
         if self._member is not None:
             return self._member.health()
         session = self.session
-        told = {**asdict(self.status()), "steps": self._steps}
+        told = {
+            "doing": doing_of(session).value,
+            "now": now_of(session, self._steps),
+            "groups": asdict(Fates() if session is None else session.intake.fates(None)),
+            "steps": self._steps,
+        }
         if session is None or session.doing is TrainerDoing.OPENS:
             return {**told, "done": False}
         counts, last = session.intake.buffer.counts, session.last_step
@@ -111,14 +116,9 @@ class Trainer:
         if self._member is not None:
             return self._member.progress()
         session = self.session
-        status = self.status()
         if session is None:
-            return Progress(facts=(Fact("now", status.now),))
-        return Progress(facts=tuple(facts_of(status, session)), over=session.is_over)
-
-    def status(self) -> TrainerStatus:
-        """What it does now, and what became of what came."""
-        return status_of(self.session, self._steps)
+            return Progress(facts=(Fact("now", now_of(session, self._steps)),))
+        return Progress(facts=tuple(facts_of(session, self._steps)), over=session.is_over)
 
     def account_of(self, peer: PeerId) -> Account:
         """What a peer that asks is told."""

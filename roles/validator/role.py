@@ -6,7 +6,7 @@ Its work is a `ValidatorSession`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import ClassVar, Self
 
 import trio
@@ -26,7 +26,7 @@ from roles.protocol.stats import ScoringStats
 from roles.protocol.trainer_watch import TrainerWatch
 from roles.validator.config import ValidatorConfig
 from roles.validator.session import ValidatorSession
-from roles.validator.status import ValidatorStatus, facts_of, status_of
+from roles.validator.status import facts_of, now_of
 
 
 class Validator:
@@ -52,26 +52,28 @@ class Validator:
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        session = self.session
+        session, watch = self.session, self._watch
+        told = {**self.stats.health(), "now": now_of(session, watch), "version": -1}
+        if session is None or watch is None:
+            return told
         return {
-            "version": -1 if session is None else int(session.loaded),
-            **self.stats.health(),
-            **asdict(self.status()),
-            "scorer_oldest": 0.0 if session is None else round(session.scorer.oldest, 1),
-            "scorer_busy": 0.0 if session is None else round(session.scorer.busy_share, 3),
-            "seats": 0 if session is None else session.reading,
-            "waits_for_disk": 0 if session is None else session.writes_waiting,
+            **told,
+            **watch.health(),
+            "version": int(session.loaded),
+            "queue": session.waiting,
+            "undelivered": session.undelivered,
+            "scorer_oldest": round(session.scorer.oldest, 1),
+            "scorer_busy": round(session.scorer.busy_share, 3),
+            "seats": session.reading,
+            "waits_for_disk": session.writes_waiting,
         }
 
     def progress(self) -> Progress:
         """For the live line."""
-        session = self.session
-        facts = tuple(facts_of(self.status(), self.stats))
+        session, now = self.session, now_of(self.session, self._watch)
+        waiting = (0, 0) if session is None else (session.waiting, session.undelivered)
+        facts = tuple(facts_of(now, *waiting, self.stats))
         return Progress(facts=facts, over=session is not None and session.is_over)
-
-    def status(self) -> ValidatorStatus:
-        """What it does now."""
-        return status_of(self.session, self._watch)
 
     async def run(self, node: Node) -> None:
         """Judge until cancelled."""

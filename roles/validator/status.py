@@ -4,7 +4,6 @@ dashboard are views."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from p2p.node.role import Fact
 from p2p.shardcast.manifest import NO_POLICY
@@ -14,36 +13,10 @@ from roles.shared.reasons import because
 from roles.validator.session import ValidatorSession
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValidatorStatus:
-    """What there is to know of the role now, beside its records."""
-
-    now: str
+def now_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> str:
     """What it does or waits for, in a sentence for people."""
-    queue: int = 0
-    """Submissions that wait for the scorer."""
-    undelivered: int = 0
-    """Verdicts that the trainer has not taken yet; they are on disk."""
-    trainer: str = ""
-    """What the trainer does (`roles.protocol.core.account.TrainerDoing`); empty if unknown."""
-    trainer_away_since: float | None = None
-    """Wall time of the last sign of the trainer; None while it is there."""
-
-
-def status_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> ValidatorStatus:
-    """The snapshot."""
     if session is None or watch is None:
-        return ValidatorStatus(now="starting the engine")
-    return ValidatorStatus(
-        now=_now(session, watch),
-        queue=session.waiting,
-        undelivered=session.undelivered,
-        trainer="" if watch.account is None else watch.account.doing.value,
-        trainer_away_since=watch.away_since,
-    )
-
-
-def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
+        return "starting the engine"
     kept = session.undelivered
     what = f"{kept} verdicts are kept for it" if kept else "nothing is lost"
     away = watch.why_idle(what)
@@ -67,7 +40,7 @@ def _now(session: ValidatorSession, watch: TrainerWatch) -> str:
     return "waiting for newcomers' work"
 
 
-def facts_of(status: ValidatorStatus, stats: ScoringStats) -> Iterator[Fact]:
+def facts_of(now: str, queue: int, undelivered: int, stats: ScoringStats) -> Iterator[Fact]:
     """The lines of a screen, the most wanted first."""
     records, undecided = stats.records, sum(stats.inconclusive.values())
     parts = [
@@ -76,9 +49,9 @@ def facts_of(status: ValidatorStatus, stats: ScoringStats) -> Iterator[Fact]:
         f"{records.rejected:,} rejected{because(records.reasons)}",
         *([f"{undecided:,} undecided{because(stats.inconclusive)}"] if undecided else []),
     ]
-    yield Fact("now", status.now)
+    yield Fact("now", now)
     yield Fact("work", ", ".join(parts))
     yield Fact(
         "queue",
-        f"{status.queue:,} to be scored, {status.undelivered:,} verdicts for the trainer",
+        f"{queue:,} to be scored, {undelivered:,} verdicts for the trainer",
     )
