@@ -23,6 +23,7 @@ from rich.table import Table
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from p2p.machine import open_world
+from p2p.node.toml import load_toml
 from p2p.node.usage import (
     BEGINS_AGAIN,
     FAILED,
@@ -51,7 +52,7 @@ from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_task
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import MAX_RUN, Calibration, Model
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype
 from roles.engines.base import Sampling
 from roles.engines.config import EngineConfig, MachineLimits, engine_of
@@ -63,6 +64,8 @@ from roles.envs.text import TextModel
 from roles.models.bundle import pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.trial import try_tokenizer
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import read_learner
 
 MIN_SEQUENCES: Final = 64
 """Below it there is no pool of 16 groups in either half. Limits that are written take more:
@@ -109,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="shoal calibrate", description=__doc__)
     add, alone = parser.add_argument, "without --run"
     add("--run", type=Path, help="a signed run file: its model, recipe, tasks")
+    add("--learner", type=Path, help="of a run without a base: its learner.toml")
     add("--model", type=Path, help="weights: a model's folder, or a file")
     add("--env", default="arithmetic", help="tasks, without --run")
     add("--dtype", choices=[one.value for one in Dtype], default=Dtype.FLOAT32, help=alone)
@@ -134,6 +138,7 @@ class Subject:
     """As the run has it, or would."""
     config: EngineConfig
     setup: EnvironmentSetup
+    learner: LearnerConfig
 
 
 def _calibrate(options: argparse.Namespace) -> None:
@@ -141,7 +146,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         raise ConfigError(f"--policy {options.policy} is not there")
     subject = _from_run(options) if options.run else _from_model(options)
     config = subject.config
-    recipe = config.recipe
+    recipe = config.sampling
     groups = max(32, -(-options.sequences // recipe.group_size))
     prompts = _prompts(subject.setup, groups)
     sampling = Sampling(
@@ -159,9 +164,10 @@ def _calibrate(options: argparse.Namespace) -> None:
             engine = engines.get(config.kind) or make_engine(config)
             engine.open(str(Path(folder) / "checkpoint"))
             engine.save("", str(policy))
+        rate = subject.learner.rate
         others = [] if options.policy is None else [("older policy", options.policy)]
         for name, change in (
-            (f"one step of {recipe.rate:g}", one_step_away(recipe.rate)),
+            (f"one step of {rate:g}", one_step_away(rate)),
             ("int8 weights", to_int8),
             ("fp8 weights", to_fp8),
             ("int4 weights", to_int4),
@@ -285,15 +291,19 @@ def _from_run(options: argparse.Namespace) -> Subject:
     if run.terms.model.base and options.model is None:
         raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
     folder = str(options.model) if run.terms.model.base else None
-    return Subject(run.terms.model, engine_of(run), setup_of(run, MachineLimits(), folder))
+    given: Path | None = options.learner
+    table = None if given is None else load_toml(given)
+    learner = read_learner(table, str(given or "--learner"), run.name, run.terms.model)
+    config = engine_of(run, learner=learner)
+    return Subject(run.terms.model, config, setup_of(run, MachineLimits(), folder), learner)
 
 
 def _from_model(options: argparse.Namespace) -> Subject:
     if options.model is None:
         raise ConfigError("say what to calibrate: --run FILE, or --model DIR")
     model = read_config(options.model)
-    recipe = Recipe(
-        rate=STEP_RATE, group_size=options.group_size, max_new_tokens=options.tokens
+    sampling = SamplingTerms(
+        steps=0, group_size=options.group_size, max_new_tokens=options.tokens
     )
     ends = need_end_tokens(options.model, model).tokens
     config = EngineConfig(
@@ -303,14 +313,14 @@ def _from_model(options: argparse.Namespace) -> Subject:
         draw=DrawRule(options.draw),
         context=model.context,
         end_tokens=ends,
-        recipe=recipe,
+        sampling=sampling,
     )
     text = TextModel(
         folder=str(options.model),
         end_tokens=ends,
         vocabulary=model.shape.vocabulary,
         context=model.context,
-        max_new_tokens=recipe.max_new_tokens,
+        max_new_tokens=sampling.max_new_tokens,
     )
     pinned = Model(
         shape=model.shape,
@@ -319,7 +329,7 @@ def _from_model(options: argparse.Namespace) -> Subject:
         context=model.context,
     )
     setup = EnvironmentSetup(parts=(EnvironmentPart(name=options.env),), model=text)
-    return Subject(pinned, config, setup)
+    return Subject(pinned, config, setup, LearnerConfig(rate=STEP_RATE))
 
 
 def _row(pair: str, way: Measured, limits: Limits) -> dict[str, object]:

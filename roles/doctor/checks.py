@@ -107,7 +107,7 @@ def check_gpu_memory(seen: Sighting) -> Said:
     wants = f"{has}, the run {seen.need.name!r} asks for {_amount(seen.need.memory)}"
     if card.memory < seen.need.memory:
         return (FAIL, wants,
-            "--device cpu; a trainer: ranks, recompute or offload in [role.trainer.learner]")
+            "--device cpu; a trainer: ranks, recompute or offload in [role.trainer.gpus]")
     return OK, wants
 
 

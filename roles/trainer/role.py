@@ -40,6 +40,8 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
@@ -142,7 +144,7 @@ class Trainer:
             self._member = DilocoMember(self._config)
             await self._member.run(node)
             return
-        self._steps = run.terms.recipe.steps
+        self._steps = run.terms.sampling.steps
         with node.host.serving(WORK_PROTOCOL, self._serve):
             await self._learn(node, run)
 
@@ -165,11 +167,15 @@ class Trainer:
         run.check_job(node.peer_id, self.name)
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
-        engine_config = engine_of(run, limits, threads=config.threads, nice=config.nice)
+        learner = await read_own_learner(node.world.disk, run)
+        engine_config = engine_of(
+            run, limits, threads=config.threads, nice=config.nice, learner=learner
+        )
         if run.terms.model.base and node.shardcast.newest == NO_POLICY:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
         async with (
+            open_sinks(learner.sinks, run.name, node.world.disk.locate(self.name)) as metrics,
             open_environment_of(
                 node.world, run, limits, folder, trusted=node.config.trust_environments
             ) as environment,
@@ -180,18 +186,18 @@ class Trainer:
                     device=config.device,
                     profile=config.profile,
                     autocast=config.autocast,
-                    learner=config.learner,
+                    gpus=config.gpus,
                 ),
                 name=self.name,
             ) as engine,
-            open_sinks(config.sinks, run.name, node.world.disk.locate(self.name)) as metrics,
         ):
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, "trainer", self.name)
             while True:
                 self.session = await self._session(
-                    node, run, standing, environment, engine, ledger, folder, metrics
+                    *(node, run, learner, standing, environment),
+                    *(engine, ledger, folder, metrics),
                 )
                 try:
                     await self.session.work_forever()
@@ -206,6 +212,7 @@ class Trainer:
         self,
         node: Node,
         run: Run,
+        learner: LearnerConfig,
         standing: RoleStanding,
         environment: ContainedEnvironment,
         engine: Engine,
@@ -213,11 +220,11 @@ class Trainer:
         folder: str | None,
         metrics: Metrics,
     ) -> TrainerSession:
-        recipe, config = run.terms.recipe, self._config
+        sampling, config = run.terms.sampling, self._config
         durable = Durable(node.world, self.name)
-        capacity = max(1, round(config.pool_steps * recipe.groups))
-        buffer = GroupBuffer(recipe.lag)
-        intake = Intake(node, recipe, ledger, Inbox(node.world, INBOX), buffer, durable)
+        capacity = max(1, round(config.pool_steps * learner.groups))
+        buffer = GroupBuffer(sampling.lag)
+        intake = Intake(node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable)
         records = GateFiles(node.world, durable)
         desk = WorkDesk(
             node,
@@ -231,7 +238,7 @@ class Trainer:
             self.account_of,
             capacity,
         )
-        curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
+        curve = LearningCurve(node.world.disk, sampling, learner, environment)
         policies = PolicyFiles(
             engine,
             node.world.disk,
@@ -240,5 +247,6 @@ class Trainer:
             checkpoint_every=config.checkpoint_every,
         )
         return TrainerSession(
-            node, recipe, engine, intake, desk, curve, standing, policies, metrics
+            *(node, sampling.steps, learner.groups, engine, intake),
+            *(desk, curve, standing, policies, metrics),
         )
