@@ -6,7 +6,7 @@ Its work is an `InferenceSession`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import ClassVar, Self
 
 import trio
@@ -15,17 +15,13 @@ from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from roles.contract import Run, run_of
-from roles.engines.client import open_engine
-from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
-from roles.envs.client import open_environment_of
-from roles.inference.config import InferenceConfig
 from roles.inference.outbox import Outbox
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.inference.status import Life, facts_of, life_of, now_of
 from roles.inference.work_stamp import keep_stamped
-from roles.protocol.model_files import keep_model_files
+from roles.protocol.machine import SamplerConfig, open_sampler
 from roles.protocol.trainer_watch import TrainerWatch
 
 
@@ -36,7 +32,7 @@ class Inference:
     session_type: ClassVar[type[InferenceSession]] = InferenceSession
     """What does the work; a role that works otherwise has another."""
 
-    def __init__(self, config: InferenceConfig) -> None:
+    def __init__(self, config: SamplerConfig) -> None:
         self._config = config
         self._session: InferenceSession | None = None
         self._watch: TrainerWatch | None = None
@@ -45,7 +41,7 @@ class Inference:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.inference]``."""
-        config = read_table(InferenceConfig, table, f"[role.{cls.name}]")
+        config = read_table(SamplerConfig, table, f"[role.{cls.name}]")
         check_engine_installed(config.engine, cls.name)
         return cls(config)
 
@@ -106,21 +102,8 @@ class Inference:
             await self._work(node, run)
 
     async def _work(self, node: Node, run: Run) -> None:
-        limits, config = self._config.machine, self._config
-        engine_config = replace(
-            engine_of(run, limits, threads=config.threads, nice=config.nice),
-            device=config.device,
-            profile=config.profile,
-            vllm=config.vllm,
-        ).computed_with(config.engine)
         outbox = await Outbox.open(node.world, f"{self.name}/outbox")
-        folder = await keep_model_files(node, run)
-        async with (
-            open_environment_of(
-                node.world, run, limits, folder, trusted=node.config.trust_environments
-            ) as environment,
-            open_engine(node.world, engine_config, name=self.name, learns=False) as engine,
-        ):
+        async with open_sampler(node, run, self._config, self.name) as (environment, engine):
             self._session = self.session_type(
                 node, run, environment, engine, outbox, self.name, self.counts
             )

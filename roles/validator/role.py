@@ -6,7 +6,6 @@ Its work is a `ValidatorSession`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import ClassVar, Self
 
 import trio
@@ -15,16 +14,12 @@ from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from roles.contract import Run, run_of
-from roles.engines.client import open_engine
-from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
-from roles.envs.client import open_environment_of
-from roles.protocol.model_files import keep_model_files
+from roles.protocol.machine import SamplerConfig, open_sampler
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
 from roles.protocol.stats import ScoringStats
 from roles.protocol.trainer_watch import TrainerWatch
-from roles.validator.config import ValidatorConfig
 from roles.validator.session import ValidatorSession
 from roles.validator.status import facts_of, now_of
 
@@ -36,7 +31,7 @@ class Validator:
     session_type: ClassVar[type[ValidatorSession]] = ValidatorSession
     """What does the work; a test's validator that lies has another."""
 
-    def __init__(self, config: ValidatorConfig) -> None:
+    def __init__(self, config: SamplerConfig) -> None:
         self._config = config
         self.stats = ScoringStats()
         self._watch: TrainerWatch | None = None
@@ -46,7 +41,7 @@ class Validator:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.validator]``."""
-        config = read_table(ValidatorConfig, table, "[role.validator]")
+        config = read_table(SamplerConfig, table, "[role.validator]")
         check_engine_installed(config.engine, cls.name)
         return cls(config)
 
@@ -87,20 +82,7 @@ class Validator:
             await self._work(node, run)
 
     async def _work(self, node: Node, run: Run) -> None:
-        limits, config = self._config.machine, self._config
-        engine_config = replace(
-            engine_of(run, limits, threads=config.threads, nice=config.nice),
-            device=config.device,
-            profile=config.profile,
-            vllm=config.vllm,
-        ).computed_with(config.engine)
-        folder = await keep_model_files(node, run)
-        async with (
-            open_environment_of(
-                node.world, run, limits, folder, trusted=node.config.trust_environments
-            ) as environment,
-            open_engine(node.world, engine_config, name=self.name, learns=False) as engine,
-        ):
+        async with open_sampler(node, run, self._config, self.name) as (environment, engine):
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)
             scorer = Scorer(node, engine, environment, survives_engine=True)
