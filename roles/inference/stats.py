@@ -104,6 +104,10 @@ class InferenceCounts:
         if kind == Verdict.REJECTED.value:
             tally(self.reasons, printable(reason))
 
+    def note_upload(self) -> None:
+        """A validator or the trainer has sent for a place."""
+        self.uploads += 1
+
     def note_answer(self, answer: Answer) -> None:
         """Take up what the trainer says of this node's standing."""
         self.stood, self.owed = answer.stood, answer.owed

@@ -22,23 +22,19 @@ from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import fields_untrusted, frame, pack, unpack_untrusted
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.contract import Run, run_of
 from roles.protocol.core.answer import (
-    MAX_REPLY,
     WORK_PROTOCOL,
     ContentRequest,
     Refused,
     Reply,
     VerdictRequest,
     Word,
-    decode_reply_untrusted,
     encode_reply,
-    encode_request,
 )
 from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.core.terms import terms_digest
@@ -52,7 +48,7 @@ from roles.protocol.core.window import (
     decode_submission_untrusted,
 )
 from roles.protocol.door import Door
-from roles.protocol.request import offer
+from roles.protocol.request import ask
 from roles.protocol.scorer import Ruling, Scorer, Scoring
 from roles.protocol.standing import AtRest, RoleStanding
 from roles.protocol.stats import ScoringStats
@@ -333,31 +329,19 @@ class ValidatorSession:
         """Bring a verdict to the trainer until it has taken it."""
         key = verdict.commitment.digest
         backoff = Backoff(self._world, f"verdict/{key.hex()}")
-        parts = (
-            frame(encode_request(VerdictRequest(verdict))),
-            frame(submission.to_bytes()),
-        )
+
+        def is_final(reply: Reply) -> bool:
+            if isinstance(reply, Refused):
+                logger.info("the trainer refuses a verdict: %s", reply.reason)
+                return not reply.retry
+            return reply is Word.TAKEN
+
         while True:
             trainer = run_of(self.node).terms.trainers[0]
+            request, content = VerdictRequest(verdict), submission.to_bytes()
             async with self._lane:
-                data = await offer(
-                    *(self.node, trainer, WORK_PROTOCOL, parts),
-                    lambda reply: reply == _SEND,
-                    MAX_REPLY,
-                )
-            if data is not None and self._is_final(trainer, data):
-                break
+                if await ask(self.node, trainer, request, is_final, content=content):
+                    break
             await backoff.wait()
         await self._durable.insist(partial(self._world.disk.remove, f"{KEPT}/{key.hex()}"))
         self._undelivered.pop(key, None)
-
-    def _is_final(self, trainer: PeerId, data: bytes) -> bool:
-        try:
-            reply = decode_reply_untrusted(data, None)
-        except BadMessage as error:
-            self.node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
-            return False
-        if isinstance(reply, Refused):
-            logger.info("the trainer refuses a verdict: %s", reply.reason)
-            return not reply.retry
-        return reply is Word.TAKEN
