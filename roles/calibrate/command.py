@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,7 +36,6 @@ from p2p.node.usage import (
     write_text,
 )
 from proofs.checks import FALSE_REJECTIONS, Limits
-from proofs.sampling import DrawRule
 from roles.calibrate.limits import (
     check_enough,
     fit,
@@ -50,21 +49,15 @@ from roles.calibrate.limits import (
 )
 from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_tasks
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
-from roles.contract import Run, decode_run_untrusted
-from roles.contract.core.file import MAX_RUN, Calibration, Model
-from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.shape import Dtype
+from roles.contract import decode_run_untrusted
+from roles.contract.core.file import MAX_RUN, Calibration
 from roles.engines.base import Sampling
-from roles.engines.config import EngineConfig, MachineLimits, engine_of
+from roles.engines.config import MachineLimits, engine_of
 from roles.engines.worker import make_engine
 from roles.envs.base import Ration, check_pins
 from roles.envs.client import WorkerEnvironment, setup_of
-from roles.envs.mix import EnvironmentPart, EnvironmentSetup
-from roles.envs.text import TextModel
-from roles.models.bundle import pin_folder, read_config
-from roles.models.ends import need_end_tokens
+from roles.envs.mix import EnvironmentSetup
 from roles.models.trial import try_tokenizer
-from roles.rl.learner import LearnerConfig
 from roles.rl.recipes import read_learner
 
 MIN_SEQUENCES: Final = 64
@@ -81,8 +74,6 @@ TASK_SECONDS: Final = 600.0
 families of reasoning-gym take 10 ms. A stranger's chat template may take for ever."""
 ASKED: Final = 64
 """Tasks that an environment makes in one call, which may take 30 s."""
-STEP_RATE: Final = 2e-5
-"""How far weights move in a step of a run that names no rate: that of a model with a base."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,15 +101,10 @@ def _main(argv: Sequence[str] | None) -> int:
 # fmt: off
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="shoal calibrate", description=__doc__)
-    add, alone = parser.add_argument, "without --run"
-    add("--run", type=Path, help="a signed run file: its model, recipe, tasks")
+    add = parser.add_argument
+    add("--run", type=Path, required=True, help="a signed run file: its model, sampling, tasks")
     add("--learner", type=Path, help="of a run without a base: its learner.toml")
     add("--model", type=Path, help="weights: a model's folder, or a file")
-    add("--env", default="arithmetic", help="tasks, without --run")
-    add("--dtype", choices=[one.value for one in Dtype], default=Dtype.FLOAT32, help=alone)
-    add("--draw", choices=[one.value for one in DrawRule], default=DrawRule.CDF, help=alone)
-    add("--group-size", type=whole_number(2, 1024), default=16, help=alone)
-    add("--tokens", type=whole_number(1, 1 << 17), default=64, help=f"an answer's, {alone}")
     add("--policy", type=Path, help="an older policy, as a cheat")
     for option, does in (("--generator", "draw"), ("--validator", "score")):
         add(option, nargs="+", default=["torch"],
@@ -130,25 +116,22 @@ def _parser() -> argparse.ArgumentParser:
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is calibrated."""
-
-    model: Model
-    """As the run has it, or would."""
-    config: EngineConfig
-    setup: EnvironmentSetup
-    learner: LearnerConfig
-
-
 def _calibrate(options: argparse.Namespace) -> None:
     if options.policy is not None and not options.policy.exists():
         raise ConfigError(f"--policy {options.policy} is not there")
-    subject = _from_run(options) if options.run else _from_model(options)
-    config = subject.config
+    with options.run.open("rb") as file:
+        run = decode_run_untrusted(file.read(MAX_RUN + 1))
+    check_pins(run)
+    if run.terms.model.base and options.model is None:
+        raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
+    given: Path | None = options.learner
+    table = None if given is None else load_toml(given)
+    learner = read_learner(table, str(given or "--learner"), run.name, run.terms.model)
+    config = engine_of(run, learner=learner)
+    setup = setup_of(run, MachineLimits(), str(options.model) if run.terms.model.base else None)
     recipe = config.sampling
     groups = max(32, -(-options.sequences // recipe.group_size))
-    prompts = _prompts(subject.setup, groups)
+    prompts = _prompts(setup, groups)
     sampling = Sampling(
         recipe.temperature, recipe.max_new_tokens, recipe.group_size, recipe.proof_values
     )
@@ -164,7 +147,7 @@ def _calibrate(options: argparse.Namespace) -> None:
             engine = engines.get(config.kind) or make_engine(config)
             engine.open(str(Path(folder) / "checkpoint"))
             engine.save("", str(policy))
-        rate = subject.learner.rate
+        rate = learner.rate
         others = [] if options.policy is None else [("older policy", options.policy)]
         for name, change in (
             (f"one step of {rate:g}", one_step_away(rate)),
@@ -209,7 +192,7 @@ def _calibrate(options: argparse.Namespace) -> None:
     what = f"{config.dtype.value}, {config.draw.value}, {recipe.proof_values} values"
     rows = [_row(pair, way, limits) for pair, way in ways]
     if options.json:
-        table = {
+        figures = {
             "what": what,
             "pairs": list(benches),
             "tokens": tokens,
@@ -223,7 +206,7 @@ def _calibrate(options: argparse.Namespace) -> None:
             },
             "ways": rows,
         }
-        write_text("--json", Path("-"), json.dumps(table) + "\n")
+        write_text("--json", Path("-"), json.dumps(figures) + "\n")
     else:
         for pair in benches:
             console.print(_table([row for row in rows if row["pair"] == pair], pair))
@@ -238,12 +221,12 @@ def _calibrate(options: argparse.Namespace) -> None:
             console.print(line, soft_wrap=True, highlight=False)
     if options.out is not None:
         record = Calibration(
-            model=subject.model.digest,
+            model=run.terms.model.digest,
             dtype=config.dtype,
             draw=config.draw,
             generators=tuple(options.generator),
             validators=tuple(options.validator),
-            environments={part.name: part.weight for part in subject.setup.parts},
+            environments={part.name: part.weight for part in setup.parts},
             tokens=tokens,
             submissions=apart.of,
             rejected=apart.rejected,
@@ -282,54 +265,6 @@ async def _ask_prompts(
                 numbers = range(len(prompts), min(count, len(prompts) + ASKED))
                 seeds = [number.to_bytes(32, "big") for number in numbers]
                 prompts += [task.prompt for task in await environment.tasks(seeds)]
-
-
-def _from_run(options: argparse.Namespace) -> Subject:
-    with options.run.open("rb") as file:
-        run: Run = decode_run_untrusted(file.read(MAX_RUN + 1))
-    check_pins(run)
-    if run.terms.model.base and options.model is None:
-        raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
-    folder = str(options.model) if run.terms.model.base else None
-    given: Path | None = options.learner
-    table = None if given is None else load_toml(given)
-    learner = read_learner(table, str(given or "--learner"), run.name, run.terms.model)
-    config = engine_of(run, learner=learner)
-    return Subject(run.terms.model, config, setup_of(run, MachineLimits(), folder), learner)
-
-
-def _from_model(options: argparse.Namespace) -> Subject:
-    if options.model is None:
-        raise ConfigError("say what to calibrate: --run FILE, or --model DIR")
-    model = read_config(options.model)
-    sampling = SamplingTerms(
-        steps=0, group_size=options.group_size, max_new_tokens=options.tokens
-    )
-    ends = need_end_tokens(options.model, model).tokens
-    config = EngineConfig(
-        environment=options.env,
-        shape=model.shape,
-        dtype=Dtype(options.dtype),
-        draw=DrawRule(options.draw),
-        context=model.context,
-        end_tokens=ends,
-        sampling=sampling,
-    )
-    text = TextModel(
-        folder=str(options.model),
-        end_tokens=ends,
-        vocabulary=model.shape.vocabulary,
-        context=model.context,
-        max_new_tokens=sampling.max_new_tokens,
-    )
-    pinned = Model(
-        shape=model.shape,
-        base=pin_folder(options.model),
-        end_tokens=ends,
-        context=model.context,
-    )
-    setup = EnvironmentSetup(parts=(EnvironmentPart(name=options.env),), model=text)
-    return Subject(pinned, config, setup, LearnerConfig(rate=STEP_RATE))
 
 
 def _row(pair: str, way: Measured, limits: Limits) -> dict[str, object]:
