@@ -18,8 +18,7 @@ from roles.contract import Run, run_of
 from roles.engines.installed import check_engine_installed
 from roles.inference.outbox import Outbox
 from roles.inference.session import InferenceSession
-from roles.inference.stats import InferenceCounts
-from roles.inference.status import Life, facts_of, life_of, now_of
+from roles.inference.status import InferenceCounts, Life, facts_of, life_of, now_of
 from roles.inference.work_stamp import keep_stamped
 from roles.protocol.machine import SamplerConfig, open_sampler
 from roles.protocol.trainer_watch import TrainerWatch

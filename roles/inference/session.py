@@ -38,7 +38,7 @@ from roles.inference.glance import Glance
 from roles.inference.life import LifeBook
 from roles.inference.outbox import FullPlace, Outbox
 from roles.inference.places import OpenPlace, OpenPlaces
-from roles.inference.stats import Doing, InferenceCounts
+from roles.inference.status import Doing, InferenceCounts
 from roles.inference.windows import Windows
 from roles.protocol.core.assignment import draw_order, run_sampling
 from roles.protocol.core.groups import NOTHING, encode_groups

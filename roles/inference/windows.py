@@ -29,7 +29,7 @@ from p2p.world import Timer
 from proofs.checks import Verdict
 from roles.contract import run_of
 from roles.inference.outbox import FullPlace, Outbox
-from roles.inference.stats import InferenceCounts
+from roles.inference.status import InferenceCounts
 from roles.protocol.core.answer import (
     MAX_ANSWER,
     Answer,

@@ -32,7 +32,16 @@ from p2p.identity import PeerId, Signer
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
-from proofs.checks import ACCEPTED, Evidence, Judgement, Verdict
+from proofs.checks import (
+    ACCEPTED,
+    Evidence,
+    Judgement,
+    Limits,
+    Verdict,
+    check_shape,
+    judge,
+    judge_pool,
+)
 from roles.contract import Run, run_of
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
@@ -42,7 +51,6 @@ from roles.protocol.core.answer import Refused, Reply
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
 from roles.protocol.core.findings import NO_ANSWER, Finding
 from roles.protocol.core.groups import DECODE_RATE, NOTHING, decode_groups_untrusted
-from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
 from roles.protocol.core.window import (
@@ -471,12 +479,18 @@ async def check_place(
         logprobs=b"".join(one.logprobs for one in scored),
         work=count_work(pairs, groups),
     )
-    judgement = judge_all(evidence, run.terms.limits) if evidence else ACCEPTED
+    judgement = _judge_all(evidence, run.terms.limits) if evidence else ACCEPTED
     if judgement.verdict is not Verdict.ACCEPTED:
         return _rejected(judgement, ruling)
     if blames is not None and blames(ruling):
         await environment.confirm(answers, paid.rewards)
     return ruling
+
+
+def _judge_all(pool: Sequence[Evidence], limits: Limits) -> Judgement:
+    """Judge each group by itself, then all of them together; the first violation decides."""
+    said = [*(judge(evidence, limits) for evidence in pool), judge_pool(pool, limits)]
+    return next((one for one in said if one.verdict is not Verdict.ACCEPTED), ACCEPTED)
 
 
 async def _read_groups(
@@ -490,9 +504,10 @@ async def _read_groups(
         return _no_answer(str(error))
     if [group.group for group in groups] != list(order.numbers(index)):
         return _no_answer("not the groups of its place in the draw order")
-    shaped = check_shapes(groups, run.shape())
-    if shaped.verdict is not Verdict.ACCEPTED:
-        return _no_answer(shaped.reason.value)
+    for group in groups:
+        shaped = check_shape([one.tokens for one in group.completions], run.shape())
+        if shaped.verdict is not Verdict.ACCEPTED:
+            return _no_answer(shaped.reason.value)
     return groups
 
 

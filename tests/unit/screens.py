@@ -6,8 +6,7 @@ from typing import Final
 
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import Scene
-from roles.inference.stats import Doing, InferenceCounts
-from roles.inference.status import Life, facts_of
+from roles.inference.status import Doing, InferenceCounts, Life, facts_of
 
 LIFE: Final = Life(
     made=13_312,

@@ -15,14 +15,13 @@ from p2p.node.live import Terminal
 from p2p.node.process import Warnings
 from p2p.node.screen import WIDEST, block, height, line
 from proofs.checks import Verdict
-from roles.inference.stats import Doing, InferenceCounts, Rate
-from roles.inference.status import facts_of, life_of, now_of
+from roles.inference.status import Doing, InferenceCounts, Rate, facts_of, life_of, now_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.trainer.account import Row
 from roles.trainer.status import now_of as trainer_now
-from roles.validator.status import facts_of as validator_facts
+from roles.validator.role import facts_of as validator_facts
 from tests.unit.screens import SCENES
 
 
