@@ -14,7 +14,6 @@ from p2p.concurrency import leaves
 from p2p.errors import WorkerDied
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
-from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.node.role import Fact, Progress
 from p2p.node.tables import read_table
@@ -22,11 +21,10 @@ from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
 from roles.diloco.role import DilocoMember
-from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
-from roles.envs.client import ContainedEnvironment, open_environment_of
+from roles.envs.client import open_environment_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.core.answer import (
     MAX_REQUEST,
@@ -40,7 +38,6 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
-from roles.rl.learner import LearnerConfig
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.config import TrainerConfig
@@ -50,7 +47,7 @@ from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
-from roles.trainer.metrics import Metrics, open_sinks
+from roles.trainer.metrics import open_sinks
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.status import doing_of, facts_of, now_of
@@ -163,7 +160,7 @@ class Trainer:
             await send_frame(stream, encode_reply(reply))
 
     async def _learn(self, node: Node, run: Run) -> None:
-        limits, config = self._config.machine, self._config
+        limits, config, sampling = self._config.machine, self._config, run.terms.sampling
         run.check_job(node.peer_id, self.name)
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
@@ -195,9 +192,36 @@ class Trainer:
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, "trainer", self.name)
             while True:
-                self.session = await self._session(
-                    *(node, run, learner, standing, environment),
-                    *(engine, ledger, folder, metrics),
+                durable = Durable(node.world, self.name)
+                capacity = max(1, round(config.pool_steps * learner.groups))
+                buffer = GroupBuffer(sampling.lag)
+                intake = Intake(
+                    node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable
+                )
+                records = GateFiles(node.world, durable)
+                desk = WorkDesk(
+                    node,
+                    await records.open(node.peer_id),
+                    records,
+                    intake,
+                    Scorer(node, engine, environment, survives_engine=False),
+                    standing,
+                    ledger,
+                    durable,
+                    self.account_of,
+                    capacity,
+                )
+                curve = LearningCurve(node.world.disk, sampling, learner, environment)
+                policies = PolicyFiles(
+                    engine,
+                    node.world.disk,
+                    durable,
+                    base=folder or "",
+                    checkpoint_every=config.checkpoint_every,
+                )
+                self.session = TrainerSession(
+                    *(node, sampling.steps, learner.groups, engine, intake),
+                    *(desk, curve, standing, policies, metrics),
                 )
                 try:
                     await self.session.work_forever()
@@ -207,46 +231,3 @@ class Trainer:
                     logger.error(
                         "engine_died %s; the trainer goes on from its disk", next(leaves(died))
                     )
-
-    async def _session(
-        self,
-        node: Node,
-        run: Run,
-        learner: LearnerConfig,
-        standing: RoleStanding,
-        environment: ContainedEnvironment,
-        engine: Engine,
-        ledger: Ledger,
-        folder: str | None,
-        metrics: Metrics,
-    ) -> TrainerSession:
-        sampling, config = run.terms.sampling, self._config
-        durable = Durable(node.world, self.name)
-        capacity = max(1, round(config.pool_steps * learner.groups))
-        buffer = GroupBuffer(sampling.lag)
-        intake = Intake(node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable)
-        records = GateFiles(node.world, durable)
-        desk = WorkDesk(
-            node,
-            await records.open(node.peer_id),
-            records,
-            intake,
-            Scorer(node, engine, environment, survives_engine=False),
-            standing,
-            ledger,
-            durable,
-            self.account_of,
-            capacity,
-        )
-        curve = LearningCurve(node.world.disk, sampling, learner, environment)
-        policies = PolicyFiles(
-            engine,
-            node.world.disk,
-            durable,
-            base=folder or "",
-            checkpoint_every=config.checkpoint_every,
-        )
-        return TrainerSession(
-            *(node, sampling.steps, learner.groups, engine, intake),
-            *(desk, curve, standing, policies, metrics),
-        )
