@@ -74,6 +74,7 @@ from roles.protocol.seats import STRANGERS
 from roles.protocol.standing import RoleStanding
 from roles.protocol.stats import ScoringStats
 from roles.shared.durable import Durable
+from roles.trainer.account import SHORTEST_PAUSE
 from roles.trainer.core.demand import Demand
 from roles.trainer.core.gate import (
     DUE,
@@ -108,8 +109,6 @@ EXPIRE_EVERY: Final = 5
 SHOWN: Final = 64
 """Bans that a status lists."""
 QUESTIONS_AT_ONCE: Final = 8.0
-SHORTEST_PAUSE: Final = 5
-"""Seconds between two questions of a node about its account."""
 RESTS: Final = Refused("the trainer rests", True)
 STARTS: Final = Refused("the trainer starts", True)
 FULL: Final = Refused("the trainer has no room for more content now", True)

@@ -40,10 +40,11 @@ from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
+from roles.trainer.account import SHORTEST_PAUSE
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.curve import LearningCurve
-from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
+from roles.trainer.desk import WorkDesk
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
