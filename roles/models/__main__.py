@@ -6,7 +6,15 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from p2p.node.usage import BEGINS_AGAIN, CommandParser, interruptible
+from p2p.errors import ConfigError, ShoalError
+from p2p.node.usage import (
+    BEGINS_AGAIN,
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    complain,
+    interruptible,
+)
 from roles.models import fetch, inspect
 
 
@@ -30,8 +38,15 @@ def _main(argv: Sequence[str] | None) -> int:
         module.add_arguments(one)
         one.set_defaults(run=module.run)
     options = parser.parse_args(argv)
-    code: int = options.run(options)
-    return code
+    try:
+        options.run(options)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    except ShoalError as error:
+        complain(error)
+        return FAILED
+    return 0
 
 
 if __name__ == "__main__":

@@ -33,9 +33,6 @@ from rich.progress import Progress
 from p2p.errors import ConfigError, ShoalError
 from p2p.naming import derived
 from p2p.node.usage import (
-    FAILED,
-    WRONG_USAGE,
-    complain,
     did_you_mean,
     expanded,
     patience,
@@ -275,29 +272,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Fetch what ``options`` name; the exit code."""
-    console = Console(stderr=True)
-    try:
-        if options.name not in MODELS:
-            raise ConfigError(
-                f"no model is called {options.name!r}; {did_you_mean(options.name, MODELS)}"
-            )
-        model = MODELS[options.name]
-        folder = options.out or default_folder(model)
-        if folder.name in ("", ".."):
-            raise ConfigError(
-                f"--out {folder} names no folder that could be made: give its name, as in"
-                f" --out {folder / model.folder}"
-            )
-        with Progress(console=console, transient=True) as progress:
-            fetch(model, folder, progress)
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
-    except ShoalError as error:
-        complain(error)
-        return FAILED
+def run(options: argparse.Namespace) -> None:
+    """Fetch what ``options`` name."""
+    if options.name not in MODELS:
+        raise ConfigError(
+            f"no model is called {options.name!r}; {did_you_mean(options.name, MODELS)}"
+        )
+    model = MODELS[options.name]
+    folder = options.out or default_folder(model)
+    if folder.name in ("", ".."):
+        raise ConfigError(
+            f"--out {folder} names no folder that could be made: give its name, as in"
+            f" --out {folder / model.folder}"
+        )
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        fetch(model, folder, progress)
     said = {"model": options.name, "folder": str(folder.absolute())}
     print(json.dumps(said) if options.json else folder)  # noqa: T201 - this is the result
-    return 0
