@@ -87,7 +87,7 @@ def parser() -> argparse.ArgumentParser:
             one.add_argument("folder", type=Path, metavar="DIR",
                              **{"nargs": "?", "default": DATA,
                                 "help": "a node's folder (default ~/.shoal)", **folder})
-        if name != "show":
+        if name not in ("show", "verify"):
             one.add_argument("--run", type=Path, metavar="FILE",
                              help="run file (default: what the node has pinned)")
         return one.add_argument
@@ -115,6 +115,7 @@ def parser() -> argparse.ArgumentParser:
     option("-o", "--out", type=Path, metavar="FILE", required=True)
     option = add("verify", "check a receipt, offline, and say what it proves", _verify)
     option("receipt", type=Path, metavar="FILE")
+    option("--run", type=Path, metavar="FILE", help="the run that it must be for")
     option("--json", action="store_true", help="for machines")
     return whole
 # fmt: on
@@ -127,12 +128,14 @@ def _when(wall: int) -> str:
         return str(wall)
 
 
-def _worded(entry: Entry) -> Wording:
+def _worded(entry: Entry) -> tuple[Wording, str]:
+    """Return an entry in words, and why it does not say what it claims; empty if it does."""
     try:
         worded = wording_untrusted(entry, verify)
-        return Wording(worded.about, printable(worded.text))
+        return Wording(worded.about, printable(worded.text)), ""
     except BadMessage as error:
-        return Wording(None, printable(f"(cannot be read: {error})"))
+        why = printable(str(error))
+        return Wording(None, f"(cannot be read: {why})"), why
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -147,9 +150,9 @@ def _show(options: argparse.Namespace) -> int:
     copies = read_copies(folder) if read is None else []
     for one in copies:
         take(one)
-    shown = [(entry, _worded(entry)) for entry in chosen]
-    for entry, worded in shown:
-        about = None if worded.about is None else worded.about
+    for entry in chosen:
+        worded, _ = _worded(entry)
+        about = worded.about
         if options.json:
             say(json.dumps({"author": str(entry.author), "entry": entry.seqno,
                             "wall": entry.wall, "kind": entry.kind,
@@ -175,9 +178,9 @@ def _audit(options: argparse.Namespace) -> int:
 
     def take(entry: Entry) -> None:
         nonlocal more
-        why = _why_void(entry)
+        _, why = _worded(entry)
         if why and len(void) < MAX_FLAWS:
-            void.append(f"entry {entry.seqno}: {printable(why)}")
+            void.append(f"entry {entry.seqno}: {why}")
         elif why:
             more += 1
 
@@ -229,15 +232,6 @@ def _repeat_proofs(options: argparse.Namespace, folder: Path) -> list[Repeated]:
             return [await bystander.look(path) for path in paths]
 
     return trio.run(repeat)
-
-
-def _why_void(entry: Entry) -> str:
-    """Why an entry, as its author wrote it, does not say what it claims; empty if it does."""
-    try:
-        wording_untrusted(entry, verify)
-    except BadMessage as error:
-        return str(error)
-    return ""
 
 
 def _export(options: argparse.Namespace) -> int:
