@@ -231,19 +231,18 @@ class TrainerSession:
         await self.publish(step)
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
-        await self._metrics.note(
-            step,
-            {name: value for name, value in asdict(report).items() if name != "step"}
-            | {
-                "reward": reward,
-                "staleness_mean": sum(staleness) / len(staleness),
-                "staleness_max": max(staleness),
-                "seconds": seconds,
-                "replayed": self.desk.repeated,
-                "lies": self.desk.lies,
-            },
-        )
+        numbers = {name: value for name, value in asdict(report).items() if name != "step"} | {
+            "reward": reward,
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            "seconds": seconds,
+            "replayed": self.desk.repeated,
+            "lies": self.desk.lies,
+        }
         await self.intake.forget_used(self._policies.covered)
         self.doing = TrainerDoing.EVALUATES
         await self.curve.evaluate(self.engine, step)
+        if learnt.curve and learnt.curve[-1][0] == step:
+            _, numbers["held_out_greedy"], numbers["held_out_sampled"] = learnt.curve[-1]
+        await self._metrics.note(step, numbers)
         return step
