@@ -77,7 +77,6 @@ EXEMPT = {
     "roles/models/fetch.py": "a command line: a package in, a folder out",
     "roles/models/gguf.py": "a command line: a file in, a folder out",
     "roles/models/inspect.py": "a command line: a folder in, text out",
-    "roles/models/merge.py": "a command line: folders in, a folder out",
     "roles/models/files.py": "a model's folder, for a command line or inside a worker process",
     "roles/models/tokenizer.py": "runs inside the environment's process",
     "roles/engines/mapped.py": "runs inside the worker process",
