@@ -34,7 +34,7 @@ LIMITS = {
     "roles/contract": 861,
     "roles/demo": 824,
     "roles/diloco": 4193,
-    "roles/doctor": 611,
+    "roles/doctor": 605,
     "roles/engines": 4936,
     "roles/envs": 2215,
     "roles/inference": 1271,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/protocol": 2375,
     "roles/rl": 317,
     "roles/shared": 105,
-    "roles/trainer": 3107,
+    "roles/trainer": 3106,
     "roles/validator": 423,
     "roles/workers": 455,
     "sim": 609,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1430,
     "sim/workloads": 5043,
-    "tests": 56511,
+    "tests": 56510,
 }
 
 NO_CODE = {
