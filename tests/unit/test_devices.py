@@ -54,13 +54,12 @@ from roles.engines.torch.model import TransformerModel
 from roles.engines.vllm import requirements
 from roles.engines.worker import choose_kind
 from roles.inference import Inference
-from roles.inference.config import InferenceConfig
+from roles.protocol.machine import SamplerConfig
 from roles.rl.learner import WarmUp
 from roles.rl.recipes import SORTER
 from roles.trainer import Trainer
 from roles.trainer.config import TrainerConfig
 from roles.validator import Validator
-from roles.validator.config import ValidatorConfig
 from tests.pretended_device import NamedDevices, PretendedDevice
 from tests.support.toys import sorting_engine, sorting_learner
 
@@ -372,7 +371,7 @@ def test_what_computes_crosses_the_pipe() -> None:
     assert placement == Placement("torch", "cpu", 1, placement.idle)
 
 
-@pytest.mark.parametrize("role", [InferenceConfig, ValidatorConfig, TrainerConfig])
+@pytest.mark.parametrize("role", [SamplerConfig, TrainerConfig])
 def test_owners_name_devices_and_threads(role: Any) -> None:
     assert (role().device, role().threads) == (AUTO, AUTO_THREADS)
     table = {"device": "cuda:1", "threads": 3}
