@@ -31,11 +31,11 @@ LIMITS = {
     "p2p/transport": 2730,
     "proofs": 1020,
     "roles/calibrate": 795,
-    "roles/contract": 861,
+    "roles/contract": 859,
     "roles/demo": 824,
-    "roles/diloco": 4193,
+    "roles/diloco": 3844,
     "roles/doctor": 649,
-    "roles/engines": 4936,
+    "roles/engines": 4924,
     "roles/envs": 2215,
     "roles/inference": 1386,
     "roles/ledger": 840,
@@ -54,8 +54,8 @@ LIMITS = {
     "sim/net": 615,
     "sim/node": 1360,
     "sim/run": 1430,
-    "sim/workloads": 5043,
-    "tests": 56519,
+    "sim/workloads": 5041,
+    "tests": 56325,
 }
 
 NO_CODE = {

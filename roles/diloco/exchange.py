@@ -108,8 +108,6 @@ class PieceServer:
         self._world, self._may, self._may_have = world, may, may_have
         self._blobs: dict[bytes, Blob] = {}
         self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
-        self._parts: dict[bytes, tuple[int, int, Sequence[bytes]]] = {}
-        """What was summed here of others' updates, by root: step, first piece, pieces."""
         self._growing: dict[tuple[int, int], Sequence[bytes]] = {}
         self._oldest = (0, 0)
         self._news = Notifier()
@@ -132,20 +130,6 @@ class PieceServer:
         """The blob of this root, if it is here."""
         return self._blobs.get(root)
 
-    def offer_part(self, root: bytes, step: int, first: int, pieces: Sequence[bytes]) -> None:
-        """Give what this member has of an update to those that try it."""
-        self._parts[root] = step, first, pieces
-
-    def held_pieces(self, root: bytes, span: range) -> Sequence[bytes] | None:
-        """Pieces that are here, of a blob or a part of one."""
-        blob = self._blobs.get(root)
-        if blob is not None:
-            return [blob.piece(one) for one in span] if span.stop <= len(blob.digests) else None
-        _, first, pieces = self._parts.get(root, (0, 0, ()))
-        if not first <= span.start < span.stop <= first + len(pieces):
-            return None
-        return pieces[span.start - first : span.stop - first]
-
     def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
         """Give the first of what is summed to those that wait for it; told again when there are
         more. Of views that have failed, the last is kept, for members that are behind."""
@@ -159,9 +143,7 @@ class PieceServer:
         self._news.notify_all()
 
     def forget_before(self, step: int, view: int) -> None:
-        """No sum of an earlier step or view is of use any more; parts of updates are tried in
-        the step after theirs."""
-        self._parts = {root: one for root, one in self._parts.items() if one[0] >= step - 1}
+        """No sum of an earlier step or view is of use any more."""
         self._forget_sums((step, view))
         self._news.notify_all()
 
@@ -192,15 +174,10 @@ class PieceServer:
 
     async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
         blob = self._blobs.get(root)
-        span = range(max(0, first), max(0, first) + min(count, MAX_PIECES))
         if blob is not None and 0 <= first < first + count <= len(blob.digests):
-            await self._send(stream, map(blob.piece, span))
-            return
-        part = self.held_pieces(root, span) if blob is None and first >= 0 < count else None
-        if part is None:
-            await send_frame(stream, b"")
+            await self._send(stream, map(blob.piece, range(first, first + count)))
         else:
-            await self._send(stream, part)
+            await send_frame(stream, b"")
 
     async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
         given = 0

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms
-from roles.diloco.core.gauntlet import PARTS, TRIED
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows
 from roles.engines.base import GroupTask
@@ -41,10 +40,6 @@ class Material(Protocol):
 
     def held_out(self) -> list[Any]:
         """What no member learns from, in passes."""
-        ...
-
-    def tried(self) -> list[Any]:
-        """Parts of it, each one pass, that updates are tried on."""
         ...
 
 
@@ -78,11 +73,6 @@ class Texts:
             self._corpus.read(held[at : at + EVALUATED])
             for at in range(0, held.size, EVALUATED)
         ]
-
-    def tried(self) -> list[NDArray[np.int64]]:
-        """See `Material`; of much text the first windows."""
-        held = self._corpus.held_out[:TRIED]
-        return [self._corpus.read(part) for part in np.array_split(held, PARTS) if part.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +130,6 @@ class Rewards:
     def held_out(self) -> list[list[SeededTask]]:
         """See `Material`."""
         return [self._held[at : at + EVALUATED] for at in range(0, len(self._held), EVALUATED)]
-
-    def tried(self) -> list[list[SeededTask]]:
-        """See `Material`."""
-        held = self._held[:TRIED]
-        return [held[one::PARTS] for one in range(PARTS) if held[one::PARTS]]
 
     def pay(self, question: SeededTask, tokens: Sequence[int]) -> float:
         """What an answer earns; nothing if the environment raises on it."""

@@ -182,8 +182,6 @@ class Reduction:
             await self.client.pieces(ready.author, root, first, wanted, take)
 
         await self._insist(rest)
-        if len(span) > 1:  # an auditor's single piece is of no use to those that try it
-            self.server.offer_part(root, self._plan.step, span.start, into)
         self.parts_missing.pop(ready.author, None)
 
     async def _fetch_sum(

@@ -64,7 +64,6 @@ from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavaila
 from roles.diloco.inner import FOLDER, InnerEngine
 from roles.diloco.membership import MayTrain
 from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
-from roles.diloco.scoring import Trial
 from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.shared.backoff import Backoff
@@ -183,8 +182,6 @@ class DilocoSession:
         self._residual: Values | None = None
         self._exchange: trio.CancelScope | None = None
         self._reduced: ev.Reduce | None = None
-        self._trial: Trial | None = None
-        """Of the updates of the newest step; none if this member was not there."""
         self._first_step_at: float | None = None
         self._ahead = InnerProgress()
         """Of the next round, taken during an exchange."""
@@ -535,7 +532,6 @@ class DilocoSession:
 
     async def _begin(self, record: Record, found: DigestedState) -> None:
         """Put a state in force: served, and what is older forgotten."""
-        self._trial = self._new_trial(record)
         self._state = found.state
         self._tentative.clear()
         self._means[record.step] = record.outcome.sum_root
@@ -545,21 +541,6 @@ class DilocoSession:
         self._note(record)
         if record.step >= self._terms.outer_steps:
             self.is_over = True
-
-    def _new_trial(self, record: Record) -> Trial | None:
-        """Of the updates that led to ``record``, if this member has computed it from them."""
-        request, wanted = self._reduced, self.core.to_score()
-        if (
-            not self._terms.gauntlet
-            or request is None
-            or request.plan != record.outcome.plan
-            or self.core.held != record.step - 1
-        ):
-            return None
-        return Trial(
-            self._grid, self.server, self.client, record.step, self._fragments,
-            self._state.weights, request.readys, wanted, {},
-        )  # fmt: skip
 
     def _serve_state(self, step: int, found: DigestedState) -> None:
         self._states[step] = self.server.offer(found.blob)
@@ -631,9 +612,6 @@ class DilocoSession:
         if self.is_over:
             self.sample = await self._engine.write("def ", 160) or " "
             return
-        trial = self._trial
-        if trial is not None:
-            self._nursery.start_soon(trial.collect)
         window = part_of(
             record,
             self._world.signer.peer_id,
@@ -650,21 +628,12 @@ class DilocoSession:
         self._feed(ev.Trained(ready))
         while self._is_current(record) and self.core.round.ready is None:
             await self._news.wait()
-        await self._score(record, trial)
         has_next = record.step + 1 < self._terms.outer_steps and not self._rests
         if self._terms.overlap and has_next:
             # The next record is not there yet: these windows are this member's if all stay.
             self._ahead = InnerProgress(record.step + 1)
             behind = window + len(record.members) * self._terms.phase_windows
             await self._inner_steps(record, self._ahead, behind)
-
-    async def _score(self, record: Record, trial: Trial | None) -> None:
-        """Try the updates of the round before, while this one's are exchanged."""
-        if trial is None or not self._is_current(record):
-            return
-        gains = await trial.judge(self._engine)
-        self._world.sometimes("diloco/tried updates", len(gains) > 1)
-        self._feed(ev.Scored(record.step, gains))
 
     async def _export(self, record: Record) -> None:
         """The model as a folder in Hugging Face's layout, with a card; a disk that refuses it

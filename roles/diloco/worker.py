@@ -88,9 +88,6 @@ class InnerServer:
                 return None
             case "loss", []:
                 return trainer.loss(self._material.held_out())
-            case "gains", [path, count]:
-                vectors = np.memmap(path, "<f4", "r", shape=(1 + count, trainer.size))
-                return trainer.gains(vectors[0], vectors[1:], self._material.tried())
             case "write", [text, count]:
                 return self._written(text, count)
             case "save", [path, previous, step]:

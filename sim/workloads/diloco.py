@@ -23,7 +23,7 @@ from p2p.world import World
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
-from roles.diloco.core.messages import NO_DIGEST, Harm, Ready, Record, Sum, Vote
+from roles.diloco.core.messages import NO_DIGEST, Ready, Record, Sum, Vote
 from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import shares_of
@@ -38,6 +38,8 @@ from sim.workloads.supervision import supervise
 RUN: Final = b"simulated pre-training run, 32 b"
 WAYS: Final = 5
 """To be hostile."""
+BOUNDED: Final = (1, 4)
+"""Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
 """Virtual seconds between looks at the swarm."""
 
@@ -195,7 +197,7 @@ class Pretraining:
         )
         if not scenario.parameter("parallel", 0):
             return terms
-        return replace(terms, outer=Outer.PARALLEL, inner_steps=1, gauntlet=False)
+        return replace(terms, outer=Outer.PARALLEL, inner_steps=1)
 
     async def _live(self, machine: SimNode) -> None:
         await supervise(machine, self._process)
@@ -252,11 +254,8 @@ class Pretraining:
                 digests[name] = figures.digest.encode()
             if name in self._hostile:
                 continue
-            for peer, fault in session.core.convicted.items():
-                step = session.step
-                if isinstance(fault, Harm):  # this look may be in the round after
-                    step = max(one.step for one in fault.told) - 1
-                self._named.setdefault((name, peer), step)
+            for peer in session.core.convicted:
+                self._named.setdefault((name, peer), session.step)
             if session.past_exchange is not None:
                 self._moved = max(self._moved, self._moved_by(session.past_exchange.readys))
 
@@ -300,7 +299,7 @@ class Pretraining:
             ),
             "wrongly_named": len(wrongly),
             "convicted": max((len(one.core.convicted) for one in honest.values()), default=0),
-            "unnamed": len(self._hostile)
+            "unnamed": sum(way not in BOUNDED for way in self._hostile.values())
             - min((len(one.core.convicted) for one in honest.values()), default=0),
             "named_by_round": max(self._named.values(), default=0),
             "moved": round(self._moved, 3),

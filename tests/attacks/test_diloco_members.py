@@ -20,7 +20,6 @@ from roles.diloco.core.messages import (
     Beat,
     Chain,
     Doubled,
-    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -312,7 +311,6 @@ EXTREMES: list[Callable[[], RoundMessage]] = [
     lambda: signed(replace(READYS[0], step=0)),
     lambda: signed(Sum(1, 0, PLAN.id, 0, (), author=LIAR)),
     lambda: signed(Sum(1, 0, PLAN.id, 2**40, (NO_DIGEST,), author=LIAR)),
-    lambda: signed(HarmScores(1, 0, ((PEERS[0], 1.7e308),), author=LIAR)),
     lambda: signed(Vote(1, 0, replace(outcome(b"a"), plan=NOBODYS), author=LIAR)),
     lambda: BadSum(
         signed(Sum(1, 0, NOBODYS.id, 0, (NO_DIGEST,), author=LIAR)), NOBODYS, (), 0, ()

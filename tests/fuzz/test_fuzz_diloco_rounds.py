@@ -30,8 +30,6 @@ from roles.diloco.core.messages import (
     Beat,
     Chain,
     Doubled,
-    Harm,
-    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -198,13 +196,6 @@ class Fuzzer:
         body = [self.any(plan or self.some()), first, self.any(b"".join(map(digest_of, found)))]
         return self.said(Sum.KIND, self.step(), self.view(), body, self.author())
 
-    def scores(self) -> Any:
-        pairs = [
-            [peer.digest, self.any(2.5, 0.2, self.random.choice(FLOATS))]
-            for peer in self.random.sample([*PEERS, *STRANGERS], self.random.randrange(5))
-        ]
-        return self.said(HarmScores.KIND, self.step(), self.any(0), [pairs], self.author())
-
     # Other messages.
 
     def record(self) -> Any:
@@ -276,10 +267,6 @@ class Fuzzer:
         parts = self.any([pieces[at] for pieces in found.values()])
         return [BadSum.KIND, told, plan, readys, self.any(at), parts]
 
-    def harm(self) -> Any:
-        told = [self.scores() for _ in range(self.random.randrange(5))]
-        return [Harm.KIND, self.random.choice([*HONEST, LIAR, *STRANGERS]).digest, told]
-
     def replay(self) -> Any:
         """What was heard before, in this life, in another, or in a step that is over."""
         return self.random.choice(self.heard).to_wire() if self.heard else self.beat()
@@ -288,9 +275,9 @@ class Fuzzer:
 
     def happen(self) -> None:
         make: Callable[[], Any] = self.random.choice((
-            self.ready, self.vote, self.promise, self.propose, self.sum, self.scores,
+            self.ready, self.vote, self.promise, self.propose, self.sum,
             self.record, self.chain, self.beat, self.doubled, self.bad_part, self.unreadable,
-            self.bad_sum, self.harm, self.replay,
+            self.bad_sum, self.replay,
         ))  # fmt: skip
         try:
             data = pack(make())
@@ -366,8 +353,6 @@ class Fuzzer:
                 vote = Vote(own.step, own.view, own.outcome, author=peer)
                 self.hear(self.signed(vote))
         self.feed(ev.Trained(self.honest_ready(ME)))
-        gains = {peer: [self.any(0.1, -0.1) for _ in range(4)] for peer in PEERS}
-        self.feed(ev.Scored(self.core.record.step, gains))
 
     def honest_propose(self, author: PeerId) -> None:
         this, newest = self.core.round, self.core.record

@@ -15,7 +15,7 @@ from roles.diloco.core.pieces import PieceGrid, digest_of, root_of
 from roles.diloco.core.quant import Values
 from roles.diloco.reduction import DigestedState
 
-PARALLEL = DilocoTerms(outer=Outer.PARALLEL, inner_steps=1, outer_steps=300, gauntlet=False)
+PARALLEL = DilocoTerms(outer=Outer.PARALLEL, inner_steps=1, outer_steps=300)
 ALGORITHMS = [
     pytest.param(algorithm_of(DilocoTerms()), id="diloco"),
     pytest.param(algorithm_of(DilocoTerms(fragments=4)), id="fragments"),
@@ -120,7 +120,7 @@ def test_each_fragment_is_stepped_in_its_own_turn_as_if_it_were_the_model() -> N
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"inner_steps": 2}, {"overlap": True}, {"gauntlet": True}, {"fragments": 2}],
+    [{"inner_steps": 2}, {"overlap": True}, {"fragments": 2}],
 )
 def test_data_parallel_is_refused_what_it_cannot_mean(wrong: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="averages the gradients of each step"):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from bench.prime import prime_decode, prime_encode
 from p2p.errors import BadMessage
 from roles.contract.core.diloco import Codec
 from roles.diloco.core.pieces import (
@@ -18,7 +19,6 @@ from roles.diloco.core.pieces import (
     sum_piece,
     total_norm,
 )
-from roles.diloco.core.prime import prime_decode, prime_encode
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from tests.unit.core_swarm import peer_named
 

@@ -209,11 +209,6 @@ class DilocoTerms:
     held_out: int = 256
     """Windows on which the loss is measured, and no member trains."""
 
-    gauntlet: bool = True
-    """Whether each update is tried by another member, drawn by lot, and persistent harm ends a
-    membership. A member then fetches half as much again; if members learn from texts that have
-    little in common, what helps one may harm another."""
-
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
         if not 0 < len(self.corpora) <= MAX_CORPORA:
@@ -233,11 +228,10 @@ class DilocoTerms:
             or self.inner is not Inner.ADAMW
             or self.fragments > 1
             or self.overlap
-            or self.gauntlet
         ):
             raise ValueError(
                 'outer = "parallel" averages the gradients of each step: it needs inner_steps ='
-                ' 1, inner = "adamw", gauntlet = false, and neither overlap nor fragments'
+                ' 1, inner = "adamw", and neither overlap nor fragments'
             )
 
     def rounds(self) -> RoundConfig:

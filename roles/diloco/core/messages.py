@@ -3,7 +3,7 @@
 Messages are msgpack lists that begin with their kind. A *statement* is a message with an author
 and a signature over all of it, the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
 member makes one for a step (and view): two that differ are proof against it, from any peer
-(`Fault`). A `Promise` and `HarmScores` may be made again.
+(`Fault`). A `Promise` may be made again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from roles.diloco.core.pieces import DIGEST_BYTES, MAX_NORM, MAX_PIECES, MAX_RAT
 
 PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
 """Streams: pieces of contributions, sums and states."""
-ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/2.0.0")
+ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/3.0.0")
 """Messages: what members say and sign."""
 DOMAIN: Final = "/shoal/diloco/1.0.0"
 """Of signatures."""
@@ -37,8 +37,6 @@ MAX_MEMBERS: Final = 64
 limit; a record has a signature of each."""
 MAX_STEP: Final = 2**40
 """Outer steps and views stay exact in every reader."""
-MAX_SCORE: Final = 1e9
-"""Of harm: a round adds one at most."""
 MAX_JOINERS: Final = 16
 """Of which a beat speaks: others are spoken of in another round."""
 MAX_CHAIN: Final = 32
@@ -357,37 +355,6 @@ class Sum(Statement):
 
 
 @dataclass(frozen=True, slots=True)
-class HarmScores(Statement):
-    """Whose updates did harm by this member's own measure, and how persistently. Its view is
-    always 0."""
-
-    KIND: ClassVar[int] = 13
-    FIELDS: ClassVar[tuple[type, ...]] = (list,)
-
-    found: tuple[tuple[PeerId, float], ...]
-    """Running scores above zero."""
-
-    def of(self, peer: PeerId) -> float:
-        """The score of a member; 0 if it does no harm."""
-        return dict(self.found).get(peer, 0.0)
-
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        return [[[peer.digest, score] for peer, score in self.found]]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        pairs = [fields_untrusted(one, bytes, float, what="score") for one in body[0]]
-        found = tuple((decode_peer_id_untrusted(peer), score) for peer, score in pairs)
-        if view or len({peer for peer, _ in found}) < len(found) or len(found) > MAX_MEMBERS:
-            raise BadMessage("scores are of view 0, and one of each member")
-        if not all(0 < score <= MAX_SCORE for _, score in found):
-            raise BadMessage(f"a score is above zero, and at most {MAX_SCORE:g}")
-        return cls(step, view, found, author=author)
-
-
-@dataclass(frozen=True, slots=True)
 class Record:
     """A step that a majority of the members before it has signed."""
 
@@ -602,26 +569,12 @@ class Unreadable:
         return [self.KIND, self.told.to_wire(), self.index, self.piece]
 
 
-@dataclass(frozen=True, slots=True)
-class Harm:
-    """What a majority has measured: this member's updates do harm, again and again."""
-
-    KIND: ClassVar[int] = 14
-
-    culprit: PeerId
-    told: tuple[HarmScores, ...]
-
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.KIND, self.culprit.digest, [one.to_wire() for one in self.told]]
-
-
-Fault = Doubled | BadPart | BadSum | Unreadable | Harm
+Fault = Doubled | BadPart | BadSum | Unreadable
 """Evidence against a member that every other can judge by itself."""
 RoundMessage = Statement | Record | Beat | Chain | Fault
 
 _STATEMENTS: Final[dict[int, Any]] = {
-    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum, HarmScores)
+    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum)
 }
 
 
@@ -683,8 +636,8 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
             found = Doubled(decode_statement_untrusted(one), decode_statement_untrusted(other))
             if found.one.slot != found.other.slot or found.one.digest == found.other.digest:
                 raise BadMessage("two statements that may both be made are no fault")
-            if isinstance(found.one, Promise | HarmScores):
-                raise BadMessage("a promise and scores may be made again")
+            if isinstance(found.one, Promise):
+                raise BadMessage("a promise may be made again")
             return found
         case BadPart.KIND:
             ready, index, piece = fields_untrusted(fields, list, int, bytes, what="fault")
@@ -700,13 +653,6 @@ def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
             if not isinstance(total, Sum) or not total.has(index):
                 raise BadMessage("what cannot be read is a piece of a sum")
             return Unreadable(total, index, piece)
-        case Harm.KIND:
-            culprit, told = fields_untrusted(fields, bytes, list, what="fault")
-            said = tuple(decode_statement_untrusted(one) for one in told[: MAX_MEMBERS + 1])
-            scores = tuple(one for one in said if isinstance(one, HarmScores))
-            if len({one.author for one in scores}) < len(told):
-                raise BadMessage("harm is told by scores, one of each member")
-            return Harm(decode_peer_id_untrusted(culprit), scores)
     raise BadMessage(f"a message of a round has no kind {kind}")
 
 

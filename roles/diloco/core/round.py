@@ -32,9 +32,9 @@ Liveness is judged by these, on the receivers' clocks.
 
 A member signs one statement of a kind for a step and view. What it has signed is durable before
 it is sent (`Keep`), so a restarted member does not contradict itself. Two statements convict
-(`Doubled`), as do pieces that are none (`BadPart`), sums that are not (`BadSum`), and scores of
-a majority (`Harm`, see `gauntlet`): evidence travels to all, each judges it, and no honest
-member agrees to a plan with the convict in it.
+(`Doubled`), as do pieces that are none (`BadPart`, `Unreadable`) and sums that are not
+(`BadSum`): evidence travels to all, each judges it, and no honest member agrees to a plan with
+the convict in it.
 
 With too few members for a majority nothing can be decided. The rest stop and say so
 (`Stalled`), and go on when enough are back, or when the run's next edition begins anew.
@@ -54,7 +54,6 @@ from p2p.own_time import OwnTime
 from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.election import Freedom, choose, is_majority
-from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
 from roles.diloco.core.hearing import Report, Tally
 from roles.diloco.core.messages import (
     MAX_CHAIN,
@@ -67,8 +66,6 @@ from roles.diloco.core.messages import (
     Chain,
     Doubled,
     Fault,
-    Harm,
-    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -201,8 +198,6 @@ class RoundCore:
         self.held = held
         self.convicted: dict[PeerId, Fault] = {}
         self.is_stalled = False
-        self.gauntlet = Gauntlet()
-        self.scores: dict[PeerId, HarmScores] = {}  # the newest of each member
         self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
         self._shown = 0  # turns of evidence
         self._ever = {peer for one in self.records for peer in one.members}
@@ -308,19 +303,6 @@ class RoundCore:
             if tally.wants_to_join(peer) and self._may_be_taken_in(peer)
         ]
 
-    def to_score(self) -> list[Ready]:
-        """Contributions to the newest record that this member tries, its own first; none if it
-        has none, or was not there."""
-        record = self.record
-        next_one = lot(record, self.me)
-        if self.past is None or next_one is None:
-            return []
-        recent = [one for one in self.scores.values() if one.step >= record.step]
-        wanted = dict.fromkeys((self.me, next_one, *doubted(recent)))
-        found = [self.past.readys.get(peer) for peer in wanted]
-        named = dict(record.outcome.plan.contributors)
-        return [one for one in found if one is not None and named.get(one.author) == one.digest]
-
     # Events.
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -348,8 +330,6 @@ class RoundCore:
                 self._beat(now)
             case ev.Found(fault):
                 self._convict(fault)
-            case ev.Scored():
-                self._scored(event)
             case ev.Leave() | ev.Stay():
                 self._leaving = isinstance(event, ev.Leave)
                 self._beat(now)
@@ -377,8 +357,6 @@ class RoundCore:
                 self._on_chain(records, now)
             case Record():
                 self._on_chain((message,), now)
-            case HarmScores():
-                self._on_scores(message)
             case Statement():
                 self._on_statement(peer, message, now)
             case _:
@@ -520,9 +498,6 @@ class RoundCore:
         self._tallied_at = math.nan
         self._ever.update(peer for one in records for peer in one.members)
         self.round = Round(now)
-        self.scores = {
-            peer: one for peer, one in self.scores.items() if one.step >= records[-1].step
-        }
         if self._is_new:
             self._sit_out()
         for vote in odd:
@@ -541,74 +516,6 @@ class RoundCore:
             self._convict(fault)
         else:
             unproven[peer] = unproven.get(peer, 0) + 1
-
-    # HarmScores.
-
-    def _scored(self, event: ev.Scored) -> None:
-        """Add to the running scores what the step of the newest record has shown."""
-        if event.step != self.record.step or self.past is None:
-            return
-        summed = self.record.outcome.plan.summed
-        norms = {
-            peer: total_norm(ready.norms)
-            for peer, ready in self.past.readys.items()
-            if peer in summed
-        }
-        self.gauntlet.judge(self.me, event.gains, oversized(norms) if norms else ())
-        found = [
-            (peer, score)
-            for peer, score in self.gauntlet.scores.items()
-            if peer in self.members and peer not in self.convicted
-        ]
-        if self.me not in self.members or not (found or self.me in self.scores):
-            return
-        said = HarmScores(self.record.step + 1, 0, tuple(found), author=self.me)
-        self.scores[self.me] = said.signed(self._run, self._signer)
-        self._tell(self.scores[self.me])
-        self._look_for_harm()
-
-    def _on_scores(self, said: HarmScores) -> None:
-        """Those of a member, of this step or the one before."""
-        known = self.scores.get(said.author)
-        if (
-            said.author not in self.members
-            or not self.record.step <= said.step <= self.record.step + 1
-            or (known is not None and (known.step > said.step or known.digest == said.digest))
-        ):
-            return
-        if not said.is_genuine(self._run, self._verify):
-            raise BadMessage("scores are not signed by their author")
-        self.scores[said.author] = said
-        self._look_for_harm()
-
-    def _look_for_harm(self) -> None:
-        """Convict whom a majority has found to do harm."""
-        recent = [
-            one
-            for one in self.scores.values()
-            if one.step >= self.record.step and one.author in self.members
-        ]
-        for peer in self.members:
-            told = tuple(one for one in recent if one.of(peer) >= PERSISTENT)
-            if is_majority([one.author for one in told], self.members, self._anchor):
-                self._convict(Harm(peer, told))
-
-    def _is_harm(self, harm: Harm) -> bool:
-        """Whether a majority of the members of that time has signed it, within two steps."""
-        steps = [one.step for one in harm.told]
-        if not steps or max(steps) > min(steps) + 1:
-            return False
-        if not 0 < max(steps) <= self.record.step + 1:
-            return False
-        members = self.records[max(steps) - 1].members
-        voters = [
-            one.author
-            for one in harm.told
-            if one.of(harm.culprit) >= PERSISTENT
-            and one.author in members
-            and one.is_genuine(self._run, self._verify)
-        ]
-        return is_majority(voters, members, self._anchor)
 
     def _convict(self, fault: Fault) -> None:
         """End a membership, and tell all."""
@@ -646,8 +553,6 @@ class RoundCore:
                 return all(one.is_genuine(run, verify) for one in signed) and is_bad_sum(
                     self._grid, fault
                 )
-            case Harm():
-                return self._is_harm(fault)
 
     # Beats, and what peers lack.
 
@@ -664,9 +569,6 @@ class RoundCore:
                 del known[peer]
         beat = self._own_beat(now)
         self._out += [ev.Send(peer, beat) for peer in self._others()]
-        scores = self.scores.get(self.me)
-        if scores is not None and scores.step == self.record.step + 1:
-            self._tell(scores)  # they are rare: no beat says who has them
 
     def _own_beat(self, now: float) -> Beat:
         this, members = self.round, self.members
