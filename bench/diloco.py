@@ -39,9 +39,7 @@ from bench.report import Report
 from p2p.identity import KeyPair
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.demo.pretraining import SHAPE, TERMS as DEMO_TERMS
-from roles.diloco.core.algorithm import algorithm_of
-from roles.diloco.core.fragments import Fragments
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import Fragments, OuterState, algorithm_of
 from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, total_norm
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from roles.diloco.core.windows import windows

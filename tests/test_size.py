@@ -31,9 +31,9 @@ LIMITS = {
     "p2p/transport": 2730,
     "proofs": 1020,
     "roles/calibrate": 795,
-    "roles/contract": 859,
+    "roles/contract": 857,
     "roles/demo": 824,
-    "roles/diloco": 3844,
+    "roles/diloco": 3551,
     "roles/doctor": 649,
     "roles/engines": 4924,
     "roles/envs": 2215,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/protocol": 2228,
     "roles/rl": 317,
     "roles/shared": 102,
-    "roles/trainer": 3173,
+    "roles/trainer": 3287,
     "roles/validator": 574,
     "roles/workers": 455,
     "sim": 609,
@@ -54,8 +54,8 @@ LIMITS = {
     "sim/net": 615,
     "sim/node": 1360,
     "sim/run": 1430,
-    "sim/workloads": 5041,
-    "tests": 56325,
+    "sim/workloads": 5036,
+    "tests": 56326,
 }
 
 NO_CODE = {

@@ -38,12 +38,11 @@ from roles.diloco.core.messages import (
     Sum,
     decode_message_untrusted,
     encode_message,
+    split_digests,
 )
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import (
-    DIGEST_BYTES,
     MAX_PIECE_BYTES,
-    MAX_PIECES,
     digest_of,
     root_of,
 )
@@ -247,19 +246,6 @@ class PieceClient:
                 self.received += len(data)
                 yield data
 
-    async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
-        """The digests of a blob's pieces, or None if the peer has it not."""
-        async with aclosing(self._ask(peer, ["list", root], 1, self.patience)) as answer:
-            async for data in answer:
-                found = split(data)
-                if root_of(found) != root:
-                    self.host.penalise(
-                        peer, LIAR, "another list of pieces than it was asked for"
-                    )
-                    return None
-                return found
-        return None
-
     async def pieces(
         self,
         peer: PeerId,
@@ -291,7 +277,13 @@ class PieceClient:
             found = [data async for data in answer]
         if len(found) <= count:
             raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {count} summed pieces")
-        total = _sum_untrusted(found.pop(), peer, step, view, count)
+        total = decode_message_untrusted(found.pop())
+        if (
+            not isinstance(total, Sum)
+            or (total.author, total.step, total.view) != (peer, step, view)
+            or len(total.digests) != count
+        ):
+            raise BadMessage("an owner's sum is another than it was asked for")
         if tuple(map(digest_of, found)) != total.digests:
             raise BadMessage("a summed piece has another digest than its owner signed")
         return total, found
@@ -334,12 +326,19 @@ class PieceClient:
 
         async def ask(peer: PeerId) -> None:
             try:
-                digests = await self.digests(peer, root)
+                async with aclosing(
+                    self._ask(peer, ["list", root], 1, self.patience)
+                ) as answer:
+                    async for data in answer:
+                        if digest_of(data) != root:
+                            self.host.penalise(
+                                peer, LIAR, "another list of pieces than it was asked for"
+                            )
+                            return
+                        found.append(split_digests(data))
             except PEER_TROUBLE as error:
                 logger.info("no_list peer=%s: %r", peer.short, error)
-                return
-            if digests is not None:
-                found.append(digests)
+            if found:
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -398,22 +397,3 @@ class _Pull:
         if not self.takers[first] and first not in self.found:
             del self.takers[first]
             self.waiting.append(first)
-
-
-def split(data: bytes) -> tuple[bytes, ...]:
-    """Digests that lie end to end. Raises `BadMessage`."""
-    if len(data) % DIGEST_BYTES or len(data) > MAX_PIECES * DIGEST_BYTES:
-        raise BadMessage("a list of digests has an odd length")
-    return tuple(data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
-
-
-def _sum_untrusted(data: bytes, peer: PeerId, step: int, view: int, count: int) -> Sum:
-    """Raise `BadMessage` unless it is what this peer would sign now."""
-    total = decode_message_untrusted(data)
-    if (
-        not isinstance(total, Sum)
-        or (total.author, total.step, total.view) != (peer, step, view)
-        or len(total.digests) != count
-    ):
-        raise BadMessage("an owner's sum is another than it was asked for")
-    return total

@@ -21,7 +21,7 @@ from p2p.naming import derived
 from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.corpus import open_corpora
-from roles.diloco.material import Material, Rewards, Texts
+from roles.diloco.material import Rewards, Texts
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.engines.hardware import threads_of
@@ -51,7 +51,7 @@ class InnerServer:
                 f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
             ) from error
         self._text = _TextCodec(base)
-        self._material: Material
+        self._material: Texts | Rewards
         objective: Objective | None = None
         if environments is None:
             corpus = open_corpora(

@@ -21,7 +21,6 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
-from roles.diloco.role import DilocoMember
 from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.config import engine_of
@@ -47,6 +46,7 @@ from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
+from roles.trainer.diloco import DilocoMember
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake

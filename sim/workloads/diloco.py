@@ -5,7 +5,7 @@ Real sessions on simulated hosts, links and disks; only the model is pretended. 
 last ``hostile`` are hostile in one way each, from ``way`` on: pieces that are NaN, an update a
 thousand times too large, sums that are none, another vote for every second peer, an update
 that undoes a third of what the others learn. Faults come from the scenario. With ``parallel``
-members average gradients instead (`roles.diloco.core.algorithm`); with ``fragments`` a round
+members average gradients instead (`roles.diloco.core.outer`); with ``fragments`` a round
 exchanges one part of the model. Replicas must have one state at each step, whatever happens.
 """
 
@@ -42,17 +42,6 @@ BOUNDED: Final = (1, 4)
 """Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
 """Virtual seconds between looks at the swarm."""
-
-
-class Anyone:
-    """All nodes of the scenario may train."""
-
-    def __init__(self, peers: Sequence[PeerId]) -> None:
-        self._peers = frozenset(peers)
-
-    def may_train(self, peer: PeerId) -> bool:
-        """See `roles.diloco.membership.MayTrain`."""
-        return peer in self._peers
 
 
 class NanServer(PieceServer):
@@ -210,7 +199,7 @@ class Pretraining:
         )
         self._count_batches(machine.name, engine)
         kind = {0: NanSession, 3: TwoStories}.get(-1 if way is None else way, DilocoSession)
-        may = Anyone(self._peers)
+        may_train = frozenset(self._peers).__contains__
         async with machine.open_host() as host:
             for other in machine.siblings:
                 host.add_addrs(other.peer_id, [other.addr])
@@ -222,12 +211,12 @@ class Pretraining:
                 DilocoConfig(),
                 engine,
                 self._founders,
-                may,
+                may_train,
             )
             if way == 0:
-                session.server = NanServer(machine.world, may.may_train)
+                session.server = NanServer(machine.world, may_train)
             elif way == 2:
-                session.server = LyingServer(machine.world, may.may_train)
+                session.server = LyingServer(machine.world, may_train)
             self._sessions[machine.name] = session
             await session.work_forever()
 

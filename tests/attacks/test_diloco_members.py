@@ -364,7 +364,7 @@ def test_a_vote_for_a_mean_that_is_something_else_fails_that_view_alone() -> Non
 class Endless(PieceClient):
     """A source whose list names as many pieces as a list can."""
 
-    async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
+    async def _list(self, root: bytes, sources: Sequence[PeerId]) -> tuple[bytes, ...] | None:
         return (NO_DIGEST,) * 2**14
 
     async def pieces(self, *arguments: object) -> None:

@@ -305,13 +305,12 @@ class Fuzzer:
                     self.heard = [*self.heard[-300:], message]
                 case ev.Keep():
                     self.kept = effect
-                case ev.Store(records):
-                    self.records = [*self.records, *records]
                 case ev.Reduce() if effect.carried is None:
                     self.compute(effect)
-                case ev.Commit(record):
-                    self.held = record.step
-                    self.feed(ev.Held(record.step))
+                case ev.Commit(records):
+                    self.records = [*self.records, *records]
+                    self.held = records[-1].step
+                    self.feed(ev.Held(self.held))
         assert sent <= MIB
         assert not {ME, *HONEST} & {*self.core.convicted}
 
@@ -414,6 +413,6 @@ def test_no_message_ends_a_member(codec: Codec) -> None:
                 fuzzer.restart()
             if number >= MESSAGES / 2:
                 break
-    assert len(fuzzer.kinds) == 14
+    assert len(fuzzer.kinds) == 12
     assert fuzzer.decoded > MESSAGES / 6
     assert fuzzer.core.record.step > MESSAGES / 2000

@@ -10,8 +10,7 @@ import pytest
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms, Goal, Outer
 from roles.contract.core.shape import ModelShape
-from roles.diloco.core.algorithm import algorithm_of
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import OuterState, algorithm_of
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
 from roles.diloco.core.quant import Values
 from roles.diloco.material import Rewards

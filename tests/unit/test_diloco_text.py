@@ -14,9 +14,8 @@ from p2p.errors import ConfigError
 from roles.contract.core.diloco import Codec, DilocoTerms, Inner, Outer
 from roles.contract.core.shape import ModelShape
 from roles.diloco import corpus
-from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import OuterState, algorithm_of
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
 from roles.diloco.core.windows import dealt, part_of, windows
 from roles.diloco.corpus import Windows, open_corpora

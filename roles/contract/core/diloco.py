@@ -39,7 +39,6 @@ class Codec(Enum):
     """What contributions and sums travel as."""
 
     FP32 = "fp32"
-    BF16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
 
@@ -187,9 +186,6 @@ class DilocoTerms:
 
     codec: Codec = Codec.INT4
     """What updates and means travel as."""
-
-    feedback: bool = False
-    """Whether a member adds to its next update what the encoding lost of this one."""
 
     joining: Joining = Joining.NAMED
     """Who may be a member."""

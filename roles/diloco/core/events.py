@@ -109,15 +109,8 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A record is there: put its state in force, computing or fetching what lacks; then
-    `Held`."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Append records to those on disk."""
+    """Append records to those on disk and put the state of the last in force, computing or
+    fetching what lacks; then `Held`."""
 
     records: tuple[Record, ...]
 
@@ -142,4 +135,4 @@ class Resumed:
     """A majority is heard again."""
 
 
-Effect = Send | Keep | Reduce | Commit | Store | Convict | Stalled | Resumed
+Effect = Send | Keep | Reduce | Commit | Convict | Stalled | Resumed

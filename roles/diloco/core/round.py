@@ -53,7 +53,7 @@ from p2p.identity import PeerId, Signer, Verify
 from p2p.own_time import OwnTime
 from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
-from roles.diloco.core.election import Freedom, choose, is_majority
+from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.hearing import Report, Tally
 from roles.diloco.core.messages import (
     MAX_CHAIN,
@@ -367,8 +367,8 @@ class RoundCore:
         if said.step == self.record.step and self.past is not None:
             self._compare(self.past, said)
             return
-        this = self.round
-        if said.step != self.record.step + 1 or said.author not in self.members:
+        this, newest = self.round, self.record
+        if said.step != newest.step + 1 or said.author not in self.members:
             return
         known = this.said.get(said.slot)
         is_one_too_many = known is None and this.counts.get(said.author, 0) >= MAX_STATEMENTS
@@ -387,7 +387,10 @@ class RoundCore:
         this.counts[said.author] = this.counts.get(said.author, 0) + 1
         match said:
             case Ready():
-                self._on_ready(said, now)
+                tokens = said.tokens
+                if said.previous == newest.digest and 0 < tokens <= self._config.max_tokens:
+                    this.readys[said.author] = said
+                    this.ready_at[said.author] = now
             case Propose():
                 if self._is_acceptable(said):
                     this.early[said.view] = said
@@ -419,17 +422,11 @@ class RoundCore:
         elif isinstance(said, Vote) and _contradicts(said, self.record):
             self._tell(said)
 
-    def _on_ready(self, ready: Ready, now: float) -> None:
-        if ready.previous == self.record.digest and 0 < ready.tokens <= self._config.max_tokens:
-            self.round.readys[ready.author] = ready
-            self.round.ready_at[ready.author] = now
-
     def _on_vote(self, peer: PeerId, vote: Vote, now: float) -> None:
         this = self.round
         old = this.votes.get(vote.author)
-        if vote.outcome.plan.previous == self.record.digest and (
-            old is None or old.view < vote.view
-        ):
+        is_of_step = vote.outcome.plan.previous == self.record.digest
+        if is_of_step and (old is None or old.view < vote.view):
             this.votes[vote.author] = vote
         mine = this.vote
         if (
@@ -438,11 +435,8 @@ class RoundCore:
             and mine.outcome.plan == vote.outcome.plan
             and mine.outcome != vote.outcome
         ):  # an owner has told two stories: who has both has the proof
-            self._out += [
-                ev.Send(vote.author, said)
-                for said in this.said.values()
-                if isinstance(said, Sum)
-            ]
+            sums = [said for said in this.said.values() if isinstance(said, Sum)]
+            self._out += [ev.Send(vote.author, said) for said in sums]
         self._count(vote, now)
 
     def _count(self, vote: Vote, now: float) -> None:
@@ -502,7 +496,7 @@ class RoundCore:
             self._sit_out()
         for vote in odd:
             self._tell(vote)
-        self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
+        self._out.append(ev.Commit(tuple(records)))
 
     def _on_fault(self, peer: PeerId, fault: Fault) -> None:
         """Judge evidence from a member, about one that is or was a member: of anybody else it
@@ -538,13 +532,14 @@ class RoundCore:
                 return one.is_genuine(run, verify) and other.is_genuine(run, verify)
             case BadPart(ready, index, piece):
                 return (
-                    is_of(piece, ready.digests[index])
+                    digest_of(piece) == ready.digests[index]
                     and ready.is_genuine(run, verify)
-                    and is_bad_part(self._grid, ready, index, piece)
+                    and len(ready.digests) == self._grid.pieces
+                    and not _passes(check_part, self._grid, index, piece, ready.norms[index])
                 )
             case Unreadable(told, index, piece):
                 return (
-                    is_of(piece, told.digests[index - told.first])
+                    digest_of(piece) == told.digests[index - told.first]
                     and told.is_genuine(run, verify)
                     and is_unreadable(self._grid, index, piece)
                 )
@@ -693,7 +688,9 @@ class RoundCore:
 
     def _own_report(self, now: float) -> Report:
         heard = frozenset(one for one in self.members if self._hears(one, now))
-        leaving = frozenset(one for one in self.members if self._wants_to_leave(one))
+        leaving = frozenset(
+            one for one in self.members if one in self._heard and self._heard[one][1].is_leaving
+        )
         joiners = frozenset(
             peer
             for peer, (_, beat) in self._heard.items()
@@ -809,9 +806,9 @@ class RoundCore:
             if missing and now < this.began + 2 * self._config.beat:
                 return  # the more have promised, the less may have been decided
             found = choose(promises, self.members, self._anchor)
-            if found is Freedom.OPEN:
+            if len(found) > 1:
                 return
-            carried = None if isinstance(found, Freedom) else found
+            carried = found[0] if found else None
         if carried is None and not self._is_time(now):
             return
         plan = self._plan(promises, now) if carried is None else carried.plan
@@ -841,16 +838,17 @@ class RoundCore:
         summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)]
         if not is_majority(summed, self.members, self._anchor):
             summed = ready  # if all accuse all, the fault is not theirs
-        stay = [peer for peer in live if not self._leaves(peer, now)]
+        tally = self._tally(now)
+        stay = [
+            peer
+            for peer in live
+            if not (self._leaving if peer == self.me else tally.leaves(peer))
+        ]
         members = sorted([*stay, *self._joiners(now)][:MAX_MEMBERS])
         if not summed or not members:
             return None
         contributors = tuple((peer, this.readys[peer].digest) for peer in sorted(summed))
         return Plan(self.record.step + 1, self.record.digest, contributors, tuple(members))
-
-    def _wants_to_leave(self, peer: PeerId) -> bool:
-        heard = self._heard.get(peer)
-        return heard is not None and heard[1].is_leaving
 
     def _accept(self, now: float) -> None:
         """Take the proposal of our view, or of a later one that its promises open."""
@@ -901,9 +899,7 @@ class RoundCore:
         ):
             return False
         found = choose(promises, self.members, self._anchor)
-        if isinstance(found, Outcome):
-            return proposal.carried == found
-        return found is Freedom.FREE and proposal.carried is None
+        return found == ([] if proposal.carried is None else [proposal.carried])
 
     def _can_agree(self, proposal: Propose, now: float) -> bool:
         """Whether most see what a plan changes: no convict is in it, who joins holds the state,
@@ -924,9 +920,6 @@ class RoundCore:
             tally.leaves(peer) or not (tally.is_heard(peer) and self._hears(peer, now))
             for peer in left_out
         )
-
-    def _leaves(self, peer: PeerId, now: float) -> bool:
-        return self._leaving if peer == self.me else self._tally(now).leaves(peer)
 
     def _begin(self, proposal: Propose) -> None:
         """Compute what is proposed, once all contributions' heads are there."""
@@ -1020,14 +1013,9 @@ class RoundCore:
         this = self.round
         this.view, this.is_promised, this.began = view, True, now
         this.proposal, this.accepted, this.refused_since = None, b"", math.inf
-        promise = Promise(
-            self.record.step + 1,
-            view,
-            self.record.digest,
-            this.vote,
-            this.suspects,
-            author=self.me,
-        ).signed(self._run, self._signer)
+        newest, told = self.record, (this.vote, this.suspects)
+        promise = Promise(newest.step + 1, view, newest.digest, *told, author=self.me)
+        promise = promise.signed(self._run, self._signer)
         this.promises[self.me] = promise
         self._keep()
         self._tell(promise)
@@ -1039,15 +1027,9 @@ class RoundCore:
     def _keep(self) -> None:
         this = self.round
         self._is_new = False
+        step = self.record.step + 1
         self._out.append(
-            ev.Keep(
-                self.record.step + 1,
-                this.view,
-                this.proposed,
-                this.ready,
-                this.vote,
-                this.accepted,
-            )
+            ev.Keep(step, this.view, this.proposed, this.ready, this.vote, this.accepted)
         )
 
     def _tell(self, message: RoundMessage) -> None:
@@ -1062,31 +1044,17 @@ def _contradicts(vote: Vote, record: Record) -> bool:
     )
 
 
-def is_of(piece: bytes, digest: bytes) -> bool:
-    """Whether a piece is the one that was signed."""
-    return digest_of(piece) == digest
-
-
-def is_bad_part(grid: PieceGrid, ready: Ready, index: int, piece: bytes) -> bool:
-    """Whether a piece that was signed is none."""
-    if len(ready.digests) != grid.pieces:
-        return False
-    try:
-        check_part(grid, index, piece, ready.norms[index])
-    except BadMessage:
-        return True
-    return False
-
-
 def is_unreadable(grid: PieceGrid, index: int, piece: bytes) -> bool:
     """Whether a piece that exists cannot be decoded."""
-    if index >= grid.pieces:
-        return False
+    return index < grid.pieces and not _passes(grid.decode_untrusted, index, piece)
+
+
+def _passes(check: Callable[..., object], *arguments: object) -> bool:
     try:
-        grid.decode_untrusted(index, piece)
+        check(*arguments)
     except BadMessage:
-        return True
-    return False
+        return False
+    return True
 
 
 def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
@@ -1099,14 +1067,14 @@ def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
         return False
     try:
         for part, one in zip(fault.parts, readys, strict=True):
-            if not is_of(part, one.digests[index]):
+            if digest_of(part) != one.digests[index]:
                 return False
             check_part(grid, index, part, one.norms[index])
         right = sum_of(grid, plan, readys, index, fault.parts)
     except BadMessage:
         return False  # then a contributor is at fault
     told = fault.told.digests[index - fault.told.first]
-    return not is_of(right, told) and owners_of(grid, readys)[index] == fault.culprit
+    return digest_of(right) != told and owners_of(grid, readys)[index] == fault.culprit
 
 
 def owners_of(grid: PieceGrid, readys: Sequence[Ready]) -> list[PeerId]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from roles.contract.core.diloco import DilocoTerms, Inner, Outer
-from roles.diloco.core.algorithm import RAMP
+from roles.diloco.core.outer import RAMP
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
