@@ -5,7 +5,7 @@ Paths are those of the node's disk. Importing this does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -16,7 +16,6 @@ from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError,
 from p2p.node.tables import write_table
 from p2p.world import World
 from roles.contract.core.diloco import DilocoTerms
-from roles.diloco.core.gauntlet import PARTS
 from roles.diloco.core.quant import Values
 from roles.engines import codec
 from roles.engines.base import EngineError
@@ -81,11 +80,6 @@ class InnerEngine(Protocol):
 
     async def loss(self) -> float:
         """Nats a token of the weights that were loaded, on windows that are held out."""
-        ...
-
-    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
-        """How much each update, taken from the weights ``before``, lowers the loss, on each of
-        `PARTS` parts of what is held out."""
         ...
 
     async def write(self, text: str, count: int) -> str:
@@ -211,13 +205,6 @@ class WorkerInner:
         """See `InnerEngine`."""
         return float(await self._call("loss"))
 
-    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
-        """See `InnerEngine`."""
-        vectors = np.concatenate([before, *updates]).astype("<f4")
-        await self._world.disk.write(f"{FOLDER}/trial", vectors.tobytes())
-        found = await self._call("gains", self._path("trial"), len(updates))
-        return [[float(one) for one in parts] for parts in found]
-
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""
         return str(await self._call("write", text, count))
@@ -308,12 +295,6 @@ class FakeInner:
     async def loss(self) -> float:
         """See `InnerEngine`."""
         return self._distance()
-
-    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
-        """See `InnerEngine`; a part is an eighth of the weights."""
-        vectors = [before, *(before - one for one in updates)]
-        far = [np.square(one - self._goal).reshape(PARTS, -1).mean(1) for one in vectors]
-        return [[float(gain) for gain in far[0] - one] for one in far[1:]]
 
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""

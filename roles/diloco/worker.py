@@ -21,7 +21,7 @@ from p2p.naming import derived
 from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.corpus import open_corpora
-from roles.diloco.material import Material, Rewards, Texts
+from roles.diloco.material import Rewards, Texts
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_from_wire
 from roles.engines.hardware import threads_of
@@ -51,7 +51,7 @@ class InnerServer:
                 f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
             ) from error
         self._text = _TextCodec(base)
-        self._material: Material
+        self._material: Texts | Rewards
         objective: Objective | None = None
         if environments is None:
             corpus = open_corpora(
@@ -88,9 +88,6 @@ class InnerServer:
                 return None
             case "loss", []:
                 return trainer.loss(self._material.held_out())
-            case "gains", [path, count]:
-                vectors = np.memmap(path, "<f4", "r", shape=(1 + count, trainer.size))
-                return trainer.gains(vectors[0], vectors[1:], self._material.tried())
             case "write", [text, count]:
                 return self._written(text, count)
             case "save", [path, previous, step]:

@@ -20,7 +20,6 @@ from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
-from roles.diloco.role import DilocoMember
 from roles.engines.client import open_engine
 from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
@@ -38,7 +37,7 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
-from roles.rl.learner import FILE, KEYS, LearnerConfig
+from roles.rl.learner import FILE, KEYS
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.account import SHORTEST_PAUSE
@@ -46,6 +45,7 @@ from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import WorkDesk
+from roles.trainer.diloco import DilocoMember
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake

@@ -12,7 +12,6 @@ import pytest
 from p2p.node.tables import write_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.diloco import worker
-from roles.diloco.core.gauntlet import bounds
 from roles.engines import codec
 from roles.engines.config import EngineConfig, config_to_wire
 from tests.model_folders import END, LLAMA, make_folder
@@ -125,15 +124,3 @@ def test_a_round_begun_again_after_any_of_its_steps_gives_the_same_bits(tmp_path
         found = calls(("restore", moments), load, second, ("update", killed))
         assert found[0] == 1
         assert np.array_equal(np.fromfile(killed, "<f4"), expected), done
-
-
-def test_an_update_that_helps_and_one_turned_round_are_told_apart(tmp_path: Path) -> None:
-    calls, size = opened(tmp_path)
-    start, update, trial = (str(tmp_path / name) for name in ("start", "update", "trial"))
-    calls(("begin", start), ("load", start, 0, SIZE), ("train", 1, 20, 0), ("update", update))
-    before, change = np.fromfile(start, "<f4"), np.fromfile(update, "<f4")
-    np.concatenate([before, change / 4, change / -4]).astype("<f4").tofile(trial)
-    _, (help_, harm) = calls(("begin", start), ("gains", trial, 2))
-    assert len(help_) == len(harm) == 8
-    assert bounds(help_)[0] > 0 > bounds(harm)[1]
-    assert len(change) == size
