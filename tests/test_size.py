@@ -33,10 +33,10 @@ LIMITS = {
     "roles/calibrate": 784,
     "roles/contract": 925,
     "roles/demo": 1983,
-    "roles/diloco": 4185,
+    "roles/diloco": 4164,
     "roles/doctor": 649,
-    "roles/engines": 4911,
-    "roles/envs": 2215,
+    "roles/engines": 4420,
+    "roles/envs": 2124,
     "roles/inference": 1393,
     "roles/ledger": 840,
     "roles/models": 1892,
@@ -46,7 +46,7 @@ LIMITS = {
     "roles/shared": 102,
     "roles/trainer": 3160,
     "roles/validator": 574,
-    "roles/workers": 454,
+    "roles/workers": 389,
     "sim": 609,
     "sim/faults": 668,
     "sim/kernel": 639,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1685,
     "sim/workloads": 5092,
-    "tests": 56820,
+    "tests": 56533,
 }
 
 NO_CODE = {

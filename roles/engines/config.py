@@ -6,15 +6,16 @@ Model shape, recipe, environment, and the machine it runs on.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from p2p.errors import ConfigError
 from proofs.sampling import DrawRule
 from roles.contract import Run
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.recipe import Recipe
 from roles.contract.core.shape import Dtype, ModelShape
+from roles.envs.base import EnvironmentLimits
 
 GIB: Final = 1024**3
 """Bytes of a gibibyte."""
@@ -58,7 +59,7 @@ class Autocast(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineLimits:
+class MachineLimits(EnvironmentLimits):
     """What this machine's owner allows a run to ask of it, whichever run it is."""
 
     memory: int = 16 * GIB
@@ -72,13 +73,6 @@ class MachineLimits:
     warm_up_steps: int = 100_000
     """Optimiser steps before a trainer's first policy: the demo's 400 take 8 s, as many as this
     half an hour, with a model of 105,088 parameters."""
-
-    environment_memory: int = 4 * GIB
-    """Bytes of address space for the process of the environment, libraries included
-    (`roles.envs.base.Ration.memory`)."""
-
-    environment_data: str = ""
-    """Folder with the files of questions that runs may pin and this machine has."""
 
     def __post_init__(self) -> None:
         if (
@@ -325,35 +319,3 @@ def engine_of(
         threads=threads,
         nice=nice,
     )
-
-
-def config_to_wire(config: EngineConfig) -> dict[str, Any]:
-    """As plain values, for the pipe to a worker."""
-    names = {name: getattr(config, name).value for name in ("dtype", "draw", "autocast")}
-    return {**asdict(config), **names}
-
-
-def config_from_wire(value: dict[str, Any]) -> EngineConfig:
-    """What `config_to_wire` made."""
-    recipe = dict(value["recipe"])
-    warm_up = recipe.pop("warm_up")
-    return EngineConfig(
-        **{
-            **value,
-            "shape": ModelShape(**value["shape"]),
-            "dtype": Dtype(value["dtype"]),
-            "draw": DrawRule(value["draw"]),
-            "autocast": Autocast(value["autocast"]),
-            "end_tokens": tuple(value["end_tokens"]),
-            "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
-            "profile": DeviceProfile(**value["profile"]),
-            "vllm": VllmOptions(**value["vllm"]),
-            "learner": LearnerOptions(**value["learner"]),
-        }
-    )
-
-
-def _betas(value: dict[str, Any]) -> dict[str, Any]:
-    """Lists come over the pipe where tuples went in."""
-    first, second = value["betas"]
-    return {**value, "betas": (first, second)}
