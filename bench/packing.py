@@ -21,7 +21,6 @@ import torch
 from rich.console import Console
 
 from bench.report import Report
-from roles.contract.core.recipe import Recipe
 from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig
@@ -29,6 +28,7 @@ from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import add_gradient, learning_batches
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS
+from roles.rl.losses import GrpoOptions
 
 SHAPES: Final = {
     "tiny": ModelShape(),
@@ -104,7 +104,7 @@ def cost(
     limit = ROW_TOKENS if subject == PACKED else 1
     for batch in learning_batches(groups, advantages, row_tokens=limit):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            add_gradient(model, batch, None, Recipe(), GROUPS * SIZE * ANSWER)
+            add_gradient(model, batch, None, GrpoOptions(), 1.0, GROUPS * SIZE * ANSWER)
     return time.process_time() - start
 
 

@@ -117,7 +117,7 @@ def confinement_of(
     sockets.
     """
     may_be_vllm = config.kind == "vllm" or (config.kind == AUTO and bool(installed()))
-    is_several = may_be_vllm or config.learner.ranks > 1
+    is_several = may_be_vllm or config.gpus.ranks > 1
     folders = (f"{FOLDER}/{name}", *([name] if learns else []))
     return Confinement(
         writable=tuple(map(world.disk.locate, folders)),

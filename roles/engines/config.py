@@ -1,6 +1,6 @@
 """The configuration of an engine.
 
-Model shape, recipe, environment, and the machine it runs on.
+Model shape, sampling, learner, environment, and the machine it runs on.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ from typing import Final
 from p2p.errors import ConfigError
 from proofs.sampling import DrawRule
 from roles.contract import Run
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
 from roles.envs.base import EnvironmentLimits
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import NETWORK
 
 GIB: Final = 1024**3
 """Bytes of a gibibyte."""
@@ -70,25 +72,17 @@ class MachineLimits(EnvironmentLimits):
     """Tokens of one completion: each is a pass through the model. At 30 a second this many take
     18 minutes."""
 
-    warm_up_steps: int = 100_000
-    """Optimiser steps before a trainer's first policy: the demo's 400 take 8 s, as many as this
-    half an hour, with a model of 105,088 parameters."""
-
     def __post_init__(self) -> None:
-        if (
-            min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory)
-            < 1
-        ):
+        if min(self.memory, self.max_new_tokens, self.environment_memory) < 1:
             raise ValueError("the limits of a machine are positive")
 
     def check(
-        self, shape: ModelShape, recipe: Recipe, context: int, min_memory: int = 0
+        self, shape: ModelShape, sampling: SamplingTerms, context: int, min_memory: int = 0
     ) -> None:
         """Raise `ConfigError`, with the remedy, if a run of this kind exceeds them."""
         asked = {
-            "memory": max(memory_needed(shape, recipe, context), min_memory),
-            "max_new_tokens": recipe.max_new_tokens,
-            "warm_up_steps": recipe.warm_up.steps,
+            "memory": max(memory_needed(shape, sampling, context), min_memory),
+            "max_new_tokens": sampling.max_new_tokens,
         }
         for name, amount in asked.items():
             allowed = getattr(self, name)
@@ -104,7 +98,7 @@ _HEAD_TOKENS: Final = 512
 """What `roles.engines.torch.gradient` takes of the answer tokens at a time."""
 
 
-def memory_needed(shape: ModelShape, recipe: Recipe, context: int) -> int:
+def memory_needed(shape: ModelShape, sampling: SamplingTerms, context: int) -> int:
     """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
     two.
 
@@ -123,7 +117,7 @@ def memory_needed(shape: ModelShape, recipe: Recipe, context: int) -> int:
     kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
     logits = 4 * _HEAD_TOKENS * shape.vocabulary
     training = 18 * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
-    answers = ROWS * recipe.max_new_tokens * cache_bytes(shape, 4)
+    answers = ROWS * sampling.max_new_tokens * cache_bytes(shape, 4)
     cache = max(context * cache_bytes(shape, 4), min(answers, CACHE_BYTES))
     rotary = 2 * context * 2 * 4 * shape.head_width
     return max(training, 4 * shape.parameters + cache + rotary)
@@ -190,7 +184,7 @@ class VllmOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerOptions:
+class GpuOptions:
     """What a machine's owner says to the learner about its GPUs, whichever run it is."""
 
     ranks: int = 1
@@ -237,8 +231,11 @@ class EngineConfig:
     end_tokens: tuple[int, ...] = (0,)
     """Any of them ends a completion."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    """Of the learner."""
+    sampling: SamplingTerms = NETWORK.sampling
+    """How the run draws answers."""
+
+    learner: LearnerConfig | None = None
+    """How the trainer learns; None at other nodes."""
 
     seed: int = 0
     """Of the initial weights and of the learner's random choices."""
@@ -262,8 +259,8 @@ class EngineConfig:
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """Of the vllm engine."""
 
-    learner: LearnerOptions = field(default_factory=LearnerOptions)
-    """Of the torch engine."""
+    gpus: GpuOptions = field(default_factory=GpuOptions)
+    """Of the learner of the torch engine."""
 
     def computed_with(self, engine: str) -> EngineConfig:
         """The same run's, with the engine that this machine's owner chose. What pretends,
@@ -295,7 +292,12 @@ def check_threads(threads: int) -> None:
 
 
 def engine_of(
-    run: Run, machine: MachineLimits | None = None, *, threads: int = 1, nice: int = 0
+    run: Run,
+    machine: MachineLimits | None = None,
+    *,
+    threads: int = 1,
+    nice: int = 0,
+    learner: LearnerConfig | None = None,
 ) -> EngineConfig:
     """Return the engine of ``run`` on this machine.
 
@@ -304,7 +306,7 @@ def engine_of(
     """
     terms, model = run.terms, run.terms.model
     limits = machine or MachineLimits()
-    limits.check(model.shape, terms.recipe, model.context, terms.admission.min_memory)
+    limits.check(model.shape, terms.sampling, model.context, terms.admission.min_memory)
     is_taught = not model.base and terms.environments
     return EngineConfig(
         kind=model.engine,
@@ -314,7 +316,8 @@ def engine_of(
         draw=model.draw,
         context=model.context,
         end_tokens=model.end_tokens,
-        recipe=terms.recipe,
+        sampling=terms.sampling,
+        learner=learner,
         seed=model.seed,
         threads=threads,
         nice=nice,

@@ -7,6 +7,7 @@ of the card that lies idle beside them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -53,13 +54,31 @@ def cores() -> int:
     return max(1, count)
 
 
+def free_memory() -> float:
+    """Bytes that processes may still take: what the kernel has available, within the control
+    group's limit. Infinite where neither is told, as on macOS."""
+    free = _number_in(Path("/proc/meminfo"), "MemAvailable:") * 1024
+    group = Path("/sys/fs/cgroup")
+    allowed, used = _number_in(group / "memory.max"), _number_in(group / "memory.current")
+    return min(free, max(0.0, allowed - used) if used < float("inf") else allowed)
+
+
+def _number_in(path: Path, key: str = "") -> float:
+    """The number behind ``key`` in a file of the kernel; infinite if there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.startswith(key):
+                return float(line[len(key) :].split()[0])
+    return float("inf")
+
+
 def threads_of(config: EngineConfig, usable: int | None = None) -> int:
     """Threads of each process of an engine: as its owner says, or all cores less one, which is
     left to the node, over as many processes as share a learner."""
     if config.threads:
         return config.threads
     free = (cores() if usable is None else usable) - 1
-    return max(1, free // config.learner.ranks)
+    return max(1, free // config.gpus.ranks)
 
 
 def gpus(devices: Path = Path("/dev"), query: Sequence[str] = ("nvidia-smi",)) -> list[Gpu]:

@@ -13,6 +13,7 @@ importance sampling Yao et al. (August 2025), k3 Schulman.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -23,6 +24,29 @@ FURTHEST: Final = 20.0
 no clip or cap of a recipe is above 1e6. Without it a ratio of e^89 is infinite, its gradient no
 number, and the trainer ends, on the same groups each time it is started: a validator that signs
 log-probs of -65,504 sees to that, or a model that moves a token of -400 nats in one step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrpoOptions:
+    """Options of the algorithm ``grpo``."""
+
+    advantage_epsilon: float = 1e-6
+    """Added to a group's standard deviation: it changes nothing but a division by zero."""
+    clip: float = 0.2
+    """PPO's epsilon: the ratio is clipped to 1 +- this."""
+    clip_negative: float = 4.0
+    """Bounds the ratio where the advantage is negative: INTELLECT-2's delta."""
+    importance_cap: float = 2.0
+    """Cap of the weight exp(old - behaviour) by which a stale token counts (TIS)."""
+    kl: float = 0.0
+    """Weight of k3 between the policy that drew and the one that is trained."""
+
+    def __post_init__(self) -> None:
+        if self.clip_negative <= 1 + self.clip:
+            raise ValueError(
+                f"clip_negative must exceed 1 + clip ({1 + self.clip}), not"
+                f" {self.clip_negative}"
+            )
 
 
 def clipped_loss(

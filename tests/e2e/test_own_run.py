@@ -28,14 +28,14 @@ from p2p.node.rundoc import HELD, PATH
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import sign_run
 from roles.demo.shows import SORTING
-from roles.demo.status import SwarmStatus
-from roles.demo.view import draw
 from roles.models.safetensors import RawTensor
 from roles.models.tokenizer import Tokenizer
 from roles.own.__main__ import main as run_main
 from roles.own.drafts import Plan, Source, write_draft
 from roles.own.init import start_lines
 from roles.own.layout import RunFolder
+from roles.own.status import SwarmStatus
+from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import NETWORK, SMALL_MODEL
 from tests.e2e.node_process import LOOPBACK, fail, node
@@ -108,7 +108,7 @@ def test_init_makes_keys_draft_and_signed_run(
     assert run.owner == load_or_create_key(folder / "owner.key").peer_id
     assert run.terms.trainers == (peers["trainer"],)
     assert run.terms.validators == (peers["validator"],)
-    assert run.terms.recipe == NETWORK.recipe
+    assert run.terms.sampling == NETWORK.recipe
     assert RunFolder(folder).cast() == {
         "trainer": "trainer", "validator": "validator", "inference-1": "inference",
         "inference-2": "inference", "inference-3": "inference",
@@ -152,7 +152,7 @@ def test_a_models_own_files_go_to_the_trainer_and_no_others(
     pinned = {pin.name for pin in run.terms.model.base}
     assert {path.name for path in (folder / "trainer" / FOLDER).iterdir()} == pinned
     assert not pinned & {"LICENSE", "README.md"}
-    assert run.terms.recipe == SMALL_MODEL.recipe
+    assert run.terms.sampling == SMALL_MODEL.recipe
     assert run.terms.environments[0].kinds["addition"] == 6.0
     assert len(run.terms.model.end_tokens) > 1, "a newline ends an answer of one line"
 
@@ -384,12 +384,12 @@ def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
         assert "~/sorting" in command
     arguments = [*make.replace("~/sorting", str(folder)).split(), "--nodes", "1"]
     made = subprocess.run(
-        [sys.executable, "-m", "roles.contract", *arguments[1:]],
+        [sys.executable, "-m", "roles.own", *arguments[1:]],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert f"shoal run start {folder}" in made.stdout
     arguments = play.replace("~/sorting", str(folder)).split()
-    with started("-m", "roles.contract", *arguments[1:], OMP_NUM_THREADS="1") as process:
+    with started("-m", "roles.own", *arguments[1:], OMP_NUM_THREADS="1") as process:
         lines = [*lines_until(process, "join from another shell"), ""]
         while not re.match(r" *\d+ s  step   0  held-out greedy 0\.\d+ ", lines[-1]):
             assert process.stdout is not None

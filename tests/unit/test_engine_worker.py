@@ -15,7 +15,6 @@ from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
 from p2p.node.tables import read_table, write_table
 from proofs.checks import Limits, Verdict, judge
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.engines import codec
 from roles.engines.base import (
     Completion,
@@ -27,13 +26,12 @@ from roles.engines.base import (
     draw_all,
 )
 from roles.engines.client import open_engine
-from roles.engines.config import EngineConfig, LearnerOptions
+from roles.engines.config import EngineConfig, GpuOptions
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
+from tests.support.toys import QUICK, sorting_engine, sorting_learner
 
-CONFIG = EngineConfig(
-    recipe=Recipe(minibatches=2, warm_up=WarmUp(steps=60, batch=32, ramp=10)), nice=5
-)
+CONFIG = sorting_engine(learner=sorting_learner(minibatches=2, warm_up=QUICK), nice=5)
 SAMPLING = Sampling(1.0, 12, 4)
 SORT = SortEnvironment()
 
@@ -102,7 +100,7 @@ async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no engine 'abacus'"):
             async with open_engine(world, EngineConfig(kind="abacus")):
                 pass
-        async with open_engine(world, EngineConfig(environment="nonsense")) as engine:
+        async with open_engine(world, sorting_engine(environment="nonsense")) as engine:
             with pytest.raises(ConfigError, match="no environment 'nonsense'"):
                 await engine.open("checkpoint")
 
@@ -131,14 +129,14 @@ def test_values_survive_the_pipe_and_the_files_beside_it() -> None:
         assert [type(each) for each in one.tokens] == [int] * len(one.tokens)
         assert [type(each) for each in one.logprobs] == [float] * len(one.tokens)
     assert codec.decode_answers(codec.encode_answers(answers)) == answers
-    options = LearnerOptions(ranks=2, recompute=True, offload=True)
-    config = replace(CONFIG, device="cuda:1", threads=0, learner=options, environment=None)
+    options = GpuOptions(ranks=2, recompute=True, offload=True)
+    config = replace(CONFIG, device="cuda:1", threads=0, gpus=options, environment=None)
     table = msgpack.unpackb(msgpack.packb(write_table(config)))
     assert read_table(EngineConfig, table, "the engine") == config
 
 
 async def test_a_cancelled_call_ends_the_worker_at_once(tmp_path) -> None:
-    async with open_world(tmp_path) as world, open_engine(world, EngineConfig()) as engine:
+    async with open_world(tmp_path) as world, open_engine(world, sorting_engine()) as engine:
         with trio.move_on_after(0.5) as scope:
             await engine.open("checkpoint")  # a warm-up of many seconds
         assert scope.cancelled_caught

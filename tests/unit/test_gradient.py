@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.contract.core.shape import Family, ModelShape
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig
@@ -16,9 +15,12 @@ from roles.engines.torch.device import uses_bfloat16
 from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
+from roles.rl.losses import GrpoOptions
+from tests.support.toys import sorting_engine, sorting_learner
 from tests.unit.test_packing import SHAPES
 
-RECIPE = Recipe(temperature=0.7, kl=0.1)
+TEMPERATURE = 0.7
+OPTIONS = GrpoOptions(kl=0.1)
 
 
 def some_groups(seed: int = 3, count: int = 5, size: int = 4) -> list[TrainingGroup]:
@@ -55,11 +57,13 @@ def gradients(
     taken."""
     batches = learning_batches(some_groups(), ADVANTAGES, row_tokens=row_tokens)
     tokens = sum(map(len, batches))
-    old = [old_log_probs(model, one, RECIPE.temperature) + 0.3 for one in batches]
+    old = [old_log_probs(model, one, TEMPERATURE) + 0.3 for one in batches]
     model.zero_grad()
     tally = Tally()
     for batch, before in zip(batches, old, strict=True):
-        tally += add_gradient(model, batch, before if is_later else None, RECIPE, tokens)
+        tally += add_gradient(
+            model, batch, before if is_later else None, OPTIONS, TEMPERATURE, tokens
+        )
     return tally, [torch.clone(one.grad) for one in model.parameters() if one.grad is not None]
 
 
@@ -123,7 +127,7 @@ def test_the_loss_is_the_mean_over_tokens_by_hand() -> None:
         (1.0, 0.0),
     )
     (batch,) = learning_batches([group], [[1.0, -1.0]])
-    tally = add_gradient(model, batch, None, Recipe(importance_cap=2.0), len(batch))
+    tally = add_gradient(model, batch, None, GrpoOptions(importance_cap=2.0), 1.0, len(batch))
     assert tally.tokens == 8
     assert tally.loss == pytest.approx((-6 * 1.0 + 2 * 2.0) / 8)
     assert tally.capped == 2
@@ -138,8 +142,8 @@ def test_every_token_of_a_step_counts_the_same_in_whatever_minibatch() -> None:
     shape = SHAPES[Family.QWEN3]
     losses = []
     for minibatches in (1, 3, 8):
-        recipe = Recipe(minibatches=minibatches, rate=0.0, warm_up=WarmUp(steps=0))
-        learner = TorchLearner(EngineConfig(shape=shape, recipe=recipe))
+        rules = sorting_learner(minibatches=minibatches, rate=0.0)
+        learner = TorchLearner(sorting_engine(shape=shape, learner=rules))
         learner.model.initialise(2)
         report = learner.update(groups, ADVANTAGES)
         assert report.tokens == sum(len(c.tokens) for g in groups for c in g.completions)

@@ -8,9 +8,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.sampling import SamplingTerms
 from roles.rl.advantage import group_advantages, has_spread
-from roles.rl.losses import clipped_loss, importance_weight, is_clipped, k3, token_logprobs
+from roles.rl.learner import LearnerConfig, Schedule
+from roles.rl.losses import (
+    GrpoOptions,
+    clipped_loss,
+    importance_weight,
+    is_clipped,
+    k3,
+    token_logprobs,
+)
+from roles.rl.recipes import NETWORK
 
 
 def vector(*values: float, grad: bool = False) -> Tensor:
@@ -138,19 +147,37 @@ def test_spread_is_what_teaches() -> None:
 
 
 def test_rates_climb_fall_and_stay() -> None:
-    recipe = Recipe()
-    assert recipe.rate_at(0) == pytest.approx(8e-4 / 5)
-    assert recipe.rate_at(4) == pytest.approx(8e-4 * (1 - 0.9 * 4 / 60))
-    assert recipe.rate_at(60) == recipe.rate_at(600) == pytest.approx(8e-5)
-    assert WarmUp().rate_at(0) == pytest.approx(4e-3 / 50)
-    assert max(map(WarmUp().rate_at, range(400))) == WarmUp().rate_at(49)
+    learner, warm_up = NETWORK.learner, NETWORK.learner.warm_up
+    assert learner.rate_at(0, 60) == pytest.approx(8e-4 / 5)
+    assert learner.rate_at(4, 60) == pytest.approx(8e-4 * (1 - 0.9 * 4 / 60))
+    assert learner.rate_at(60, 60) == learner.rate_at(600, 60) == pytest.approx(8e-5)
+    assert warm_up is not None
+    assert warm_up.rate_at(0) == pytest.approx(4e-3 / 50)
+    assert max(map(warm_up.rate_at, range(400))) == warm_up.rate_at(49)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "halfway", "late"),
+    [
+        (Schedule.LINEAR, 0.55, 0.19),
+        (Schedule.COSINE, 0.55, 0.1 + 0.9 * (1 + math.cos(0.9 * math.pi)) / 2),
+        (Schedule.WSD, 1.0, 1 - 0.9 * math.sqrt(0.5)),
+    ],
+)
+def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: float) -> None:
+    learner = LearnerConfig(rate=1.0, ramp=1, schedule=schedule)
+    rates = [learner.rate_at(step, 100) for step in range(120)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[50], rates[90]) == pytest.approx((halfway, late))
+    assert rates[100] == rates[119] == pytest.approx(0.1)
 
 
 def test_a_recipe_that_cannot_work_is_refused() -> None:
     with pytest.raises(ValueError, match="clip_negative"):
-        Recipe(clip_negative=1.1)
+        GrpoOptions(clip_negative=1.1)
     with pytest.raises(ValueError, match="group_size"):
-        Recipe(group_size=1)
+        SamplingTerms(steps=1, group_size=1, max_new_tokens=1)
 
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -65504.0), (-65504.0, 0.0), (-1.0, -400.0)])

@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 
 from p2p.errors import ConfigError
-from roles.contract.core.recipe import Recipe
-from roles.contract.core.shape import ModelShape
-from roles.demo.shows import LANGUAGE_RECIPE, SORTING
 from roles.engines.base import StepReport
+from roles.rl.learner import LearnerConfig
 from roles.rl.recipes import (
     KINDS,
     LARGE_MODEL,
     NETWORK,
     SMALL_MODEL,
+    SORTER,
     check_suits,
     kind_of,
 )
@@ -31,24 +30,19 @@ def test_each_kind_is_found_by_size_and_base() -> None:
     assert kind_of(8_190_735_360, has_base=True) is LARGE_MODEL
 
 
-def test_the_demos_play_what_the_table_says() -> None:
-    assert SORTING.recipe is NETWORK.recipe
-    assert LANGUAGE_RECIPE is SMALL_MODEL.recipe
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kinds_own_recipe_suits_it(kind: Any) -> None:
     size = 2 * 10**9 if kind is LARGE_MODEL else 10**6
-    check_suits(kind.recipe, size, has_base=kind.has_base)
+    check_suits(kind.learner, size, has_base=kind.has_base)
 
 
 def test_the_defaults_are_refused_for_a_base() -> None:
     """They ruined SmolLM2 in silence: ratio_max 227, k3 1.08, held-out 6 % -> 6 %."""
-    with pytest.raises(ConfigError, match=r"rate = 0\.0008 in \[recipe\].*set rate = 6e-05"):
-        check_suits(Recipe(), SMOLLM2, has_base=True)
-    check_suits(Recipe(), ModelShape().parameters, has_base=False)
+    with pytest.raises(ConfigError, match=r"rate = 0\.0008 in learner\.toml.*set rate = 6e-05"):
+        check_suits(NETWORK.learner, SMOLLM2, has_base=True)
+    check_suits(NETWORK.learner, SORTER.parameters, has_base=False)
     with pytest.raises(ConfigError, match=r"set rate = 1e-06"):
-        check_suits(Recipe(rate=3e-4), 8 * 10**9, has_base=True)
+        check_suits(LearnerConfig(rate=3e-4), 8 * 10**9, has_base=True)
 
 
 def report(step: int = 1, **change: float) -> StepReport:

@@ -27,12 +27,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roles.contract.core.recipe import Recipe
 from roles.engines.base import TrainingGroup
 from roles.engines.torch.device import CPU, send, widest
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, pack
-from roles.rl.losses import FURTHEST, clipped_loss, importance_weight, is_clipped, k3
+from roles.rl.losses import (
+    FURTHEST,
+    GrpoOptions,
+    clipped_loss,
+    importance_weight,
+    is_clipped,
+    k3,
+)
 
 SLICE: Final = 512
 """Answer tokens that the head takes at a time. Their logits are 100 MB at a vocabulary of
@@ -138,7 +144,8 @@ def add_gradient(
     model: TransformerModel,
     batch: LearningBatch,
     old: Tensor | None,
-    recipe: Recipe,
+    recipe: GrpoOptions,
+    temperature: float,
     tokens: float,
 ) -> Tally:
     """Add the gradient of a batch to the weights' own; the loss is divided by ``tokens``.
@@ -150,7 +157,7 @@ def add_gradient(
     sums, ratios, gradients = [], [], []
     for part in _slices(len(batch)):
         cut = states[part].detach().requires_grad_()
-        log_probs = _log_probs(model, cut, recipe.temperature)
+        log_probs = _log_probs(model, cut, temperature)
         current = _taken(log_probs, batch.packed.answers[part])
         before = current.detach() if old is None else old[part]
         behaviour, advantage = batch.behaviour[part], batch.advantage[part]
@@ -176,7 +183,7 @@ def add_gradient(
 @torch.no_grad()
 def _summed(
     loss: Tensor, log_probs: Tensor, current: Tensor, before: Tensor, behaviour: Tensor,
-    advantage: Tensor, recipe: Recipe,
+    advantage: Tensor, recipe: GrpoOptions,
 ) -> Tensor:  # fmt: skip
     """What one slice adds to the report: the sums of a `Tally`, in its order."""
     clipped = is_clipped(

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from p2p.errors import ConfigError
+from p2p.node.tables import read_table
 from roles.contract.core.shape import Dtype
 from roles.engines.base import (
     Answers,
@@ -43,6 +44,8 @@ from roles.engines.torch.sharding import local, put, reshard, shard, whole
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.advantage import group_advantages
+from roles.rl.learner import WarmUp
+from roles.rl.losses import GrpoOptions
 
 T = TypeVar("T")
 
@@ -64,16 +67,19 @@ class TorchLearner:
         self._config = config
         self._device = device
         self._rank = rank
-        self._recipe = config.recipe
+        if config.learner is None:
+            raise EngineError("an engine without a learner's configuration cannot learn")
+        self._recipe, self._sampling = config.learner, config.sampling
+        self._options = read_table(GrpoOptions, config.learner.options, "[options]")
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
         self._is_autocast = uses_bfloat16(config, device)
         # what is shared is laid out on the CPU: no device need hold all of it at a time
         self.model = TransformerModel(config.shape, device=CPU if rank.mesh else device)
-        self.model.recomputes = config.learner.recompute
+        self.model.recomputes = config.gpus.recompute
         if rank.mesh is not None:
-            shard(self.model, rank.mesh, offload=config.learner.offload)
+            shard(self.model, rank.mesh, offload=config.gpus.offload)
             self.model.move_to(device)
         self.step_number = 0
         self._updates = 0
@@ -82,7 +88,7 @@ class TorchLearner:
             self.model.parameters(),
             self._recipe.rate,
             self._recipe.betas,
-            weight_decay=0.0,
+            weight_decay=self._recipe.weight_decay,
             fused=True,
         )
 
@@ -122,6 +128,9 @@ class TorchLearner:
         if self._base is not None:
             load_weights(self.model, self._base)
             return
+        if self._recipe.warm_up is None:
+            self.model.initialise(self._config.seed)
+            return
         environment = open_teaching(self._config.environment)
         if len(environment.vocabulary) > self._config.shape.vocabulary:
             raise ConfigError(
@@ -129,11 +138,11 @@ class TorchLearner:
                 f" tokens, the model {self._config.shape.vocabulary}"
             )
         self.model.initialise(self._config.seed)
-        self._warm_up(environment)
+        self._warm_up(environment, self._recipe.warm_up)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with advantages relative to each group."""
-        epsilon = self._recipe.advantage_epsilon
+        epsilon = self._options.advantage_epsilon
         return self.update(
             groups, [group_advantages(group.rewards, epsilon) for group in groups]
         )
@@ -147,7 +156,7 @@ class TorchLearner:
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
         for parameters in self._optimiser.param_groups:
-            parameters["lr"] = self._recipe.rate_at(self.step_number)
+            parameters["lr"] = self._recipe.rate_at(self.step_number, self._sampling.steps)
         before = [local(weight).detach().bfloat16() for weight in self.model.parameters()]
         parts = self._parts(len(groups))
         # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
@@ -194,7 +203,9 @@ class TorchLearner:
             with self._arithmetic():
                 # the processes' gradients are averaged: each is as many times too large
                 divisor = tokens / self._rank.size if counts else math.inf
-                found = add_gradient(self.model, batch, one, self._recipe, divisor)
+                found = add_gradient(
+                    self.model, batch, one, self._options, self._sampling.temperature, divisor
+                )
             if counts:
                 found.loss /= self._rank.size
                 tally += found
@@ -266,9 +277,9 @@ class TorchLearner:
                 put(copies[name], full)
         return model
 
-    def _warm_up(self, environment: TeachingEnvironment) -> None:
+    def _warm_up(self, environment: TeachingEnvironment, recipe: WarmUp) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
-        recipe, rng = self._recipe.warm_up, Random(self._config.seed)
+        rng = Random(self._config.seed)
         optimiser = torch.optim.AdamW(
             self.model.parameters(),
             recipe.rate,
@@ -300,7 +311,7 @@ class TorchLearner:
         """Of every answer token under the policy before the step."""
         with self._arithmetic():
             found: list[Tensor | None] = [
-                old_log_probs(self.model, one, self._recipe.temperature)
+                old_log_probs(self.model, one, self._sampling.temperature)
                 for one, _ in self._share(minibatch())
             ]
         if self._rank.mesh is not None:

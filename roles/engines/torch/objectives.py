@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import torch
 from torch.nn import functional as F
 
+from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
@@ -25,6 +26,7 @@ from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import draw
 from roles.envs.base import TeachingEnvironment
 from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.losses import GrpoOptions
 
 GREEDY: Final = 0.0
 """The temperature at which an answer is the most probable one: how progress is measured."""
@@ -94,14 +96,19 @@ class RewardLoss:
         self._config, self._terms, self._rewards = config, terms, rewards
         self._teacher: TeachingEnvironment | None = rewards.teacher
         self._ends = frozenset(config.end_tokens)
+        assert config.learner is not None
+        self._learner = config.learner
+        self._options = read_table(GrpoOptions, config.learner.options, "[options]")
 
     def _teaches(self, number: int) -> bool:
-        return self._teacher is not None and number < self._config.recipe.warm_up.steps
+        warm_up = self._learner.warm_up
+        return self._teacher is not None and warm_up is not None and number < warm_up.steps
 
     def rate_at(self, number: int) -> float:
         """See `Objective`: the warm-up has a schedule of its own."""
         if self._teaches(number):
-            return self._config.recipe.warm_up.rate_at(number)
+            assert self._learner.warm_up is not None
+            return self._learner.warm_up.rate_at(number)
         return self._terms.rate_at(number)
 
     def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
@@ -123,9 +130,8 @@ class RewardLoss:
 
     def _learn_examples(self, model: TransformerModel, batch: Sequence[SeededTask]) -> float:
         assert self._teacher is not None
-        examples = self._teacher.warm_up(
-            Random(batch[0].seed), self._config.recipe.warm_up.batch
-        )
+        assert self._learner.warm_up is not None
+        examples = self._teacher.warm_up(Random(batch[0].seed), self._learner.warm_up.batch)
         tokens, answer = supervised(examples, model.device)
         logits = model.lm_head(model(tokens[:, :-1])[answer])
         loss = F.cross_entropy(logits, tokens[:, 1:][answer])
@@ -133,7 +139,7 @@ class RewardLoss:
         return float(loss.detach())
 
     def _draw(self, model: TransformerModel, batch: Sequence[SeededTask]) -> list[Group]:
-        recipe = self._config.recipe
+        recipe = self._config.sampling
         sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
         asked = [one.group(recipe.group_size) for one in batch]
         return draw(model, asked, sampling, self._ends, self._config.draw)
@@ -142,17 +148,18 @@ class RewardLoss:
         return [self._rewards.pay(question, one.tokens) for one in group.completions]
 
     def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
-        recipe = self._config.recipe
+        recipe, temperature = self._options, self._config.sampling.temperature
         advantages = [group_advantages(one.rewards, recipe.advantage_epsilon) for one in groups]
         batches = learning_batches(groups, advantages, device=model.device)
         tokens = sum(map(len, batches))
         for batch in batches:
-            drawn_by = old_log_probs(model, batch, recipe.temperature)
-            add_gradient(model, replace(batch, behaviour=drawn_by), drawn_by, recipe, tokens)
+            drawn_by = old_log_probs(model, batch, temperature)
+            drawn = replace(batch, behaviour=drawn_by)
+            add_gradient(model, drawn, drawn_by, recipe, temperature, tokens)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`: of the most probable answers."""
-        sampling = Sampling(GREEDY, self._config.recipe.max_new_tokens, 1)
+        sampling = Sampling(GREEDY, self._config.sampling.max_new_tokens, 1)
         asked = [one.group(1) for one in batch]
         groups = draw(model, asked, sampling, self._ends, self._config.draw)
         paid = [self._pay(*one)[0] for one in zip(batch, groups, strict=True)]
