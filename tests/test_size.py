@@ -33,10 +33,10 @@ LIMITS = {
     "roles/calibrate": 683,
     "roles/contract": 857,
     "roles/demo": 779,
-    "roles/diloco": 3551,
+    "roles/diloco": 3530,
     "roles/doctor": 605,
-    "roles/engines": 4939,
-    "roles/envs": 2215,
+    "roles/engines": 4464,
+    "roles/envs": 2124,
     "roles/inference": 1271,
     "roles/ledger": 789,
     "roles/models": 1634,
@@ -46,7 +46,7 @@ LIMITS = {
     "roles/shared": 105,
     "roles/trainer": 3226,
     "roles/validator": 423,
-    "roles/workers": 455,
+    "roles/workers": 389,
     "sim": 609,
     "sim/faults": 668,
     "sim/kernel": 639,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5041,
-    "tests": 56573,
+    "tests": 56284,
 }
 
 NO_CODE = {

@@ -24,7 +24,7 @@ class EngineError(ShoalError):
 
 class EngineUnusable(Exception):
     """An engine cannot go on, and another process could. Its own ends with this, as with a bug,
-    and the node starts another (`roles.engines.lasting`)."""
+    and the node starts another (`roles.workers.client`)."""
 
 
 @dataclass(frozen=True, slots=True)

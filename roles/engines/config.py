@@ -11,11 +11,11 @@ from enum import Enum
 from typing import Final
 
 from p2p.errors import ConfigError
-from p2p.node.tables import read_table, write_table
 from proofs.sampling import DrawRule
 from roles.contract import Run
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
+from roles.envs.base import EnvironmentLimits
 from roles.rl.learner import LearnerConfig
 from roles.rl.recipes import NETWORK, SORTER
 
@@ -61,7 +61,7 @@ class Autocast(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineLimits:
+class MachineLimits(EnvironmentLimits):
     """What this machine's owner allows a run to ask of it, whichever run it is."""
 
     memory: int = 16 * GIB
@@ -71,13 +71,6 @@ class MachineLimits:
     max_new_tokens: int = 32_768
     """Tokens of one completion: each is a pass through the model. At 30 a second this many take
     18 minutes."""
-
-    environment_memory: int = 4 * GIB
-    """Bytes of address space for the process of the environment, libraries included
-    (`roles.envs.base.Ration.memory`)."""
-
-    environment_data: str = ""
-    """Folder with the files of questions that runs may pin and this machine has."""
 
     def __post_init__(self) -> None:
         if min(self.memory, self.max_new_tokens, self.environment_memory) < 1:
@@ -329,13 +322,3 @@ def engine_of(
         threads=threads,
         nice=nice,
     )
-
-
-def config_to_wire(config: EngineConfig) -> dict[str, object]:
-    """As plain values, for the pipe to a worker."""
-    return write_table(config)
-
-
-def config_from_wire(value: object) -> EngineConfig:
-    """What `config_to_wire` made."""
-    return read_table(EngineConfig, value, "the engine's configuration")

@@ -20,7 +20,7 @@ from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.contract.core.shape import ModelShape
 from roles.engines.base import EngineError, EngineUnusable, Sampling
-from roles.engines.config import EngineConfig, VllmOptions, config_from_wire, config_to_wire
+from roles.engines.config import EngineConfig, VllmOptions
 from roles.engines.torch import device_draws
 from roles.engines.vllm import requirements
 from roles.engines.vllm.engine import VllmEngine
@@ -143,11 +143,6 @@ def test_a_node_chooses_its_engine_and_a_run_that_pretends_stays_fake() -> None:
     assert EngineConfig(kind="fake").computed_with("vllm").kind == "fake"
     with pytest.raises(ValueError, match="positive"):
         VllmOptions(tensor_parallel=0)
-
-
-def test_its_options_survive_the_pipe() -> None:
-    config = replace(CONFIG, vllm=VllmOptions(tensor_parallel=4, cache=1, eager=False))
-    assert config_from_wire(config_to_wire(config)) == config
 
 
 # A prompt of 5 tokens in two pieces, a token, a return to the queue with everything computed
