@@ -28,7 +28,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 from bench.report import Report
@@ -42,7 +44,7 @@ from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
 from roles.models.tokenizer import Tokenizer
-from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.algorithms.base import has_spread
 
 MODEL: Final = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
 RISE: Final = 0.20
@@ -185,14 +187,13 @@ class OneProcess:
         self._course.reports.append(report)
         return report
 
-    def _advantages(self, groups: Sequence[TrainingGroup]) -> list[list[float]]:
-        advantages = [group_advantages(group.rewards, 1e-6) for group in groups]
+    def _advantages(self, groups: Sequence[TrainingGroup]) -> list[NDArray[np.float32]]:
+        advantages = self.learner.advantages(groups)
         if self._permute is None:
             return advantages
-        flat = [one for group in advantages for one in group]
+        flat = np.concatenate(advantages).tolist()
         self._permute.shuffle(flat)
-        values = iter(flat)
-        return [[next(values) for _ in group] for group in advantages]
+        return np.split(np.array(flat, np.float32), np.cumsum([*map(len, advantages)])[:-1])
 
     def _answers(
         self, questions: Sequence[Question], temperature: float, size: int, rng: Random

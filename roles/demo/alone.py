@@ -18,7 +18,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from random import Random
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -44,9 +46,9 @@ from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_teaching
-from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.algorithms.base import has_spread
 
-Advantages = list[list[float]]
+Advantages = list[NDArray[np.float32]]
 Progressed = Callable[[int, Evaluation | None], None]
 
 
@@ -178,15 +180,12 @@ class Alone:
 
     def _advantages(self, groups: Sequence[TrainingGroup]) -> Advantages:
         """Group by group; for the control, permuted over all completions of the step."""
-        advantages = [
-            group_advantages(group.rewards, self._recipe.advantage_epsilon) for group in groups
-        ]
+        advantages = self.learner.advantages(groups)
         if not self._shuffled:
             return advantages
-        flat = [one for group in advantages for one in group]
+        flat = np.concatenate(advantages).tolist()
         self._rng.shuffle(flat)
-        values = iter(flat)
-        return [[next(values) for _ in group] for group in advantages]
+        return np.split(np.array(flat, np.float32), np.cumsum([*map(len, advantages)])[:-1])
 
 
 def run(

@@ -11,7 +11,7 @@ policy have no gaps.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from p2p.errors import ShoalError
@@ -135,6 +135,9 @@ class StepReport:
     changed: float
     """Share of the weights that are another number in bfloat16 than before the step: what a
     patch of the policy carries. Near 0 the rate is too low for weights that were rounded."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What else the algorithm reports, in the mean over the step's tokens: `k3_reference`, and
+    its own."""
 
 
 class Generator(Protocol):

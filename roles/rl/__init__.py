@@ -1,6 +1,5 @@
-"""The learning recipe and its formulas, without a model.
+"""How a run learns, without a model.
 
-`recipes` has the numbers that work, by kind of model. The learner
-(`roles.engines.torch.learner`) turns the rewards of a group into advantages by `advantage`, and
-log-probs and advantages into a loss by `losses`.
+`recipes` has the numbers that work, by kind of model. `algorithms` has what the learner
+(`roles.engines.torch.learner`) turns rewards into advantages by, and log-probs into a loss.
 """

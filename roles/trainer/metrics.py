@@ -52,7 +52,8 @@ class Metrics:
         old its policy was, ``seconds`` is what the engine took; ``replayed`` verdicts of
         validators were repeated since the trainer was started, and ``lies`` found among them.
         """
-        numbers = asdict(report) | {
+        numbers = asdict(report)
+        numbers |= numbers.pop("metrics") | {
             "replayed": replayed,
             "lies": lies,
             "reward": reward,

@@ -19,7 +19,7 @@ from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import write_checkpoint
 from roles.engines.torch.learner import TorchLearner
 from roles.envs.sort import END, SortEnvironment
-from roles.rl.advantage import has_spread
+from roles.rl.algorithms.base import has_spread
 
 # A sixteenth of the recipe's work: enough to see it learn something.
 FAST = Recipe(

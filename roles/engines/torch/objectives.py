@@ -19,12 +19,13 @@ from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
-from roles.engines.torch.gradient import add_gradient, learning_batches, old_log_probs
+from roles.engines.torch.gradient import Aim, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import supervised
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import draw
 from roles.envs.base import TeachingEnvironment
-from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.algorithms.base import has_spread, normalised
+from roles.rl.algorithms.find import find_algorithm
 
 GREEDY: Final = 0.0
 """The temperature at which an answer is the most probable one: how progress is measured."""
@@ -143,12 +144,18 @@ class RewardLoss:
 
     def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
         recipe = self._config.recipe
-        advantages = [group_advantages(one.rewards, recipe.advantage_epsilon) for one in groups]
+        advantages = [normalised(one.rewards, recipe.advantage_epsilon) for one in groups]
         batches = learning_batches(groups, advantages, device=model.device)
-        tokens = sum(map(len, batches))
+        aim = Aim(
+            objective=find_algorithm("grpo"),
+            temperature=recipe.temperature,
+            limit=recipe.max_new_tokens,
+            tokens=sum(map(len, batches)),
+            sequences=sum(len(one.completions) for one in groups),
+        )
         for batch in batches:
             drawn_by = old_log_probs(model, batch, recipe.temperature)
-            add_gradient(model, replace(batch, behaviour=drawn_by), drawn_by, recipe, tokens)
+            add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`: of the most probable answers."""
