@@ -17,7 +17,15 @@ from typing import Any, Final
 import msgpack
 
 from proofs.checks import Evidence
-from roles.engines.base import Answers, Completion, Group, GroupTask, Scored, TrainingGroup
+from roles.engines.base import (
+    Answers,
+    Completion,
+    Group,
+    GroupTask,
+    Scored,
+    TrainingGroup,
+    Turn,
+)
 
 MAX_FRAME: Final = 64 * 1024 * 1024
 """The longest is a submission whose answers an environment rewards: 8 MiB as it travels
@@ -98,7 +106,7 @@ def decode_task(record: bytes) -> GroupTask:
 
 def encode_group(group: Group) -> bytes:
     """A record of a content file."""
-    completions = [[*_columns(one), one.proof] for one in group.completions]
+    completions = [[*_columns(one), _turns(one), one.proof] for one in group.completions]
     return _pack([group.group, completions])
 
 
@@ -108,15 +116,15 @@ def decode_group(record: bytes) -> Group:
     return Group(
         group,
         tuple(
-            Completion(_tokens(tokens), tuple(array(LOGPROB, logprobs)), proof)
-            for tokens, logprobs, proof in completions
+            _completion(tokens, logprobs, turns, proof)
+            for tokens, logprobs, turns, proof in completions
         ),
     )
 
 
 def encode_training(group: TrainingGroup) -> bytes:
     """A record of a content file; proofs stay behind."""
-    completions = [_columns(one) for one in group.completions]
+    completions = [[*_columns(one), _turns(one)] for one in group.completions]
     return _pack([_numbers(TOKEN, group.prompt), completions, list(group.rewards)])
 
 
@@ -125,10 +133,7 @@ def decode_training(record: bytes) -> TrainingGroup:
     prompt, completions, rewards = msgpack.unpackb(record)
     return TrainingGroup(
         _tokens(prompt),
-        tuple(
-            Completion(_tokens(tokens), tuple(array(LOGPROB, logprobs)))
-            for tokens, logprobs in completions
-        ),
+        tuple(_completion(*columns) for columns in completions),
         tuple(rewards),
     )
 
@@ -167,6 +172,21 @@ def decode_answers(record: bytes) -> Answers:
 
 def _columns(completion: Completion) -> list[bytes]:
     return [_numbers(TOKEN, completion.tokens), _numbers(LOGPROB, completion.logprobs)]
+
+
+def _turns(completion: Completion) -> list[list[object]]:
+    return [[turn.after, _numbers(TOKEN, turn.inserted)] for turn in completion.turns]
+
+
+def _completion(
+    tokens: bytes, logprobs: bytes, turns: list[tuple[int, bytes]], proof: bytes = b""
+) -> Completion:
+    return Completion(
+        _tokens(tokens),
+        tuple(array(LOGPROB, logprobs)),
+        proof,
+        tuple(Turn(after, _tokens(inserted)) for after, inserted in turns),
+    )
 
 
 def _numbers(kind: str, values: Sequence[float]) -> bytes:

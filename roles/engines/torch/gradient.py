@@ -99,7 +99,7 @@ def learning_batches(
 ) -> list[LearningBatch]:
     """Every completion of every group, with one advantage for each."""
     packed = pack(
-        [(one.prompt, [each.tokens for each in one.completions]) for one in groups],
+        [(one.prompt, one.completions) for one in groups],
         row_tokens=row_tokens,
         device=device,
     )
