@@ -21,9 +21,9 @@ from typing import Final
 from rich.console import Console
 from rich.progress import track
 
+from bench.alone import Alone
 from bench.report import Report
 from proofs.checks import Evidence
-from roles.demo.alone import Alone
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler, scorer

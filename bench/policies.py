@@ -19,8 +19,8 @@ from typing import Final
 import torch
 
 from bench.llm_controls import MODEL, RIGHT, Course, OneProcess
-from roles.demo.shows import LANGUAGE_RECIPE
 from roles.engines.torch.device import find_device
+from roles.rl.recipes import SMALL_MODEL
 
 UNFINISHED: Final = 3
 """Exit status of a bench that goes on when it is run again."""
@@ -49,7 +49,7 @@ def run(args: list[str]) -> int:
     learning = OneProcess(
         options.model,
         Course(RIGHT, 0),
-        LANGUAGE_RECIPE,
+        SMALL_MODEL.recipe,
         checkpoint=checkpoint,
         questions=1,
         device=find_device(options.device),

@@ -21,9 +21,9 @@ from typing import Final
 
 from rich.console import Console
 
+from bench.alone import Alone, Course, Progressed, learn, progress_bar
 from bench.report import Report
 from roles.contract.core.recipe import Recipe
-from roles.demo.alone import Alone, Course, Progressed, progress_bar, run as run_alone
 from roles.demo.gate import LearningGate
 from roles.engines.config import EngineConfig
 from roles.engines.evaluation import Evaluation
@@ -73,7 +73,7 @@ def measure(seed: int, steps: int) -> list[Result]:
     results = []
     for subject in (RECIPE, SHUFFLED):
         with progress_bar(f"seed {seed}, {subject}", steps) as progressed:
-            course = run_alone(config, steps, 20, progressed, shuffled=subject == SHUFFLED)
+            course = learn(config, steps, 20, progressed, shuffled=subject == SHUFFLED)
         results.append(Result(seed, subject, course.gate, course))
     with progress_bar(f"seed {seed}, {TEMPERATURE}", len(TEMPERATURES)) as progressed:
         results.append(Result(seed, TEMPERATURE, best_temperature(config, progressed)))

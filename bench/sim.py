@@ -1,9 +1,9 @@
 """``python -m bench sim``: how fast the simulator is, and what a node costs.
 
 Cases: `kernel` (sleeps a CPU second), `L1` (whole membership nodes under churn: events a CPU
-second, resident KiB a node), `L0` (the recorded events of the same cores without trio; timers
-on the bare heap), `broadcast` (64 chunks to 10,000 nodes with deaths). All rates are per CPU
-second, each in a process of its own, relative to a calibration loop where a bound is set.
+second, resident KiB a node), `L0 timers` (on the bare heap), `L0 broadcast` (64 chunks to
+10,000 nodes with deaths). All rates are per CPU second, each in a process of its own, relative
+to a calibration loop where a bound is set.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from sim.kernel.virtual_time import run_bare, run_simulation
 from sim.node.world import SimWorld
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
-from sim.run.tape import recording
 
 Figures = dict[str, float]
 
@@ -83,16 +82,6 @@ def whole_nodes(nodes: int, seconds: float = 120.0) -> Figures:
     }
 
 
-def replayed_cores(nodes: int) -> Figures:
-    """The events of the same cores, told again without trio, hosts and links."""
-    with recording("membership") as tape:
-        run_scenario(replace(load_scenario("churn"), nodes=nodes, duration=120.0), 1)
-    replayed = tape.replay()
-    if replayed.differs_at is not None:
-        raise SystemExit(f"event {replayed.differs_at} had other effects at L0")
-    return {"events": replayed.events, "cpu": replayed.cpu_seconds}
-
-
 def broadcast(nodes: int) -> Figures:
     """64 chunks down the forest."""
     result = run_scenario(replace(load_scenario("ten_thousand"), nodes=nodes), 1)
@@ -102,7 +91,6 @@ def broadcast(nodes: int) -> Figures:
 CASES: dict[str, tuple[Callable[[int], Figures], Sequence[int]]] = {
     "kernel": (kernel, (100, 1000)),
     "L0 timers": (bare_heap, (100, 1000)),
-    "L0 membership": (replayed_cores, (100,)),
     "L0 broadcast": (broadcast, (1000, 10_000)),
     "L1 membership": (whole_nodes, (100, 1000)),
     "L1 hour": (lambda nodes: whole_nodes(nodes, 3600.0), (1000,)),

@@ -41,8 +41,8 @@ from proofs.checks import Limits
 from roles.contract import Run, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model, Terms
 from roles.contract.core.recipe import Recipe
-from roles.demo.processes import NodeProcess
 from roles.envs.base import environment_digest
+from roles.own.nodes import NodeProcess
 from roles.protocol.core.terms import terms_digest
 from tests.attacks.live import HERE, Vitals
 from tests.attacks.raw import pause

@@ -15,9 +15,10 @@ from pathlib import Path
 import trio
 from rich.console import Console
 
-from roles.demo.processes import DemoNodes, DemoPlan
-from roles.demo.status import SwarmStatus
-from roles.demo.view import draw
+from roles.demo.command import prepare
+from roles.demo.shows import SORTING
+from roles.own.layout import RunFolder
+from roles.own.nodes import LocalNodes
 
 COLUMNS = 80
 """Of the terminal, which the demo's view fits."""
@@ -29,19 +30,20 @@ async def take(file: str, step: str = "40") -> None:
     """Let the demo learn until ``step``, and draw what its terminal shows then."""
     began = time.monotonic()  # noqa: TID251 - a tool for writers, outside every world
 
-    def look(status: SwarmStatus) -> None:
-        if status.trainer.get("step", 0) >= int(step):
+    def look() -> None:
+        if nodes.status.trainer.get("step", 0) >= int(step):
             console = Console(record=True, width=COLUMNS, file=io.StringIO())
             console.print("[green]$[/] make demo")
-            console.print(draw(status, time.monotonic() - began, plan.show))  # noqa: TID251
+            console.print(SORTING.draw(nodes, time.monotonic() - began))  # noqa: TID251
             text = console.export_svg(title="make demo")
             Path(file).write_text(FONT.sub("", text), encoding="utf-8")
             nursery.cancel_scope.cancel()
 
-    with tempfile.TemporaryDirectory() as folder:
-        plan = DemoPlan(folder=Path(folder))
+    with tempfile.TemporaryDirectory() as place:
+        folder = RunFolder(Path(place))
+        run = prepare(SORTING, 0, folder)
         async with trio.open_nursery() as nursery:
-            nodes = DemoNodes(plan, nursery)
+            nodes = LocalNodes(folder, run, SORTING.cast, nursery)
             try:
                 await nodes.start()
                 await nodes.wait_done(look)

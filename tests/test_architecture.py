@@ -54,9 +54,7 @@ EXEMPT = {
     "p2p/transport/tcp.py": "is the real Network",
     "p2p/worker_process.py": "is the real World's processes",
     "roles/calibrate/": "a command line: weights and a run file in, limits out",
-    "roles/demo/page.py": "a command line: writes the report where a person wants it",
-    "roles/demo/command.py": "starts and watches processes",
-    "roles/demo/processes.py": "starts and watches processes",
+    "roles/demo/command.py": "a command line: makes the folder of a run",
     "roles/demo/shows.py": "a command line: names a model's folder",
     "roles/ledger/command.py": "a command line: paths in, text out",
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",
@@ -67,7 +65,6 @@ EXEMPT = {
     "roles/own/people.py": "a command line: keys and run files in, text out",
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
-    "roles/demo/pretraining.py": "starts and watches processes",
     "roles/diloco/corpus.py": "runs inside the worker process",
     "roles/diloco/worker.py": "is the worker process",
     "roles/engines/torch/": "runs inside the worker process",
@@ -87,7 +84,8 @@ EXEMPT = {
     "roles/engines/worker.py": "is the worker process",
     "roles/envs/ration.py": "limits a worker process to what it may spend",
     "roles/workers/streams.py": "the standard streams of a worker process",
-    "roles/demo/alone.py": "learning in one process, no node around it",
+    "roles/workers/server.py": "the standard streams of a worker process",
+    "roles/workers/files.py": "runs in the worker process, and in a thread of the node",
     "roles/own/__main__.py": "a command line: paths in, text out",
 }
 

@@ -49,10 +49,6 @@ class DhtConfig:
     """Most seconds between two times that a record is republished; a third of its lifetime, if
     that is less."""
 
-    replicate_interval: float = 3600.0
-    """Seconds after which a record that no other node has stored here is replicated to the
-    nodes now nearest."""
-
     addr_lifetime: float = 3600.0
     """Seconds for which our own address record is good: it is renewed six times in that
     (`republish_interval`), and outlives us by an hour at most."""
@@ -65,7 +61,7 @@ class DhtConfig:
             raise ValueError(f"1 <= replicas <= bucket_size <= {MAX_CONTACTS} must hold")
         if min(self.alpha, self.paths, self.quorum) < 1:
             raise ValueError("alpha, paths and quorum are at least 1")
-        intervals = (self.refresh_interval, self.republish_interval, self.replicate_interval)
+        intervals = (self.refresh_interval, self.republish_interval)
         if min(*intervals, self.timeout, self.addr_lifetime) <= 0:
             raise ValueError("intervals, the timeout and lifetimes are positive")
         if self.addr_lifetime > MAX_ADDR_LIFETIME:

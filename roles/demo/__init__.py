@@ -1,15 +1,9 @@
 """A whole swarm on one machine, for show: ``shoal demo``, ``python -m roles.demo``.
 
-Read `command` first: it reads the command line, plays, and judges the outcome. `players` says
-who plays, `shows` what. `processes` writes the run file, starts a node of each role and hears
-what they say of themselves; `status` sums that up; `view` draws it, and `page` shows it to
-browsers; `guests` welcomes strangers who join. `cheats` are the nodes that must be caught.
-`alone` is the same learning in one process, without nodes: ``python -m roles.demo.alone``.
-`gate` says, of the first evaluation and the last, whether a run has learned. `pretraining` is
-the other demo, ``--diloco``.
-
-How data flows: each node prints its health as a line of JSON; those lines, and nothing else,
-are what the command knows of its swarm.
+Read `command` first: it makes a run's folder with a cheat in it, plays it as ``shoal run
+start`` does (`roles.own`), and judges the outcome. `shows` is the demo that learns from
+rewards, `pretraining` the one of DiLoCo; `cheats` are the nodes that must be caught. `gate`
+says, of the first evaluation and the last, whether a run has learned.
 """
 
 from __future__ import annotations

@@ -20,7 +20,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from enum import Enum
 from typing import ClassVar, Final, Self
 
 from p2p.node.node import Node
@@ -38,7 +37,8 @@ from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.protocol.core.assignment import run_sampling
 
-MARGIN: Final = 2.0
+WAYS: Final = ("greedy", "stale", "int8", "warm", "redrawn")
+MARGIN: Final = 2
 """By how much the evidence must exceed each limit: the validator's own replay may differ from
 ours by honest noise, which the limits leave room for once (`proofs.checks.Limits`), so that
 twice them is past doubt."""
@@ -51,38 +51,14 @@ HEATS: Final = (4.0, 16.0, 64.0)
 temperature 1 it draws, among 50 tokens, with 0.63 at 4 and with 0.06 at 16: of the 1,000 tokens
 of a submission hundreds are not those that the seeds give."""
 
-
-class CheatMode(Enum):
-    """What is done instead of the work."""
-
-    GREEDY = "greedy"
-    STALE = "stale"
-    INT8 = "int8"
-    WARM = "warm"
-    REDRAWN = "redrawn"
-    TURNS = "turns"
-    """All of these by turns, one submission each."""
-
-
-WAYS: Final = tuple(mode for mode in CheatMode if mode is not CheatMode.TURNS)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """How a submission is made that might be a cheat."""
-
-    weights: tuple[PolicyVersion, bool]
-    """Of which policy, and whether rounded to eight bits."""
-    tasks: Sequence[GroupTask]
-    sampling: Sampling
+Weights = tuple[PolicyVersion, bool]
+"""Of which policy, and whether rounded to eight bits."""
+Attempt = tuple[Weights, Sequence[GroupTask], Sampling]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheatConfig(InferenceConfig):
-    """An inference node's configuration, and the way it cheats."""
-
-    mode: CheatMode = CheatMode.TURNS
-    """What it does instead of the work."""
+    """An inference node's configuration, and how often it cheats."""
 
     rest: float = 0.0
     """Seconds between submissions: every cheat costs the validator a replay."""
@@ -96,16 +72,15 @@ class Cheat(Inference):
     """An inference node that does not do the work it claims."""
 
     name: ClassVar[str] = "cheat"
-
-    def __init__(self, config: CheatConfig) -> None:
-        super().__init__(config)
-        self._mode = config.mode
-        self._rest = config.rest
+    rest = 0.0
 
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.cheat]``."""
-        return cls(read_table(CheatConfig, table, "[role.cheat]"))
+        config = read_table(CheatConfig, table, "[role.cheat]")
+        role = cls(config)
+        role.rest = config.rest
+        return role
 
     def make_session(
         self,
@@ -115,30 +90,26 @@ class Cheat(Inference):
         engine: Engine,
         outbox: Outbox,
     ) -> InferenceSession:
-        """One that works by this role's mode."""
+        """Return one that cheats."""
         session = CheatSession(node, run, environment, engine, outbox, self.name, self.counts)
-        session.mode, session.rest = self._mode, self._rest
+        session.rest = self.rest
         return session
 
 
 class CheatSession(InferenceSession):
     """Claims the newest policy, and draws otherwise than the run prescribes."""
 
-    mode = CheatMode.TURNS
     rest = 0.0
     """Seconds between submissions."""
     turn = WAYS[-1]
     """The way of this submission, if it works."""
-    in_engine = NO_POLICY, False
+    in_engine: Weights = NO_POLICY, False
     """The weights in the engine, which are not always those claimed."""
 
     async def load_newest(self) -> PolicyVersion:
         """Claim the newest version, and begin the next turn."""
         newest = await self.node.shardcast.wait_policy(self.loaded)
-        if self.mode is CheatMode.TURNS:
-            self.turn = WAYS[(WAYS.index(self.turn) + 1) % len(WAYS)]
-        else:
-            self.turn = self.mode
+        self.turn = WAYS[(WAYS.index(self.turn) + 1) % len(WAYS)]
         policy = self.node.shardcast.manifest(newest).weights_digest
         await self._load((newest, False))
         self.claim(newest, policy)
@@ -155,58 +126,51 @@ class CheatSession(InferenceSession):
         place.ended |= {group.group: group for group in await self.draw(place.tasks)}
 
     async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:
-        """Work that the run's limits must reject."""
+        """Return work that the run's limits must reject."""
         honest, claimed = run_sampling(self.run), (self.loaded, False)
-        # both policies are loaded by turns: neither may be dropped meanwhile
-        with ExitStack() as pins:
-            for attempt in self._attempts(self._pin_older(pins), tasks, honest):
-                await self._load(attempt.weights)
-                groups = await draw_all(self.engine, attempt.tasks, attempt.sampling)
+        shardcast = self.node.shardcast
+        with ExitStack() as pins:  # both policies are loaded by turns: neither may be dropped
+            older = next((held for held in shardcast.held if held < self.loaded), None)
+            if not shardcast.holds(self.loaded):
+                older = None
+            if older is not None:
+                pins.enter_context(shardcast.pin(older))
+                pins.enter_context(shardcast.pin(self.loaded))
+            for weights, others, sampling in self._attempts(older, tasks, honest):
+                await self._load(weights)
+                groups = await draw_all(self.engine, others, sampling)
                 await self._load(claimed)
                 scored = await self.engine.score(tasks, groups, honest)
-                pool = [one.evidence for one in scored]
-                if must_fail(pool, self.run.terms.limits):
+                if must_fail([one.evidence for one in scored], self.run.terms.limits):
                     return groups
         raise EngineError("no way to cheat was found that the run's limits must reject")
-
-    def _pin_older(self, pins: ExitStack) -> PolicyVersion | None:
-        """The newest policy here that is older than the one claimed; None unless both are
-        here."""
-        shardcast = self.node.shardcast
-        older = next((held for held in shardcast.held if held < self.loaded), None)
-        if older is None or not shardcast.holds(self.loaded):
-            return None
-        pins.enter_context(shardcast.pin(older))
-        pins.enter_context(shardcast.pin(self.loaded))
-        return older
 
     def _attempts(
         self, older: PolicyVersion | None, tasks: Sequence[GroupTask], honest: Sampling
     ) -> Iterator[Attempt]:
         """First this turn's own way, then the others, then what cannot pass."""
-        mine, others = (self.loaded, False), redrawn(tasks)
-        made = {
-            CheatMode.GREEDY: Attempt(mine, tasks, replace(honest, temperature=0.0)),
-            CheatMode.WARM: Attempt(mine, tasks, replace(honest, temperature=WARMTH)),
-            CheatMode.REDRAWN: Attempt(mine, others, honest),
+        mine = self.loaded, False
+        redrawn = [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
+        made: dict[str, Attempt] = {
+            "greedy": (mine, tasks, replace(honest, temperature=0.0)),
+            "warm": (mine, tasks, replace(honest, temperature=WARMTH)),
+            "redrawn": (mine, redrawn, honest),
         }
         if older is not None:
-            made[CheatMode.STALE] = Attempt((older, False), tasks, honest)
+            made["stale"] = (older, False), tasks, honest
         if self.run.terms.model.engine != "fake":  # whose policies are no weights
-            made[CheatMode.INT8] = Attempt((self.loaded, True), tasks, honest)
+            made["int8"] = (self.loaded, True), tasks, honest
         first = WAYS.index(self.turn)
-        for way in WAYS[first:] + WAYS[:first]:
-            if way in made:
-                yield made[way]
+        yield from (made[way] for way in WAYS[first:] + WAYS[:first] if way in made)
         for heat in HEATS:
-            yield Attempt(mine, others, replace(honest, temperature=heat))
+            yield mine, redrawn, replace(honest, temperature=heat)
 
     def forget_policy(self) -> None:
         """Nor any other."""
         super().forget_policy()
         self.in_engine = NO_POLICY, False
 
-    async def _load(self, weights: tuple[PolicyVersion, bool]) -> None:
+    async def _load(self, weights: Weights) -> None:
         if weights == self.in_engine:
             return
         version, is_rounded = weights
@@ -223,40 +187,20 @@ class CheatSession(InferenceSession):
         return ROUNDED
 
 
-def redrawn(tasks: Sequence[GroupTask]) -> list[GroupTask]:
-    """The tasks with seeds that are not derived from the run."""
-    return [replace(task, seeds=tuple(map(_other_seed, task.seeds))) for task in tasks]
-
-
 def _other_seed(seed: bytes) -> bytes:
     """One that is not derived from the run."""
     return hashlib.sha256(b"cheat" + seed).digest()[: len(seed)]
 
 
 def must_fail(pool: Sequence[Evidence], limits: Limits) -> bool:
-    """Whether limits `MARGIN` times as wide would reject this submission, as a validator judges
-    it."""
-    wide = _widened(limits)
-    verdicts = [judge(evidence, wide).verdict for evidence in pool]
-    verdicts.append(judge_pool(pool, wide).verdict)
-    return Verdict.REJECTED in verdicts
-
-
-def _widened(limits: Limits) -> Limits:
-    def widen(limit: float) -> float:
-        return min(MARGIN * limit, MAX_LIMIT)
-
-    return replace(
+    """Return True if limits `MARGIN` times as wide would reject this submission, as a validator
+    judges it."""
+    names = set(limits.__slots__) - {"off", "end_probability"}
+    wide = replace(
         limits,
-        exponent_mismatches=int(widen(limits.exponent_mismatches)),
-        mantissa_mean=widen(limits.mantissa_mean),
-        mantissa_median=widen(limits.mantissa_median),
-        draw_distance=widen(limits.draw_distance),
-        off=tuple((step, widen(share)) for step, share in limits.off),
+        off=tuple((step, min(MARGIN * share, 1.0)) for step, share in limits.off),
         end_probability=limits.end_probability / MARGIN,
-        surprise=widen(limits.surprise),
-        gap_max=widen(limits.gap_max),
-        gap_mean=widen(limits.gap_mean),
-        gap_scale=widen(limits.gap_scale),
-        pooled_mantissa_mean=widen(limits.pooled_mantissa_mean),
+        **{name: min(MARGIN * getattr(limits, name), MAX_LIMIT) for name in names},
     )
+    verdicts = [judge(evidence, wide).verdict for evidence in pool]
+    return Verdict.REJECTED in (*verdicts, judge_pool(pool, wide).verdict)

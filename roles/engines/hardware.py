@@ -7,6 +7,7 @@ of the card that lies idle beside them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import subprocess
@@ -51,6 +52,24 @@ def cores() -> int:
     except (OSError, ValueError):
         return count
     return max(1, count)
+
+
+def free_memory() -> float:
+    """Bytes that processes may still take: what the kernel has available, within the control
+    group's limit. Infinite where neither is told, as on macOS."""
+    free = _number_in(Path("/proc/meminfo"), "MemAvailable:") * 1024
+    group = Path("/sys/fs/cgroup")
+    allowed, used = _number_in(group / "memory.max"), _number_in(group / "memory.current")
+    return min(free, max(0.0, allowed - used) if used < float("inf") else allowed)
+
+
+def _number_in(path: Path, key: str = "") -> float:
+    """The number behind ``key`` in a file of the kernel; infinite if there is none."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in path.read_text().splitlines():
+            if line.startswith(key):
+                return float(line[len(key) :].split()[0])
+    return float("inf")
 
 
 def threads_of(config: EngineConfig, usable: int | None = None) -> int:

@@ -3,10 +3,11 @@
 Read `init` first: it makes the folder of a run, with a key for each node, a draft whose recipe
 fits the model, and the signed run file. `drafts` writes that draft, or completes one that is
 given; `trial` sends a task the whole way of a node's work before anything is signed; `layout`
-names what lies where. `play` starts every node of the folder on this machine, shows how they
-get on, and ends them; started again they go on where they were. `report` writes their page as
-one file. `envs` is ``shoal envs check``: what an environment pays, tried before a run is made
-of it.
+names what lies where. `play` starts every node of the folder on this machine; started again
+they go on where they were. `nodes` are their processes, `status` sums up what these say, `view`
+draws that, and `stage` shows it in a terminal and on a page, and ends all in order. `report`
+writes the page of a run as one file. `envs` is ``shoal envs check``: what an environment pays,
+tried before a run is made of it.
 
 ``shoal run create`` signs a draft, which `draft` reads; `people` changes who is in a run, and
 `editions` sees to it that no key signs two texts of one epoch.
@@ -57,17 +58,22 @@ def add_arguments(commands: Any) -> None:
     )
     start = commands.add_parser("start", help="play all nodes of such a folder here")
     start.add_argument("folder", type=Path, metavar="DIR", help="what init made")
-    start.add_argument(
+    add_dashboard(start)
+    report = commands.add_parser("report", help="write the page of a run as one file")
+    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
+    report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
+                        help="where the page goes")  # fmt: skip
+
+
+def add_dashboard(command: argparse.ArgumentParser) -> None:
+    """The option of a command that shows a run's page."""
+    command.add_argument(
         "--dashboard",
         type=host_port,
         metavar="HOST:PORT",
         default=("127.0.0.1", 0),
         help="show the run's page there (default 127.0.0.1, at a free port)",
     )
-    report = commands.add_parser("report", help="write the page of a run as one file")
-    report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
-    report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
-                        help="where the page goes")  # fmt: skip
 
 
 def _init(options: argparse.Namespace) -> int:

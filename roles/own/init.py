@@ -19,7 +19,6 @@ from p2p.node.toml import load_toml
 from p2p.node.usage import FAILED, WRONG_USAGE, complain, expanded, remark, say
 from roles.contract import Run
 from roles.contract.core.file import MAX_NAME
-from roles.demo.processes import lay_base
 from roles.doctor.sighting import try_port
 from roles.models.errors import BadModel
 from roles.models.fetch import base_folder
@@ -31,7 +30,7 @@ from roles.own.draft import (
 )
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
 from roles.own.editions import SignedBefore, sign_edition, write_edition
-from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder
+from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base
 from roles.own.trial import try_run
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import kind_of

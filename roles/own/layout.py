@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from roles.contract import Run
 
 TRAINER: Final = "trainer"
 VALIDATOR: Final = "validator"
@@ -38,6 +42,11 @@ class RunFolder:
         """The configuration of all nodes."""
         return self.path / "node.toml"
 
+    def config_of(self, name: str) -> Path:
+        """The configuration of one node: its own if there is ``NAME.toml``, or that of all."""
+        own = self.path / f"{name}.toml"
+        return own if own.exists() else self.config
+
     @property
     def data(self) -> Path:
         """The files of questions that environments read."""
@@ -49,14 +58,23 @@ class RunFolder:
 
     def cast(self) -> Mapping[str, str]:
         """The nodes of this folder with their roles, the trainer first."""
-        names = [TRAINER, VALIDATOR, *self._workers()]
-        return {name: name.partition("-")[0] for name in names}
-
-    def _workers(self) -> list[str]:
         found = [path.parent.name for path in self.path.glob(f"{INFERENCE}-*/key")]
-        return sorted(found, key=lambda name: (len(name), name))
+        workers = sorted(found, key=lambda name: (len(name), name))
+        names = [TRAINER, VALIDATOR, *workers]
+        return {name: name.partition("-")[0] for name in names}
 
     @staticmethod
     def workers(count: int) -> list[str]:
         """The names of so many inference nodes."""
         return [f"{INFERENCE}-{number}" for number in range(1, count + 1)]
+
+
+def lay_base(source: Path, target: Path, run: Run) -> None:
+    """Put the files that ``run`` pins where its trainer looks for them."""
+    target.mkdir(parents=True, exist_ok=True)
+    for pin in run.terms.model.base:
+        (target / pin.name).unlink(missing_ok=True)
+        try:
+            os.link((source / pin.name).resolve(), target / pin.name)
+        except OSError:  # another disk
+            shutil.copyfile(source / pin.name, target / pin.name)

@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import trio
 
@@ -22,62 +23,41 @@ from p2p.node.dashboard.core.picture import Known, Roll, Scene, draw, layout, no
 from p2p.node.dashboard.report import write_report
 from p2p.node.dashboard.sockets import SOCKET
 from p2p.node.panels import load_panels
-from p2p.node.usage import (
-    MAX_NAMED,
-    WRONG_USAGE,
-    check_target,
-    complain,
-    expanded,
-    say,
-    write_text,
-)
+from p2p.node.usage import MAX_NAMED, check_target, complain, expanded, say, write_text
+from roles.own.layout import TRAINER
 from roles.trainer.curve import PROGRESS
 from roles.trainer.metrics import METRICS, OLDER
 
-ROLE: Final = "trainer"
-
 
 def main(options: argparse.Namespace) -> int:
-    """Write the report; the exit code."""
+    """Write the report. Raises `ConfigError`."""
     folder: Path = expanded(options.folder).absolute()
-    try:
-        check_target("-o", options.out)
-        found = list(_found(folder))
-        if not found:
-            raise ConfigError(f"{folder} has no node that runs, nor a trainer's curves")
-        whole = merged(found)
-        whole["picture"]["facts"].append(["made by", f"shoal run report {folder}"])
-        write_text("-o", options.out, write_report(whole))
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
+    check_target("-o", options.out)
+    found = list(_found(folder))
+    if not found:
+        raise ConfigError(f"{folder} has no node that runs, nor a trainer's curves")
+    whole = merged(found)
+    whole["picture"]["facts"].append(["made by", f"shoal run report {folder}"])
+    write_text("-o", options.out, write_report(whole))
     say(f"the run as a page: {options.out}")
     return 0
 
 
 def _found(folder: Path) -> Iterator[dict[str, Any]]:
-    """What each node says or has left, the trainer's first, as `Feed.whole` gives it."""
+    """Yield what each node says or has left, the trainer's first, as `Feed.whole` gives it."""
     folders = [folder, *sorted(path for path in folder.glob("*") if path.is_dir())]
-    order = sorted(folders, key=lambda path: not (path / METRICS).exists())
-    for place in order:
-        said = trio.run(_asked, place) if (place / SOCKET).exists() else None
-        if said is None and (place / PROGRESS).exists():
-            said = kept(place)
-        if said is not None:
-            yield said
-
-
-async def _asked(place: Path) -> dict[str, Any] | None:
-    try:
-        found: dict[str, Any] = json.loads(await read(place, "/api/picture"))
-    except ConfigError:  # its socket was left by a kill, or it is stopped
-        return None
-    return found
+    for place in sorted(folders, key=lambda path: not (path / METRICS).exists()):
+        if (place / SOCKET).exists():
+            with suppress(ConfigError):  # its socket was left by a kill, or it is stopped
+                yield json.loads(trio.run(read, place, "/api/picture"))
+                continue
+        if (place / PROGRESS).exists():
+            yield kept(place)
 
 
 def kept(place: Path) -> dict[str, Any]:
-    """What a trainer has left on disk. Raises `ConfigError`."""
-    panels, history, name = load_panels([ROLE]), History(), place.name
+    """Return what a trainer has left on disk. Raises `ConfigError`."""
+    panels, history, name = load_panels([TRAINER]), History(), place.name
     try:
         # Behind its digest (`roles.shared.checked_json`), which nothing here is decided by.
         learnt = json.loads((place / PROGRESS).read_bytes().partition(b"\n")[2])
@@ -96,18 +76,17 @@ def kept(place: Path) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The lines of a trainer's metrics. One that a crash has cut off, or that is damaged, is
-    left out with a warning: the other steps are as good as before. Raises `ConfigError`."""
+    """Yield the lines of a trainer's metrics. One that a crash has cut off, or that is damaged,
+    is left out with a warning: the other steps are as good as before. Raises `ConfigError`."""
     try:
         text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from None
     damaged = []
     for number, line in enumerate(text.splitlines(), 1):
-        try:
+        row = None
+        with suppress(ValueError):
             row = json.loads(line)
-        except ValueError:
-            row = None
         if isinstance(row, dict):
             yield row
         else:
@@ -120,32 +99,31 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _scene(name: str, health: Mapping[str, Any]) -> Scene:
     step = health.get("step", 0)
-    known = Known(health={"roles": {ROLE: health}}, name=name, says=f"{step} steps")
+    known = Known(health={"roles": {TRAINER: health}}, name=name, says=f"{step} steps")
     return Scene(title=f"Run of {name}", says=f"A trainer that has done {step} steps.",
                  known={name: known})  # fmt: skip
 
 
 def merged(wholes: list[dict[str, Any]]) -> dict[str, Any]:
-    """One page of what several nodes say. What a node says of itself counts before what others
-    have heard of it."""
+    """Return one page of what several nodes say. What a node says of itself counts before what
+    others have heard of it."""
     first, *others = wholes
+    if not others:
+        return first
     picture = first["picture"]
-    if others:
-        roles = " and ".join(picture["roles"]) or "relay"
-        says = picture["says"].replace("This node", f"The {roles}", 1)
-        picture["says"] = f"{len(wholes)} nodes of this run. {says}"
-        picture["own"] = ""
-    layouts = {(one["role"], one["number"]): one for whole in wholes for one in whole["panels"]}
+    roles = " and ".join(picture["roles"]) or "relay"
+    says = picture["says"].replace("This node", f"The {roles}", 1)
+    picture |= {"says": f"{len(wholes)} nodes of this run. {says}", "own": ""}
+    panels = {(one["role"], one["number"]): one for whole in wholes for one in whole["panels"]}
     for whole in others:
         more = whole["picture"]
         for peer, row in more["peers"].items():
-            before = picture["peers"].get(peer)
-            if before is None or row["state"] == "self":
+            if peer not in picture["peers"] or row["state"] == "self":
                 picture["peers"][peer] = row
         for role, nodes in more["roles"].items():
             picture["roles"].setdefault(role, {}).update(nodes)
         picture["flows"] = {**more["flows"], **picture["flows"]}
         first["curves"] |= whole["curves"]
     for row in picture["peers"].values():
-        row["state"] = "known" if row["state"] == "self" and others else row["state"]
-    return {**first, "picture": picture, "panels": list(layouts.values())}
+        row["state"] = "known" if row["state"] == "self" else row["state"]
+    return {**first, "panels": list(panels.values())}

@@ -13,7 +13,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Final
 
 import trio
 
@@ -23,26 +22,23 @@ from p2p.machine import open_world
 from p2p.node.usage import remark
 from p2p.world import World
 from roles.contract import Run
-from roles.demo.command import free_memory
-from roles.demo.processes import lay_base
-from roles.demo.view import size
-from roles.engines.base import EngineError, GroupTask
+from roles.engines.base import EngineError, GroupTask, draw_all
 from roles.engines.client import open_engine
 from roles.engines.config import GIB, MachineLimits, engine_of
+from roles.engines.hardware import free_memory
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment, setup_of
 from roles.envs.contained import EnvironmentFailed
-from roles.envs.mix import EnvironmentSetup
-from roles.envs.text import TextTask, unpack_text_task_untrusted
+from roles.envs.text import unpack_text_task_untrusted
 from roles.models.errors import NO_TEMPLATE, BadModel
 from roles.models.trial import try_tokenizer
+from roles.own.layout import lay_base
+from roles.own.view import size
 from roles.protocol.core.assignment import run_sampling
 from roles.protocol.model_files import FOLDER
 
-TASKS: Final = 4
-"""Tasks of each environment that are made; the first is answered."""
-TOKENS: Final = 8
-"""New tokens of that answer, at most: a word or two."""
+TASKS = 4  # of each environment that are made; the first is answered
+TOKENS = 8  # of that answer at most: a word or two
 
 
 def try_run(run: Run, node: Path, data: str) -> None:
@@ -60,56 +56,49 @@ def try_run(run: Run, node: Path, data: str) -> None:
 
 
 async def _try_run(run: Run, place: Path, base: Path, data: str) -> None:
+    model = run.terms.model
     setup = setup_of(run, MachineLimits(environment_data=data), str(base))
-    ends = run.terms.model.end_tokens
-    facts = try_tokenizer(base, ends)
+    facts = try_tokenizer(base, model.end_tokens)
     if setup.parts and not facts.has_template:
         raise BadModel(NO_TEMPLATE)
     for source, tokens in facts.end_tokens.items():
-        for token in set(tokens).difference(ends):
+        for token in set(tokens).difference(model.end_tokens):
             remark(
                 f"token {token} ends answers by {source}, and the draft's end_tokens lack it:"
                 " an answer that ends with it goes on to max_new_tokens"
             )
     async with open_world(place) as world, AsyncExitStack() as stack:
-        asked = {}
+        asked = list[tuple[str, WorkerEnvironment, Task]]()
         for part in setup.parts:
             alone = replace(setup, parts=(part,))
             environment = WorkerEnvironment(
-                world, alone, Ration(), stack, vocabulary=run.terms.model.shape.vocabulary,
-                context=run.terms.model.context, required=False,
+                world, alone, Ration(), stack, vocabulary=model.shape.vocabulary,
+                context=model.context, required=False,
             )  # fmt: skip
             await environment.open()
-            asked[part.name] = environment, await _tasks(environment, alone)
-        for name, (_, tasks) in asked.items():
-            _check_words(name, ends, base, list(map(_text, tasks)))
-        drawn = await _draw(world, run, [tasks[0] for _, tasks in asked.values()])
-        for (name, (environment, (task, *_))), tokens in zip(asked.items(), drawn, strict=True):
             try:
-                payment = await environment.try_to_pay([(task, [tokens])])
+                tasks = await environment.tasks([bytes([one]) * 32 for one in range(TASKS)])
+                await environment.evaluation()
+            except EnvironmentFailed as error:
+                raise ConfigError(
+                    f"this model cannot be asked what {alone} asks: {error}"
+                ) from error
+            _check_words(part.name, model.end_tokens, base, tasks)
+            asked.append((part.name, environment, tasks[0]))
+        drawn = await _draw(world, run, [task for *_, task in asked])
+        for (name, environment, task), answer in zip(asked, drawn, strict=True):
+            try:
+                payment = await environment.try_to_pay([(task, [answer])])
             except EnvironmentFailed as error:
                 raise ConfigError(f"{name!r} pays no answer: {error}") from error
             if payment.failures:
                 remark(f"{payment.said}: such an answer earns nothing")
 
 
-async def _tasks(environment: WorkerEnvironment, setup: EnvironmentSetup) -> list[Task]:
-    """Some tasks of one environment, no two of them alike. Raises `ConfigError`."""
-    try:
-        tasks = await environment.tasks([bytes([number]) * 32 for number in range(TASKS)])
-        await environment.evaluation()
-    except EnvironmentFailed as error:
-        raise ConfigError(f"this model cannot be asked what {setup} asks: {error}") from error
-    return tasks
-
-
-def _text(task: Task) -> TextTask:
-    return unpack_text_task_untrusted(task.source)
-
-
-def _check_words(name: str, ends: tuple[int, ...], base: Path, asked: list[TextTask]) -> None:
+def _check_words(name: str, ends: tuple[int, ...], base: Path, tasks: list[Task]) -> None:
     """Raise `ConfigError` unless prompts tell questions apart, and tokens answers, none of
     which holds an end token."""
+    asked = [unpack_text_task_untrusted(task.source) for task in tasks]
     said = [[(turn.role, turn.content) for turn in one.messages] for one in asked]
     answers = [one.answer.strip() for one in asked]
     questions = [
@@ -142,14 +131,16 @@ def _merges(texts: Sequence[object], tokens: Sequence[Sequence[int]]) -> bool:
 
 
 async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ...]]:
-    """What the base itself answers, or nothing where this machine cannot compute it."""
+    """Return what the base itself answers, or nothing where this machine cannot compute it."""
     model = run.terms.model
     needs = 4 * model.shape.parameters + GIB
+    lack = ""
     if importlib.util.find_spec("torch") is None:
-        remark("the engine was not tried: this Python lacks torch, which nodes need")
-        return [model.end_tokens[:1]] * len(tasks)
-    if free_memory() < needs:
-        remark(f"the engine was not tried: it needs {size(needs)} of free memory")
+        lack = "this Python lacks torch, which nodes need"
+    elif free_memory() < needs:
+        lack = f"it needs {size(needs)} of free memory"
+    if lack:
+        remark(f"the engine was not tried: {lack}")
         return [model.end_tokens[:1]] * len(tasks)
     sampling = replace(run_sampling(run), group_size=1, max_new_tokens=TOKENS)
     groups = [GroupTask(at, task.prompt, (bytes(32),)) for at, task in enumerate(tasks)]
@@ -161,12 +152,7 @@ async def _draw(world: World, run: Run, tasks: list[Task]) -> list[tuple[int, ..
     try:
         async with open_engine(world, config, name="trial", learns=False) as engine:
             await engine.load(FOLDER)
-            await engine.submit(groups, sampling)
-            drawn = dict[int, tuple[int, ...]]()
-            while len(drawn) < len(groups):
-                drawn |= {
-                    one.group: one.completions[0].tokens for one in await engine.advance()
-                }
+            drawn = await draw_all(engine, groups, sampling)
     except EngineError as error:
         raise BadModel(f"the engine cannot compute with this model: {error}") from error
-    return [drawn[at] for at in range(len(groups))]
+    return [one.completions[0].tokens for one in drawn]

@@ -7,8 +7,7 @@
   and `meanings` of the metrics; `observers`: who is told while it runs
 - `sweep`: many seeds and settings, a process each
 - `catalogue`: the scenarios that come with the simulator by theme, and what each costs
-- `diff`: the first event in which two runs differ; `tape`: what cores were told at L1, told
-  again at L0; `perfetto`: a trace for ui.perfetto.dev
+- `diff`: the first event in which two runs differ; `perfetto`: a trace for ui.perfetto.dev
 
 How data flows: `load_scenario` gives a `Scenario`; `run_scenario` opens its workload by name,
 lets it play on its level, and returns a `Result` with metrics, judged expectations and trace

@@ -9,7 +9,7 @@ A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Worklo
   `spread`, one origin and many receivers, most of them behind NAT; `broadcast`, a flow for
   10,000 nodes (L0)
 - `shoal push`: `cast`, one that pushes and many that pull later
-- whole nodes: `nodes`, on all four levels; `spine`, the demo's swarm; `soak`, weeks
+- whole nodes: `nodes`, on levels 1 to 3; `spine`, the demo's swarm; `soak`, weeks
   of churn
 - a large run: `intellect2`, the published broadcast and ours (L0); `volunteers`, the real roles
   with the speeds of real machines (`profiles`)

@@ -30,7 +30,6 @@ CONFIG: Final = DhtConfig(
     difficulty=STAMP_BITS,
     refresh_interval=30.0,
     republish_interval=10.0,
-    replicate_interval=60.0,
 )
 """Production refreshes in minutes; here a scenario of minutes shall see many rounds of each."""
 

@@ -354,7 +354,6 @@ def _config(interval: float) -> NodeConfig:
             replicas=1,
             quorum=1,
             refresh_interval=6 * HOUR,
-            replicate_interval=6 * HOUR,
             republish_interval=HOUR,
             addr_lifetime=2 * HOUR,
         ),

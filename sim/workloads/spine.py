@@ -21,15 +21,24 @@ from proofs.checks import Limits
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model
 from roles.contract.core.recipe import Recipe
-from roles.demo.players import CAST
-from roles.demo.shows import DEMO_TRUST
-from roles.demo.status import SwarmStatus
+from roles.contract.core.trust import TrustTerms
 from roles.envs.base import environment_digest
+from roles.own.status import SwarmStatus
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.supervision import supervise
 
+CAST: Final[Mapping[str, str]] = {
+    "relay-1": "none",
+    "trainer-1": "trainer",
+    "validator-1": "validator",
+    "inference-1": "inference",
+    "inference-2": "inference",
+    "cheat-1": "roles.demo.cheats:Cheat",
+}
+TRUST: Final = TrustTerms(share=0.25, probation=8, window=4)
+"""A short run's, as the demo's: a newcomer owes little, and more is looked at."""
 LOOK: Final = 0.5
 """Virtual seconds between looks at the swarm."""
 
@@ -143,7 +152,7 @@ def _write_run(swarm: Swarm, recipe: Recipe) -> Run:
         recipe=recipe,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * 1024),
-        trust=DEMO_TRUST,
+        trust=TRUST,
     )
     return sign_run(terms, swarm.simulation.keys.signer("owner"))
 

@@ -201,7 +201,7 @@ def make_run_file(tree: Path) -> bytes:
         trainer, validator = (KeyPair(bytes((number,)) * 32).peer_id for number in (1, 2))
         draft.write_text(DRAFT.format(trainer=trainer, validator=validator))
         where = ["--key", str(folder / "owner.key"), "--out", str(document)]
-        command = [sys.executable, "-m", "roles.contract", "create", str(draft), *where]
+        command = [sys.executable, "-m", "roles.own", "create", str(draft), *where]
         subprocess.run(
             command, check=True, capture_output=True, cwd=tree, env=_environment(tree)
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from roles.contract.core.recipe import Recipe
-from roles.demo.status import SwarmStatus
+from roles.own.status import SwarmStatus
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.disk import MAX_FILE

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pytest
 
 from p2p.errors import ShoalError
-from roles.demo.status import SwarmStatus
+from roles.own.status import SwarmStatus
 from sim.errors import NodeFailed
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.workloads import spine

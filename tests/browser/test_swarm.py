@@ -7,8 +7,11 @@ from pathlib import Path
 
 import trio
 
-from roles.demo.page import DemoPage, open_page
-from roles.demo.processes import DemoNodes, DemoPlan
+from roles.demo.command import prepare
+from roles.demo.shows import SORTING
+from roles.own.layout import RunFolder
+from roles.own.nodes import LocalNodes
+from roles.own.stage import open_page, write_page
 from tests.browser.access import check_accessible
 from tests.browser.looking import looking_at
 
@@ -17,7 +20,7 @@ POLICY = "#tiles .tile:has-text('newest policy')"
 
 
 async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: Path) -> None:
-    def look(url: str, nodes: DemoNodes) -> None:
+    def look(url: str, nodes: LocalNodes) -> None:
         with looking_at(url) as look:
             look.wait("#rows tr >> nth=5")
             look.wait(".curve.first canvas")
@@ -36,16 +39,16 @@ async def test_a_swarm_is_seen_to_learn_to_catch_and_to_lose_a_worker(tmp_path: 
             look.check_quiet()
             check_accessible(look.page)
 
-    plan = DemoPlan(folder=tmp_path)
+    folder = RunFolder(tmp_path)
     async with trio.open_nursery() as nursery:
-        nodes = DemoNodes(plan, nursery)
-        page = DemoPage(nodes.run, nodes.children, "a test")
+        nodes = LocalNodes(folder, prepare(SORTING, 0, folder), SORTING.cast, nursery)
         try:
-            async with open_page(page, ("127.0.0.1", 0)):
+            async with open_page(nodes, ("127.0.0.1", 0), "a test") as (url, feed):
                 await nodes.start()
-                await trio.to_thread.run_sync(look, page.url, nodes)
+                await trio.to_thread.run_sync(look, url, nodes)
+                page = write_page(feed, tmp_path / "report.html")
         finally:
             with trio.CancelScope(shield=True):
                 await nodes.stop()
         nursery.cancel_scope.cancel()
-    assert "<script" in page.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" in page.read_text(encoding="utf-8")

@@ -53,12 +53,14 @@ from p2p.shardcast import Shardcast
 from p2p.swarm.core.limits import reach_of
 from roles.contract import open_run
 from roles.contract.core.diloco import DilocoTerms, Joining
-from roles.demo.command import complaints, free_memory, main as demo_main
-from roles.demo.pretraining import PretrainingPlan, write_run
+from roles.demo.command import main as demo_main, prepare
+from roles.demo.pretraining import PretrainingDemo
 from roles.demo.shows import SORTING
-from roles.demo.status import SwarmStatus
-from roles.demo.view import draw
+from roles.engines.hardware import free_memory
 from roles.own.__main__ import main as run_main
+from roles.own.layout import RunFolder
+from roles.own.status import SwarmStatus
+from roles.own.view import draw
 from sim.cli import main as sim_main
 from tests.e2e.node_process import LOOPBACK, START_SECONDS, fail
 from tests.unit.test_run_file import RUN
@@ -322,8 +324,8 @@ def test_a_node_says_with_which_role_others_join_its_run(
     not."""
     run = RUN
     if joining is not None:
-        plan = PretrainingPlan(seed=0, folder=tmp_path, terms=DilocoTerms(joining=joining))
-        run = write_run(plan)
+        demo = PretrainingDemo(diloco=DilocoTerms(joining=joining))
+        run = prepare(demo, 0, RunFolder(tmp_path))
     path = tmp_path / "given.shoal"
     path.write_bytes(run.document)
     arguments = ["--data", str(tmp_path / "n"), "--run", str(path), *LOOPBACK]
@@ -626,7 +628,7 @@ def demo(arguments: Sequence[str], capsys: pytest.CaptureFixture[str]) -> tuple[
 
 @pytest.fixture
 def no_demo_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roles.demo.command.trio.run", lambda *_: pytest.fail("it began"))
+    monkeypatch.setattr("roles.own.stage.trio.run", lambda *_: pytest.fail("it began"))
 
 
 @pytest.mark.usefixtures("no_demo_begins")
@@ -689,10 +691,6 @@ def test_the_demo_says_what_the_machine_lacks(
         )
         code, said = demo(["--data", str(tmp_path)], capsys)
         assert (code, "of disk, and" in said, "--data" in said) == (2, True, True), said
-    with monkeypatch.context() as patch:
-        patch.setattr("roles.demo.command.resource", None)
-        code, said = demo([], capsys)
-        assert (code, "WSL2" in said) == (2, True), said
     assert free_memory() > 0
 
 
@@ -732,11 +730,10 @@ def test_a_short_demo_promises_no_gain() -> None:
     """With fewer ``--steps`` than the default it ended with exit 1 and two red
     lines.
     """
-    assert list(complaints(FIGURES, SORTING, promised=False)) == []
-    assert len(list(complaints(FIGURES, SORTING, promised=True))) == 2
-    assert (
-        len(list(complaints({**FIGURES, "cheater_accepted": 2}, SORTING, promised=False))) == 1
-    )
+    assert list(SORTING.complaints(FIGURES, promised=False)) == []
+    assert len(list(SORTING.complaints(FIGURES, promised=True))) == 2
+    caught = {**FIGURES, "cheater_accepted": 2}
+    assert len(list(SORTING.complaints(caught, promised=False))) == 1
 
 
 def test_the_demos_table_fits_a_terminal() -> None:

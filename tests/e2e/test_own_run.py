@@ -28,14 +28,14 @@ from p2p.node.rundoc import HELD, PATH
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import sign_run
 from roles.demo.shows import SORTING
-from roles.demo.status import SwarmStatus
-from roles.demo.view import draw
 from roles.models.safetensors import RawTensor
 from roles.models.tokenizer import Tokenizer
 from roles.own.__main__ import main as run_main
 from roles.own.drafts import Plan, Source, write_draft
 from roles.own.init import start_lines
 from roles.own.layout import RunFolder
+from roles.own.status import SwarmStatus
+from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import NETWORK, SMALL_MODEL
 from tests.e2e.node_process import LOOPBACK, fail, node
@@ -384,12 +384,12 @@ def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
         assert "~/sorting" in command
     arguments = [*make.replace("~/sorting", str(folder)).split(), "--nodes", "1"]
     made = subprocess.run(
-        [sys.executable, "-m", "roles.contract", *arguments[1:]],
+        [sys.executable, "-m", "roles.own", *arguments[1:]],
         cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
     assert f"shoal run start {folder}" in made.stdout
     arguments = play.replace("~/sorting", str(folder)).split()
-    with started("-m", "roles.contract", *arguments[1:], OMP_NUM_THREADS="1") as process:
+    with started("-m", "roles.own", *arguments[1:], OMP_NUM_THREADS="1") as process:
         lines = [*lines_until(process, "join from another shell"), ""]
         while not re.match(r" *\d+ s  step   0  held-out greedy 0\.\d+ ", lines[-1]):
             assert process.stdout is not None

@@ -19,11 +19,11 @@ import pytest
 import trio
 
 from roles.contract.core.recipe import Recipe, WarmUp
-from roles.demo.command import join_command
-from roles.demo.players import CAST
-from roles.demo.processes import DemoNodes, DemoPlan, NodeProcess
+from roles.demo.command import prepare
 from roles.demo.shows import SORTING
-from roles.demo.status import Status
+from roles.own.layout import RunFolder
+from roles.own.nodes import LocalNodes, NodeProcess
+from roles.own.status import Status
 from tests.processes import descendants
 
 SMALL = replace(
@@ -40,13 +40,14 @@ PATIENCE = 400
 
 
 @asynccontextmanager
-async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[DemoNodes]:
+async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[LocalNodes]:
     """The demo's cast with a small recipe, ended whatever happens."""
     recipe = replace(SMALL, steps=steps)
     show = replace(SORTING, recipe=recipe, evaluate_every=0)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
-            stage = DemoNodes(DemoPlan(seed=1, show=show, folder=folder), nursery)
+            run = prepare(show, 1, RunFolder(folder))
+            stage = LocalNodes(RunFolder(folder), run, show.cast, nursery)
             try:
                 await stage.start()
                 yield stage
@@ -78,7 +79,7 @@ def holds(version: int):
     return check
 
 
-async def kill(stage: DemoNodes, name: str) -> int:
+async def kill(stage: LocalNodes, name: str) -> int:
     """kill -9; returns the newest policy that the node said it held."""
     child = stage.children[name]
     assert child.status is not None
@@ -107,7 +108,7 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
             kept = policies(tmp_path, victim)
             assert all(kept[path] == data for path, data in stored.items() if path in kept)
             versions.append(before)
-        status = await stage.wait_done(lambda _: None)
+        status = await stage.wait_done(lambda: None)
         figures = status.figures()
     assert versions == sorted(versions)
     assert status.done
@@ -115,8 +116,8 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     assert figures["cheater_accepted"] == 0
     assert figures["honest_rejected"] == 0
     assert {
-        name for name in CAST if not (tmp_path / name / "key").stat().st_mode & 0o077
-    } == set(CAST)
+        name for name in SORTING.cast if not (tmp_path / name / "key").stat().st_mode & 0o077
+    } == set(SORTING.cast)
 
 
 async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
         await stage.children["trainer-1"].wait_status(holds(1))
         newcomer = NodeProcess("newcomer", tmp_path)
         newcomer.folder.mkdir()
-        command = re.sub(r"~/shoal-\w+", str(newcomer.folder), join_command(stage)).split()[2:]
+        command = re.sub(r"~/shoal-\w+", str(newcomer.folder), stage.join_command).split()[2:]
         process = await newcomer.start(
             [*command, "--json", "--status", "0.5", "--die-with-parent"]
         )
@@ -155,7 +156,7 @@ def test_however_the_demo_ends_nothing_of_it_is_left(
         assert "see the swarm: http://127.0.0.1:" in demo.stdout.readline()
         assert "join from another shell" in demo.stdout.readline()
         family = [os.pidfd_open(pid) for pid in descendants(demo.pid)]
-        assert len(family) >= len(CAST)
+        assert len(family) >= len(SORTING.cast)
         demo.send_signal(how)
         demo.wait(timeout=30)
         assert demo.returncode == (130 if how is signal.SIGINT else -signal.SIGKILL)

@@ -66,27 +66,19 @@ VIEWS = {
         shows="warming up",
         says=("peers", "held-out reward", "interrupted", "it goes on there with: shoal demo",
               "the whole run as a page: "),
-        files=("roles/demo/command.py",),
+        files=("roles/own/stage.py",),
     ),
     "demo --diloco": View(
         command=lambda at: (*SHOAL, "demo", "--diloco", "--steps", "2", "--data", str(at)),
         shows="round 0 of 2",
         says=("rounds", "interrupted", "it goes on there with: shoal demo --diloco",
               "the whole run as a page: "),
-        files=("roles/demo/pretraining.py",),
     ),
     "run start": View(
         command=lambda at: (*SHOAL, "run", "start", with_run(at)),
         shows="trainer ",
         says=("as a page", "goes on"),
         is_heavy=True,
-    ),
-    "alone": View(
-        command=lambda at: ("-m", "roles.demo.alone", "--steps", "1"),
-        shows="warm-up",
-        says=("interrupted after 0 of 1 steps", "the same line begins again"),
-        is_heavy=True,
-        files=("roles/demo/alone.py",),
     ),
     "node": View(
         command=lambda at: (

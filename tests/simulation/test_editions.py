@@ -18,9 +18,9 @@ from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import AdmissionMode, AdmissionRules
 from roles.contract.core.recipe import Recipe
 from roles.contract.core.trust import TrustTerms
-from roles.demo.status import SwarmStatus
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
+from roles.own.status import SwarmStatus
 from roles.protocol.core import judging
 from roles.protocol.core.verdict import SignedVerdict
 from roles.trainer.session import TrainerSession

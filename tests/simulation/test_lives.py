@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roles.contract.core.recipe import Recipe
-from roles.demo.status import SwarmStatus
+from roles.own.status import SwarmStatus
 from sim import Simulation, open_swarm, run_simulation
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario, load_scenario

@@ -1,4 +1,4 @@
-"""Whole nodes on every level: one scenario, the same metrics, in simulations and as real
+"""Whole nodes on levels 1 to 3: one scenario, the same metrics, in simulations and as real
 processes.
 """
 
@@ -70,13 +70,6 @@ def test_a_policy_is_everywhere_soon_after_the_bound_allows(level: int) -> None:
     assert metrics["from_peers_share"] == pytest.approx(2 / 3, abs=0.1)
 
 
-def test_the_flow_at_level_0_takes_as_long() -> None:
-    flow, nodes = play(SMALL, 0).metrics, play(SMALL, 1).metrics
-    assert flow.keys() < nodes.keys()
-    assert flow["bound_seconds"] == nodes["bound_seconds"]
-    assert flow["seconds_100"] == pytest.approx(nodes["seconds_100"], rel=0.1)
-
-
 def test_a_killed_node_gets_what_it_missed_and_a_killed_origin_goes_on() -> None:
     faults = (*KILLED.faults, Fault(at=7.5, kind="kill", who=("origin",), seconds=1.0))
     metrics = play(replace(KILLED, faults=faults), 1).metrics
@@ -100,7 +93,7 @@ def test_late_nodes_are_waited_for_and_not_counted() -> None:
         ("churn", 3, "runs at level 1, not at level 3"),
         ("churn", 2, "runs at level 1, not at level 2"),
         ("intellect2", 1, "runs at level 0, not at level 1"),
-        ("lab_broadcast", 4, "level 0 and level 1 and level 2 and level 3, not at level 4"),
+        ("lab_broadcast", 4, "level 1 and level 2 and level 3, not at level 4"),
     ],
 )
 def test_a_workload_says_on_which_levels_it_runs(name: str, level: int, complaint: str) -> None:

@@ -11,7 +11,7 @@ from p2p.identity import ProtocolId
 from p2p.wire import pack, unpack_untrusted
 from roles.contract.core.file import FORMAT, decode_run_untrusted
 from roles.contract.core.recipe import Recipe
-from roles.demo.status import SwarmStatus
+from roles.own.status import SwarmStatus
 from roles.protocol.core.answer import WORK_PROTOCOL, WORK_SINCE
 from roles.trainer import role
 from sim.node.swarm import Swarm

@@ -1,5 +1,4 @@
-"""The same seeds in another process, with other hashes and perhaps another Python: equal at
-both levels.
+"""The same seeds in another process, with other hashes and perhaps another Python.
 
 ``SHOAL_OTHER_PYTHON`` names the executable of another Python that has Shoal and its
 dependencies, of the same versions; ``SHOAL_OTHER_SEEDS`` sets how many storms are compared,
@@ -22,7 +21,7 @@ COUNT = int(os.environ.get("SHOAL_OTHER_SEEDS", str(len(KINDS))))
 SECONDS = float(os.environ.get("SHOAL_OTHER_SECONDS", "35"))
 
 
-def test_another_process_does_the_same_at_both_levels() -> None:
+def test_another_process_does_the_same() -> None:
     ended = subprocess.run(
         [OTHER, "-m", "tests.simulation.hashes", str(SECONDS), *mixed(COUNT)],
         cwd=ROOT,

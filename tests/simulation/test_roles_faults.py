@@ -14,11 +14,11 @@ import trio
 
 from p2p.identity import PeerId
 from roles.contract.core.recipe import Recipe
-from roles.demo.status import SwarmStatus
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference.session import InferenceSession
 from roles.inference.windows import Windows
+from roles.own.status import SwarmStatus
 from roles.protocol.core.window import Submission
 from roles.trainer.core.buffer import BufferedGroup
 from roles.trainer.inbox import Inbox

@@ -12,10 +12,10 @@ import pytest
 
 from p2p.node.config import NodeConfig
 from roles.contract.core.recipe import Recipe
-from roles.demo.status import SwarmStatus
 from roles.engines.base import StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.fake import FakeEngine, FakePolicy, first_policy, next_policy
+from roles.own.status import SwarmStatus
 from roles.trainer.session import TrainerSession
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario

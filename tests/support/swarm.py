@@ -8,7 +8,7 @@ from typing import Any
 
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.recipe import Recipe
-from roles.demo.status import SwarmStatus
+from roles.own.status import SwarmStatus
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.swarm import Swarm, open_swarm

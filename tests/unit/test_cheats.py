@@ -15,7 +15,7 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import LADDER, Evidence, Limits, Verdict, judge, judge_pool
-from roles.demo.cheats import MARGIN, WARMTH, WAYS, CheatMode, CheatSession, must_fail
+from roles.demo.cheats import MARGIN, WARMTH, WAYS, CheatSession, must_fail
 from roles.demo.shows import DEMO_LIMITS
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
 from roles.inference.stats import InferenceCounts
@@ -89,9 +89,7 @@ def pin(version: int) -> Iterator[str]:
     yield str(version)
 
 
-async def handed_in(
-    engine: SureEngine, turn: CheatMode, *, held: tuple[int, ...] = (5, 4)
-) -> str:
+async def handed_in(engine: SureEngine, turn: str, *, held: tuple[int, ...] = (5, 4)) -> str:
     shardcast = SimpleNamespace(held=held, pin=pin, holds=held.__contains__)
     terms = replace(RUN.terms, limits=DEMO_LIMITS)
     run: Any = SimpleNamespace(terms=terms)
@@ -116,15 +114,15 @@ async def test_what_might_pass_is_not_handed_in() -> None:
         assert await handed_in(SureEngine(hot=CAUGHT), turn) == "hot"
         with pytest.raises(EngineError, match="no way to cheat"):
             await handed_in(SureEngine(), turn)
-    for turn in (CheatMode.GREEDY, CheatMode.WARM):
+    for turn in ("greedy", "warm"):
         assert await handed_in(SureEngine(stale=CAUGHT), turn) == "stale"
         assert await handed_in(SureEngine(stale=CAUGHT, hot=CAUGHT), turn, held=(5,)) == "hot"
 
 
 @pytest.mark.parametrize("turn", WAYS)
-async def test_each_turn_tries_its_own_way_first(turn: CheatMode) -> None:
-    all_caught = {way.value: CAUGHT for way in WAYS}
-    assert await handed_in(SureEngine(**all_caught), turn) == turn.value
+async def test_each_turn_tries_its_own_way_first(turn: str) -> None:
+    all_caught = {way: CAUGHT for way in WAYS}
+    assert await handed_in(SureEngine(**all_caught), turn) == turn
 
 
 async def test_rounded_weights_are_of_the_policy_that_is_claimed(tmp_path: Path) -> None:

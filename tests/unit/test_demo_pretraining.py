@@ -6,38 +6,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 from rich.console import Console
 
 from roles.contract import decode_run_untrusted
-from roles.demo.command import main
-from roles.demo.page import says
+from roles.demo.command import main, prepare
 from roles.demo.pretraining import (
     KILLED,
     LATE,
     TRAINERS,
-    PretrainingNodes,
-    PretrainingPlan,
-    complaints,
+    PretrainingDemo,
     draw,
     figures,
-    report,
+    healths_of,
+    names_of,
 )
-from roles.demo.view import work_of
+from roles.own.layout import RunFolder
+from roles.own.nodes import LocalNodes
+from roles.own.stage import says
+from roles.own.view import work_of
 from roles.trainer.config import TrainerConfig
 from roles.trainer.role import DilocoMember, Trainer
 
-
-class Nodes(PretrainingNodes):
-    """Nodes that were heard, without processes."""
-
-    def __init__(self, folder: Path, healths: dict[str, dict[str, Any]]) -> None:
-        self.plan = PretrainingPlan(seed=0, folder=folder)
-        self.peers = {f"id of {name}": name for name in TRAINERS}
-        self.killed = True
-        self._healths = healths
-
-    def health(self, name: str) -> dict[str, Any]:
-        return self._healths[name]
+DEMO = PretrainingDemo()
+NAMES = {f"id of {name}": name for name in TRAINERS}
 
 
 def health(**changes: Any) -> dict[str, Any]:
@@ -53,15 +45,24 @@ def health(**changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_went_as_promised_has_no_complaint(tmp_path: Path) -> None:
-    nodes = Nodes(tmp_path, {name: health() for name in TRAINERS})
-    found = figures(nodes)
-    assert list(complaints(found)) == []
-    assert found["factor"] == 6 * 1000 * 3200 / 80_000
+def complaints(healths: dict[str, dict[str, Any]]) -> str:
+    return "\n".join(DEMO.complaints(figures(healths, NAMES), promised=True))
+
+
+def shown(healths: dict[str, dict[str, Any]], *killed: str) -> str:
     console = Console(record=True, width=200)
-    console.print(draw(nodes, 10.0))
-    report(console, {**found, "seconds": 10.0, "cpu_seconds": 20.0}, [])
-    text = console.export_text()
+    console.print(draw(healths, 10.0, 24, killed))
+    found = {**figures(healths, NAMES), "seconds": 10.0, "cpu_seconds": 20.0}
+    for line in DEMO.summary(found, promised=True):
+        console.print(line)
+    return console.export_text()
+
+
+def test_what_went_as_promised_has_no_complaint() -> None:
+    healths = {name: health() for name in TRAINERS}
+    assert complaints(healths) == ""
+    assert figures(healths, NAMES)["factor"] == 6 * 1000 * 3200 / 80_000
+    text = shown(healths, KILLED)
     assert "killed" in text
     assert "2.750 → 1.000 nats" in text
 
@@ -77,14 +78,19 @@ def test_what_went_as_promised_has_no_complaint(tmp_path: Path) -> None:
             "differed at 1",
         ),
         (TRAINERS[2], {"sent": 10**7}, "times less"),
+        (
+            TRAINERS[0],
+            {"rounds": [dict(one, loss=2.0) for one in health()["rounds"]]},
+            "2.000 to 2.000",
+        ),
     ],
 )
 def test_each_promise_that_is_broken_is_named(
-    tmp_path: Path, name: str, changes: dict[str, Any], said: str
+    name: str, changes: dict[str, Any], said: str
 ) -> None:
     healths = {one: health() for one in TRAINERS}
     healths[name] = health(**changes)
-    assert any(said in line for line in complaints(figures(Nodes(tmp_path, healths))))
+    assert said in complaints(healths)
 
 
 @pytest.mark.parametrize(
@@ -98,56 +104,31 @@ def test_each_promise_that_is_broken_is_named(
     ],
     ids=["nothing", "before the run is read", "before the engine", "before the session", "new"],
 )
-def test_whatever_trainers_say_the_demo_draws_it_and_sums_it_up(
-    tmp_path: Path, said: dict[str, Any]
-) -> None:
+def test_whatever_trainers_say_the_demo_draws_it_and_sums_it_up(said: dict[str, Any]) -> None:
     """In a terminal it ended after ten seconds with ``KeyError: 'rounds'``."""
     told = {name: said if said.get("algorithm") == "diloco" else {} for name in TRAINERS}
     for healths in (told, told | {TRAINERS[1]: health()}, told | {TRAINERS[0]: health()}):
-        nodes = Nodes(tmp_path, healths)
-        nodes.killed = False
-        console = Console(record=True, width=80)
-        console.print(draw(nodes, 10.0))
-        found = figures(nodes)
-        report(console, {**found, "seconds": 10.0, "cpu_seconds": 20.0}, [])
-        assert list(complaints(found)) or healths[TRAINERS[0]]
-        assert max(map(len, console.export_text().splitlines())) <= 160
+        assert max(map(len, shown(healths).splitlines())) <= 160
+        assert complaints(healths) or healths[TRAINERS[0]]
 
 
-async def test_a_health_is_of_pretraining_once_the_run_is_read(tmp_path: Path) -> None:
+async def test_its_run_names_all_trainers_and_a_health_counts_once_the_run_is_read(
+    tmp_path: Path,
+) -> None:
     """A trainer that had not read its run yet was drawn as one of reinforcement learning."""
-    import trio
-
-    async with trio.open_nursery() as nursery:
-        nodes = PretrainingNodes(PretrainingPlan(seed=3, folder=tmp_path), nursery)
-        for health in (
-            Trainer.from_config({}).health(),
-            DilocoMember(TrainerConfig()).health(),
-        ):
-            nodes.children[TRAINERS[0]].status = {"roles": {"trainer": health}}
-            draw(nodes, 1.0)
-            assert figures(nodes)["losses"] == []
-            assert "-1" not in says({"trainer-1": {"roles": {"trainer": health}}})
-            assert work_of({"trainer": health}) == "starts"
-
-
-def test_a_loss_that_does_not_fall_is_named(tmp_path: Path) -> None:
-    flat = [dict(one, loss=2.0) for one in health()["rounds"]]
-    healths = {one: health(rounds=flat) for one in TRAINERS}
-    assert any(
-        "2.000 to 2.000" in line for line in complaints(figures(Nodes(tmp_path, healths)))
-    )
-
-
-async def test_its_run_file_names_all_trainers_and_no_validator(tmp_path: Path) -> None:
-    import trio
-
-    async with trio.open_nursery() as nursery:
-        nodes = PretrainingNodes(PretrainingPlan(seed=3, folder=tmp_path), nursery)
-    run = decode_run_untrusted((tmp_path / "run.shoal").read_bytes())
-    assert run == nodes.run
-    assert [nodes.peers[str(peer)] for peer in run.terms.trainers] == list(TRAINERS)
+    run = prepare(DEMO, 3, RunFolder(tmp_path))
+    assert run == decode_run_untrusted((tmp_path / "run.shoal").read_bytes())
+    assert list(names_of(run).values()) == list(TRAINERS)
     assert run.terms.validators == ()
+    async with trio.open_nursery() as nursery:
+        nodes = LocalNodes(RunFolder(tmp_path), run, DEMO.cast, nursery)
+        for said in (Trainer.from_config({}).health(), DilocoMember(TrainerConfig()).health()):
+            nodes.children[TRAINERS[0]].status = {"roles": {"trainer": said}}
+            DEMO.draw(nodes, 1.0)
+            assert list(DEMO.news(nodes)) == []
+            assert figures(healths_of(nodes), NAMES)["losses"] == []
+            assert "-1" not in says({"trainer-1": {"roles": {"trainer": said}}})
+            assert work_of({"trainer": said}) == "starts"
 
 
 def test_it_takes_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

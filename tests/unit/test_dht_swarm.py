@@ -205,23 +205,6 @@ def test_what_is_forgotten_is_not_renewed() -> None:
     assert swarm.get(node, b"name")[1] == ()
 
 
-def test_holders_hand_on_what_a_dead_publisher_left() -> None:
-    config = DhtConfig(difficulty=4, replicate_interval=300)
-    swarm = Swarm(40, 9, config=config)
-    swarm.join_all()
-    nodes = list(swarm.nodes.values())
-    swarm.put(nodes[5], b"name", b"value", lifetime=7200)
-    swarm.kill(nodes[5])
-    key = record_key("test", b"name", 0)
-    holders = sorted(nodes, key=lambda node: node.core.own.number ^ int.from_bytes(key, "big"))
-    for node in holders[:6]:
-        swarm.kill(node)
-    swarm.run(swarm.now + 1500)
-    alive = [node for node in holders if node.alive][:8]
-    held = [node for node in alive if node.core._store.get(key)]
-    assert len(held) >= 7
-
-
 def test_the_dead_leave_the_tables() -> None:
     swarm = joined(30, 10)
     nodes = list(swarm.nodes.values())

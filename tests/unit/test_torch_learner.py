@@ -10,8 +10,8 @@ from random import Random
 import pytest
 import torch
 
+from bench.alone import Alone
 from roles.contract.core.recipe import Recipe, WarmUp
-from roles.demo.alone import Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.evaluation import questions

@@ -82,12 +82,6 @@ network."""
 REPUBLISH_RETRY: Final = 30.0
 """Seconds until a record that no node took is published again: three puts of 10 s
 (`DhtConfig.timeout`), so a node that is cut off does not look up without a pause."""
-REPLICATED_AT_ONCE: Final = 64
-"""Records replicated per step; the rest wait for the next. The arithmetic is that of
-`REPLICATION_STEP`."""
-REPLICATION_STEP: Final = 10.0
-"""Seconds between steps: 64 records at 8 nodes are 70 KB/s at the very worst, and all that a
-node can hold takes 43 minutes, less than the hour after which it is due again."""
 
 
 class DhtCore:
@@ -125,7 +119,6 @@ class DhtCore:
             reports,
         )
         self._refresh_due = math.inf
-        self._replicate_due = math.inf
         self._rejoin_due = math.inf
         self._rejoin_wait = FIRST_REJOIN
         self._alone = True
@@ -162,7 +155,6 @@ class DhtCore:
             self._store.next_deadline,
             self._publications.next_deadline,
             self._refresh_due,
-            self._replicate_due,
             self._rejoin_due,
         )
 
@@ -256,7 +248,6 @@ class DhtCore:
             self._requester.ping(oldest, self._now)
         if self._refresh_due == math.inf:
             self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
-            self._replicate_due = self._now + self._jitter(self._config.replicate_interval)
 
     def _jitter(self, interval: float) -> float:
         """``interval`` times 0.8 to 1.2, so that nodes started together do not act together."""
@@ -335,15 +326,3 @@ class DhtCore:
         if self._refresh_due <= now:
             self._refresh_due = now + self._jitter(self._config.refresh_interval)
             self._requester.join(None, self._neighbours.rejoin_candidates(), now)
-        if self._replicate_due <= now:
-            self._replicate()
-
-    def _replicate(self) -> None:
-        """Replicate a few keys that no other node has stored here lately; the nodes that take
-        them need not do so again."""
-        before = self._now - self._config.replicate_interval
-        keys = self._store.unrefreshed(before, REPLICATED_AT_ONCE)
-        for key in keys:
-            self._requester.replicate(key, self._now)
-        wait = REPLICATION_STEP if keys else self._config.replicate_interval / 8
-        self._replicate_due = self._now + self._jitter(wait)

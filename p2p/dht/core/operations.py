@@ -183,16 +183,9 @@ class RefreshOperation:
     """Looking up a random id of a bucket, to learn its contacts."""
 
 
-@dataclass(slots=True, eq=False)
-class ReplicateOperation:
-    """Storing what we hold under one key at the nodes nearest to it."""
-
-    key: bytes
-
-
 Awaited = GetOperation | PutOperation | JoinOperation
 """Operations for which a caller may wait."""
-Operation = Awaited | RefreshOperation | ReplicateOperation
+Operation = Awaited | RefreshOperation
 
 
 @dataclass(slots=True, eq=False)
@@ -229,8 +222,7 @@ class LookupPurpose:
 class StorePurpose:
     """A STORE; ``spares`` are the next nearest nodes, should this one refuse."""
 
-    operation: PutOperation | None
-    """None when a record is replicated."""
+    operation: PutOperation
     key: bytes
     contact: Contact
     spares: list[Contact]

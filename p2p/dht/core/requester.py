@@ -2,7 +2,7 @@
 
 Theory of operation
 -------------------
-`get`, `put`, `join`, `refresh`, `replicate` and `ping` begin something. Each begins searches,
+`get`, `put`, `join`, `refresh` and `ping` begin something. Each begins searches,
 one per key; a search asks the contacts that its lookup names, by calls that are sent again when
 they are late. `answered` and `expire` bring every call to an end: they look up its purpose,
 tell the lookup, and `_pump` asks the next contacts. When a lookup is done, `_finish` does what
@@ -32,7 +32,6 @@ from p2p.dht.core.operations import (
     Purpose,
     PutOperation,
     RefreshOperation,
-    ReplicateOperation,
     Search,
     SeedPurpose,
     StorePurpose,
@@ -166,10 +165,6 @@ class Requester:
     def refresh(self, target: bytes, now: float) -> None:
         """Learn the contacts around ``target``."""
         self._search(target, RefreshOperation(), self._put_shape, now)
-
-    def replicate(self, key: bytes, now: float) -> None:
-        """Hand what we hold under ``key`` to the nodes now nearest to it."""
-        self._search(key, ReplicateOperation(key), self._put_shape, now)
 
     def ping(self, contact: Contact, now: float) -> None:
         """Find out whether ``contact`` is alive."""
@@ -409,8 +404,6 @@ class Requester:
                 self._end_if_stored(operation)
             case JoinOperation() as operation:
                 self._end(operation)
-            case ReplicateOperation(key):
-                self._replicate_to_nearest(search, key, now)
             case RefreshOperation():
                 pass
 
@@ -470,26 +463,17 @@ class Requester:
         return self._neighbours.own.number ^ number < contact.number ^ number
 
     def _store_at(self, purpose: StorePurpose, blob: bytes, now: float) -> None:
-        if purpose.operation is not None:
-            purpose.operation.begin_store()
+        purpose.operation.begin_store()
         self._call_contact(purpose.contact, Store(purpose.key, blob), purpose, now)
 
     def _stored(self, purpose: StorePurpose, held: bool, now: float) -> None:
         """A node has answered a STORE, or will not; if it holds nothing, a spare is asked."""
         operation = purpose.operation
-        if operation is None:
-            return
         operation.end_store(held)
         if not held and purpose.spares:
             spare = replace(purpose, contact=purpose.spares.pop(0))
             self._store_at(spare, operation.blob, now)
         self._end_if_stored(operation)
-
-    def _replicate_to_nearest(self, search: Search, key: bytes, now: float) -> None:
-        self._store.note_refreshed(key, now)
-        for contact in search.lookup.closest(self._config.replicas):
-            for blob in self._store.blobs(key):
-                self._store_at(StorePurpose(None, key, contact, []), blob, now)
 
     def _end_if_stored(self, operation: PutOperation) -> None:
         if operation.is_done:

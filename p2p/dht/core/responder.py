@@ -167,9 +167,8 @@ class Responder:
         """Whether we hold this record, or a newer one, from now on. Raise `BadMessage` if it is
         forged.
 
-        A record by another publisher than its sender is taken only from peers in our table. A
-        node that replicates has looked the key up before, and was verified then if there was a
-        place for it. A stranger that brings the records of a hundred publishers, each with a
+        A record by another publisher than its sender is taken only from peers in our table: a
+        stranger that brings the records of a hundred publishers, each with a
         stamp of its own, would otherwise fill the store.
         """
         record = decode_record_untrusted(blob)

@@ -90,7 +90,6 @@ class RecordStore:
         self._by_count: list[dict[PeerId, None]] = [{} for _ in range(MAX_PER_PUBLISHER + 1)]
         """Publishers by how many records of theirs are held."""
         self._expiry: list[tuple[float, bytes, PeerId]] = []
-        self._refreshed: dict[bytes, float] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -119,10 +118,7 @@ class RecordStore:
         publisher = record.publisher
         held = self._keys.get(key, {}).get(publisher)
         if held is not None and held.record.rank >= record.rank:
-            same = held.blob == blob
-            if same:
-                self._refreshed[key] = now
-            return StoreResult.KNOWN if same else StoreResult.OLDER
+            return StoreResult.KNOWN if held.blob == blob else StoreResult.OLDER
         evicted = self._evicted(key, publisher, priority)
         if evicted is None or (held is None and not self._has_room(key, publisher)):
             return StoreResult.FULL
@@ -133,7 +129,6 @@ class RecordStore:
         drop_at = now + record.expires - wall + CLOCK_TOLERANCE
         stored = _StoredRecord(record, blob, drop_at, priority)
         self._keys.setdefault(key, {})[publisher] = stored
-        self._refreshed[key] = now
         heappush(self._expiry, (drop_at, key, publisher))
         if len(self._expiry) > 2 * self._count + EVICTED_AT_ONCE:
             self._compact()
@@ -236,7 +231,6 @@ class RecordStore:
             del self._by_publisher[publisher]
         if not self._keys[key]:
             del self._keys[key]
-            self._refreshed.pop(key, None)
 
     def get(self, key: bytes) -> list[Record]:
         """All records under ``key``."""
@@ -270,22 +264,3 @@ class RecordStore:
             held = self._keys.get(key, {}).get(publisher)
             if held is not None and held.drop_at <= now:
                 self._drop(key, publisher)
-
-    def unrefreshed(self, before: float, limit: int) -> list[bytes]:
-        """Keys of up to ``limit`` records (one key may have more) that have not been stored
-        here since ``before``. They count as refreshed only once something is stored again, or
-        `note_refreshed` says so.
-        """
-        stale: list[bytes] = []
-        for key, at in self._refreshed.items():
-            if at < before:
-                stale.append(key)
-                limit -= len(self._keys[key])
-                if limit <= 0:
-                    break
-        return stale
-
-    def note_refreshed(self, key: bytes, now: float) -> None:
-        """We have replicated the records under ``key`` ourselves."""
-        if key in self._refreshed:
-            self._refreshed[key] = now

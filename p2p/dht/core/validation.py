@@ -36,7 +36,7 @@ CLOCK_TOLERANCE: Final = 300.0
 """Seconds by which two honest wall clocks may differ: a laptop that missed its time server."""
 MAX_LIFETIME: Final = 24 * 3600.0
 """Seconds. The record of a publisher that is gone is forgotten within a day, whichever nodes
-replicate it."""
+store it again."""
 
 
 class RecordValidity(Enum):

@@ -16,5 +16,5 @@ What computes is a `device`, by which every tensor here is made. A learner may b
 processes, a GPU each: `ranks` starts them, each is a `rank`, `sharding` spreads the weights.
 
 Only `roles.engines.worker`, `roles.diloco.worker` (of this, `pretrain` and `objectives`) and
-``python -m roles.demo.alone`` call this.
+``python -m bench alone`` call this.
 """

@@ -1,4 +1,4 @@
-"""How does a policy spread over whole nodes? (L0 to L3)
+"""How does a policy spread over whole nodes? (L1 to L3)
 
 Each has run file, membership, DHT, gossip and SHARDCAST, as production has.
 
@@ -21,13 +21,11 @@ from p2p.host import Host
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
-from sim.kernel.simulation import Simulation
 from sim.lab.machines import Emulation
 from sim.net.link import PAYLOAD_SHARE
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.nodes.deployment import Deployment
-from sim.workloads.nodes.flow import PolicyFlow
 from sim.workloads.nodes.metrics import HealthLog, measure
 from sim.workloads.nodes.processes import LINGER, NodeProcesses
 from sim.workloads.participants import PARTICIPANT_PARAMETERS
@@ -37,9 +35,9 @@ LOOK: Final = 0.5
 
 
 class WholeNodes:
-    """A `sim.run.scenario.Workload` for every level."""
+    """A `sim.run.scenario.Workload` for levels 1 to 3."""
 
-    levels: ClassVar[Sequence[int]] = (0, 1, 2, 3)
+    levels: ClassVar[Sequence[int]] = (1, 2, 3)
     parameters: ClassVar[Sequence[str]] = (
         *PARTICIPANT_PARAMETERS,
         "policy_bytes",
@@ -75,14 +73,6 @@ class WholeNodes:
     ) -> Mapping[str, float | int | str]:
         """Play with real processes, to the same end."""
         return await NodeProcesses(emulation, scenario).play()
-
-    def run_bare(
-        self, simulation: Simulation, scenario: Scenario
-    ) -> Mapping[str, float | int | str]:
-        """Play as a flow over the real forest."""
-        return PolicyFlow(Deployment(scenario, simulation.seed, simulation.keys)).run_bare(
-            simulation, scenario
-        )
 
     # A node in a simulation
 

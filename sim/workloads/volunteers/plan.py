@@ -18,13 +18,13 @@ from proofs.checks import Limits
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model
 from roles.contract.core.recipe import Recipe
-from roles.demo.shows import DEMO_TRUST
 from roles.envs.base import environment_digest, open_teaching
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
 from sim.workloads.profiles import MODELS, TRAINING_BYTES, Machine, ModelSize, machine_named
+from sim.workloads.spine import TRUST
 
 ENVIRONMENT: Final = "sort"
 SAMPLE: Final = 256
@@ -271,7 +271,7 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
         recipe=plan.recipe,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=CHUNK_BYTES),
-        trust=DEMO_TRUST,  # hours of probation would hide what is measured here
+        trust=TRUST,  # hours of probation would hide what is measured here
     )
     return sign_run(terms, simulation.keys.signer("owner"))
 

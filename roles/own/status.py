@@ -1,18 +1,18 @@
 """The figures of a whole swarm, from what its nodes say of themselves.
 
-For the demo and for simulations.
+Commands show them, and simulations measure by them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from roles.shared.reasons import printable
 
-MAX_GUESTS: Final = 8
-"""Guests with a row: more would push the rest off a terminal of 24 lines."""
+MAX_GUESTS = 8  # with a row each: more would push the rest off a terminal of 24 lines
+MAX_WELCOMES = 64  # identities cost little, and each welcome is a line
 Status = Mapping[str, Any]
 """What `p2p.node` prints of a node (``--status``), or `Node.health` returns in a simulation."""
 
@@ -44,13 +44,13 @@ class SwarmStatus:
     """Per submission: groups times completions."""
 
     def role(self, role: str) -> list[Status]:
-        """Healths of that role, over all nodes that have it."""
+        """Return the healths of that role, over all nodes that have it."""
         return [
             status["roles"][role] for status in self.nodes.values() if role in status["roles"]
         ]
 
     def peers_with(self, role: str) -> list[str]:
-        """Who has that role."""
+        """Return the ids of the nodes that have that role."""
         return [
             str(status["peer"]) for status in self.nodes.values() if role in status["roles"]
         ]
@@ -61,18 +61,14 @@ class SwarmStatus:
         return next(iter(self.role("trainer")), {})
 
     @property
-    def told(self) -> int:
-        """Rollouts of which honest workers were told that they were accepted."""
-        return sum(health["life"]["accepted"] for health in self.role("inference"))
+    def judgements(self) -> list[tuple[str, Status]]:
+        """Each peer that the trainer or a validator has judged, with what it counted."""
+        judges = (*self.role("validator"), *self.role("trainer"))
+        return [one for health in judges for one in health.get("nodes", {}).items()]
 
     def judged(self, peers: Sequence[str], outcome: str) -> int:
-        """Places of these peers with this outcome, by the trainer and all validators."""
-        return sum(
-            record[outcome]
-            for health in (*self.role("validator"), *self.role("trainer"))
-            for peer, record in health.get("nodes", {}).items()
-            if peer in peers
-        )
+        """Return how many places of these peers had this outcome, over all who judge."""
+        return sum(record[outcome] for peer, record in self.judgements if peer in peers)
 
     @property
     def bans(self) -> dict[str, Status]:
@@ -104,52 +100,25 @@ class SwarmStatus:
 
     @property
     def done(self) -> bool:
-        """Whether the trainer has all its steps and every node holds the last policy."""
+        """Return True if the trainer has all its steps and every node its last policy."""
         trainer = self.trainer
-        if not trainer.get("done"):
-            return False
-        return all(
+        return bool(trainer.get("done")) and all(
             status["shardcast"]["newest"] >= trainer["step"] for status in self.nodes.values()
         )
 
-    def answers(self) -> dict[str, Any]:
-        """Rewards by kind and answers to read, of the first evaluation and the last."""
-        trainer = self.trainer
-        return {
-            "kinds_start": trainer.get("kinds_start"),
-            "kinds_end": trainer.get("kinds"),
-            "shown_start": trainer.get("shown_start"),
-            "shown_end": trainer.get("shown"),
-        }
-
-    def _cheats(self, cheaters: Sequence[str]) -> dict[str, Any]:
-        """What became of cheats, and who has banned them."""
-        accepted = self.judged(cheaters, "accepted")
-        bans = [ban for name, ban in self.bans.items() if name.startswith("cheat")]
-        return {
-            "cheater_submitted": accepted + self.judged(cheaters, "rejected"),
-            "cheater_accepted": accepted,
-            "cheater_bans": max((ban["times"] for ban in bans), default=0),
-        }
-
     def figures(self) -> dict[str, Any]:
-        """The demo's keys, but for seed and times."""
+        """Return what came of the run: rewards, rollouts, bans, and what policies cost."""
         trainer = self.trainer
         honest, cheaters = self.peers_with("inference"), self.peers_with("cheat")
-        workers = honest + cheaters
-        leaves = [
-            status["shardcast"]
-            for status in self.nodes.values()
-            if "trainer" not in status["roles"]
-        ]
-        origins = [
-            status["shardcast"]
-            for status in self.nodes.values()
-            if "trainer" in status["roles"]
-        ]
+        origins, leaves = list[Status](), list[Status]()
+        for status in self.nodes.values():
+            (origins if "trainer" in status["roles"] else leaves).append(status["shardcast"])
         from_peers = sum(stats["from_peers"] for stats in leaves)
-        from_origin = sum(stats["from_origin"] for stats in leaves)
-        accepted = self.judged(workers, "accepted")
+        received = from_peers + sum(stats["from_origin"] for stats in leaves)
+        accepted = self.judged(honest + cheaters, "accepted")
+        told = sum(health["life"]["accepted"] for health in self.role("inference"))
+        caught = self.judged(cheaters, "rejected")
+        bans = [ban["times"] for name, ban in self.bans.items() if name.startswith("cheat")]
         return {
             "peers": len(self.nodes),
             "greedy_start": trainer.get("greedy_start"),
@@ -161,11 +130,48 @@ class SwarmStatus:
                 health["policies_skipped"] for health in self.role("inference")
             ),
             "staleness_max": trainer.get("staleness_max"),
-            "rollouts_accepted": max(accepted * self.completions, self.told),
-            "rollouts_rejected": self.judged(workers, "rejected") * self.completions,
-            **self._cheats(cheaters),
+            "rollouts_accepted": max(accepted * self.completions, told),
+            "rollouts_rejected": self.judged(honest + cheaters, "rejected") * self.completions,
+            "cheater_submitted": self.judged(cheaters, "accepted") + caught,
+            "cheater_accepted": self.judged(cheaters, "accepted"),
+            "cheater_bans": max(bans, default=0),
             "honest_rejected": self.judged(honest, "rejected"),
             "policy_bytes": trainer.get("policy_bytes"),
             "origin_upload_bytes": sum(stats["uploaded_as_origin"] for stats in origins),
-            "leaf_share_from_peers": round(from_peers / max(1, from_peers + from_origin), 4),
+            "leaf_share_from_peers": round(from_peers / max(1, received), 4),
         }
+
+    def answers(self) -> dict[str, Any]:
+        """Return rewards by kind and answers to read, of the first evaluation and the last."""
+        trainer = self.trainer
+        return {
+            "kinds_start": trainer.get("kinds_start"),
+            "kinds_end": trainer.get("kinds"),
+            "shown_start": trainer.get("shown_start"),
+            "shown_end": trainer.get("shown"),
+        }
+
+
+@dataclass(slots=True)
+class Doorbell:
+    """What to say of guests, each thing once."""
+
+    _greeted: dict[str, None] = field(default_factory=dict)
+    _thanked: dict[str, None] = field(default_factory=dict)
+
+    def news(self, status: SwarmStatus) -> Iterator[str]:
+        """Yield a sentence for each guest that is new, and for each first accepted work."""
+        for guest in status.guests:
+            if guest.peer not in self._greeted and len(self._greeted) < MAX_WELCOMES:
+                self._greeted[guest.peer] = None
+                jobs = ", ".join(guest.roles) or "a relay"
+                yield f"welcome, {guest.name}: " + (
+                    "your work counts as soon as the validator has judged it"
+                    if "inference" in guest.roles
+                    else f"you are here as {jobs}, and pass the weights on"
+                )
+            is_new = guest.peer not in self._thanked and len(self._thanked) < MAX_WELCOMES
+            if guest.accepted and is_new:
+                self._thanked[guest.peer] = None
+                rollouts = guest.accepted * status.completions
+                yield f"thank you, {guest.name}: your first {rollouts:,} rollouts are accepted"

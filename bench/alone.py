@@ -1,4 +1,4 @@
-"""The whole recipe in one process, without a network: ``python -m roles.demo.alone --seed 0``.
+"""The whole recipe in one process, without a network: ``python -m bench alone --seed 0``.
 
 The sampler uses the policy of exactly `Recipe.lag` steps ago, as a swarm's does at worst. The
 exit status is 0 only if the learning gate is passed: a start that leaves room, and a rise that
@@ -7,6 +7,7 @@ luck does not give.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import sys
@@ -30,13 +31,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from p2p.node.usage import (
-    STANDARD_OUTPUT,
-    CommandParser,
-    ignore_interrupts,
-    interruptible,
-    write_text,
-)
+from p2p.node.usage import STANDARD_OUTPUT
 from roles.contract.core.recipe import Recipe
 from roles.demo.gate import LearningGate
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
@@ -188,7 +183,7 @@ class Alone:
         return np.split(np.array(flat, np.float32), np.cumsum([*map(len, advantages)])[:-1])
 
 
-def run(
+def learn(
     config: EngineConfig,
     steps: int,
     every: int,
@@ -233,48 +228,25 @@ def progress_bar(title: str, steps: int) -> Iterator[Progressed]:
         yield progressed
 
 
-def main() -> int:
-    """Run the recipe and judge it; 1 if the gate is not passed, 130 after Ctrl-C."""
-    return interruptible(_main)
-
-
-def _main() -> int:
-    parser = CommandParser(
-        prog="python -m roles.demo.alone", description=__doc__.partition("\n")[0]
-    )
+def run(args: list[str]) -> int:
+    """Run the recipe and judge it; 1 if the gate is not passed."""
+    parser = argparse.ArgumentParser(prog="python -m bench alone")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=Recipe().steps)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
     parser.add_argument(
         "--json", type=Path, help="write the course to this file; - is standard output"
     )
-    options = parser.parse_args()
+    options = parser.parse_args(args)
     config = EngineConfig(seed=options.seed, recipe=Recipe(steps=options.steps))
-    done = 0
-
-    def note(step: int, evaluation: Evaluation | None) -> None:
-        nonlocal done
-        done = step
-        progressed(step, evaluation)
-
-    try:
-        with progress_bar(f"seed {options.seed}", options.steps) as progressed:
-            course = run(config, options.steps, options.every, note)
-    except KeyboardInterrupt:
-        ignore_interrupts()
-        Console(stderr=True).print(
-            f"interrupted after {done} of {options.steps} steps: nothing is kept, and the same"
-            " line begins again",
-            highlight=False,
-        )
-        raise
-    write_text("--json", options.json, json.dumps(course.summary(), indent=2))
+    with progress_bar(f"seed {options.seed}", options.steps) as progressed:
+        course = learn(config, options.steps, options.every, progressed)
+    if options.json is not None:
+        text = json.dumps(course.summary(), indent=2)
+        if options.json == STANDARD_OUTPUT:
+            print(text, file=sys.__stdout__)
+        else:
+            options.json.write_text(text + "\n", encoding="utf-8")
     spent = ", ".join(f"{name} {seconds:.0f}" for name, seconds in course.seconds.items())
-    Console(stderr=options.json == STANDARD_OUTPUT).print(
-        f"{course.gate}; CPU seconds: {spent}", soft_wrap=True
-    )
+    Console(stderr=True).print(f"{course.gate}; CPU seconds: {spent}", soft_wrap=True)
     return 0 if course.gate.passed else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

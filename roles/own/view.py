@@ -1,0 +1,189 @@
+"""A run that learns from rewards, as people see it: one line a node, the learning curve, what
+the validator thought."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from rich.console import Group as Lines
+from rich.table import Table
+from rich.text import Text
+
+from roles.own.nodes import LocalNodes
+from roles.own.status import Doorbell, SwarmStatus
+from roles.shared.reasons import printable
+
+Decode = Callable[[Sequence[int]], str]
+"""Tokens as text."""
+
+CURVE = 36  # newest evaluations that the curve shows: what is left of a line
+BANS = 2  # banned workers that are shown: the demo has one cheat
+REASONS = 5  # the most frequent reasons for rejection: what is left of 24 lines
+QUESTION = 48  # characters of a question or an answer that are shown, its last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning:
+    """The show of a run that learns from rewards (a `roles.own.stage.Show`)."""
+
+    opening: str
+    """What is shown until the first evaluation."""
+    answers: int = 0
+    """How many answers are for reading."""
+    decode: Decode = field(repr=False)
+
+    async def act(
+        self, nodes: LocalNodes, look: Callable[[], None], say: Callable[[str], None]
+    ) -> None:
+        """Start all nodes, invite others, and wait until the run is over."""
+        doorbell = Doorbell()
+
+        def seen() -> None:
+            for line in doorbell.news(nodes.status):
+                say(line)
+            look()
+
+        await nodes.start()
+        say(f"join from another shell: {nodes.join_command}")
+        await nodes.wait_done(seen)
+
+    def draw(self, nodes: LocalNodes, seconds: float) -> Lines:
+        """Return what a terminal shows now."""
+        return draw(nodes.status, seconds, self)
+
+    def news(self, nodes: LocalNodes) -> Iterator[tuple[Hashable, str]]:
+        """Yield a line for the newest evaluation, and one for the newest answer."""
+        trainer = nodes.status.trainer
+        for step, greedy, sampled in (trainer.get("curve") or [])[-1:]:
+            yield step, f"step {step:3d}  held-out greedy {greedy:.3f}  sampled {sampled:.3f}"
+        if line := sample_line(trainer, self):
+            yield ("sample", trainer["step"]), line
+
+
+def size(count: float) -> str:
+    """Return a number of bytes for people."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def draw(status: SwarmStatus, seconds: float, show: Learning) -> Lines:
+    """Return the whole view: at most 78 columns and, without guests, 18 lines, so that 80 x 24
+    hold it and the rest."""
+    trainer = status.trainer
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in ("node", "policy", "sees", "work", "received", "by peers", "sent on"):
+        justify: Literal["left", "right"] = "left" if column in {"node", "work"} else "right"
+        table.add_column(column, justify=justify, no_wrap=True, overflow="ellipsis")
+    for name, node in status.nodes.items():
+        stats = node["shardcast"]
+        received = stats["from_peers"] + stats["from_origin"]
+        table.add_row(
+            name,
+            str(stats["newest"]) if stats["newest"] >= 0 else "-",
+            str(node["members"]),
+            work_of(node["roles"]),
+            size(received),
+            f"{stats['from_peers'] / received:.0%}" if received else "-",
+            size(stats["uploaded_as_origin"] + stats["uploaded_as_relay"]),
+        )
+    for guest in status.guests:
+        made = f"{guest.accepted} accepted, {guest.rejected} rejected"
+        held = str(guest.policy) if guest.policy >= 0 else "-"
+        table.add_row(guest.name, held, "", made if "inference" in guest.roles else "relays")
+    return Lines(*_headlines(trainer, seconds, show), table, *_verdict_lines(status))
+
+
+def plain(show: Learning, tokens: Sequence[int]) -> str:
+    """The end of a text on one line, fit for a terminal: models write what they like."""
+    return printable(" ".join(show.decode(tokens).split())[-QUESTION:])
+
+
+def sample_line(trainer: Any, show: Learning) -> str:
+    """One answer of the last step, if this show's are for reading; else nothing."""
+    sample = trainer.get("sample")
+    if not show.answers or sample is None:
+        return ""
+    prompt, tokens, reward = sample
+    return f"step {trainer['step']}: {plain(show, prompt)} {plain(show, tokens)}  → {reward:g}"
+
+
+def gain(figures: dict[str, Any]) -> str:
+    """The held-out rewards at the start and at the end, in words."""
+    if figures["greedy_start"] is None:
+        return "no policy was examined"
+    return (
+        f"greedy {figures['greedy_start']:.3f} → {figures['greedy_end']:.3f},"
+        f" sampled {figures['reward_start']:.3f} → {figures['reward_end']:.3f}"
+    )
+
+
+def _headlines(trainer: Any, seconds: float, show: Learning) -> Iterator[Text]:
+    if not trainer or trainer.get("greedy_start") is None:
+        yield _line(f"{seconds:4.0f} s  {show.opening}")
+    else:
+        if warning := trainer.get("warning"):
+            yield _line(f"        {warning}", "yellow")
+        learnt = trainer["groups_used"]
+        staleness = f"staleness ≤ {trainer['staleness_max']}   " if learnt else ""
+        rewards = [min(max(greedy, 0.0), 1.0) for _, greedy, _ in trainer["curve"]]
+        curve = "".join("▁▂▃▄▅▆▇█"[round(reward * 7)] for reward in rewards[-CURVE:])
+        yield _line(
+            f"{seconds:4.0f} s  step {trainer['step']}/{trainer['steps']}   {staleness}{curve}"
+        )
+        yield _line(
+            f"        held-out greedy {trainer['greedy_start']:.2f} → {trainer['greedy']:.2f}  "
+            f" sampled {trainer['reward_start']:.2f} → {trainer['reward']:.2f}"
+        )
+    if sample := sample_line(trainer, show):
+        yield _line(f"        {sample}", "italic")
+
+
+def _line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def work_of(roles: Any) -> str:
+    """What a node has done, in a few words."""
+    if "trainer" in roles:
+        health = roles["trainer"]
+        if health.get("algorithm") == "diloco":
+            return f"round {health['step']}" if health["step"] >= 0 else "starts"
+        if "pooled" not in health:
+            return "starts"
+        return f"{health['groups_used']} learnt, {health['pooled']} waiting"
+    if "validator" in roles:
+        health = roles["validator"]
+        return f"{health['accepted']} accepted, {health['rejected']} rejected"
+    for role in ("inference", "cheat"):
+        if role in roles:
+            return f"{roles[role]['submitted']} submissions"
+    return "relays"
+
+
+def _verdict_lines(status: SwarmStatus) -> Iterator[Text]:
+    def judged(role: str) -> str:
+        peers = status.peers_with(role)
+        counts = (f"{status.judged(peers, one)} {one}" for one in ("accepted", "rejected"))
+        return ", ".join(counts)
+
+    cheats = f"   cheater: {judged('cheat')}" if status.peers_with("cheat") else ""
+    yield _line(f"honest: {judged('inference')}{cheats}")
+    for name, ban in list(status.bans.items())[:BANS]:
+        until = datetime.datetime.fromtimestamp(ban["until"]).astimezone()
+        yield _line(
+            f"  {name} is banned until {until:%d %b %H:%M}: {printable(ban['reason'])}",
+            "yellow",
+        )
+    reasons: dict[str, int] = {}
+    for _, record in status.judgements:
+        for reason, count in record["reasons"].items():
+            reasons[reason] = reasons.get(reason, 0) + count
+    often = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
+    for reason, count in often[:REASONS]:
+        yield _line(f"  {count:5d} × {printable(reason)}", "dim")

@@ -1,0 +1,137 @@
+"""Content that is too large for the pipe: records in files of a scratch folder.
+
+Tokens, log-probs and proofs grow with the recipe: a step of 256 groups of 16 answers of 10,000
+tokens has 330 MB of them. What crosses the pipe is a `RecordFile`: where the file is, and how
+long each of its records is. The other side maps the file and decodes a record when it is asked
+for it, so neither holds a whole file beside the values.
+
+A file lives as long as one call. Nothing is synced, and what a node that was killed leaves
+behind is removed when its folder is opened again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, TypeVar, overload
+
+from p2p.errors import StorageError
+from p2p.world import World
+
+T = TypeVar("T")
+
+
+class RecordFile(NamedTuple):
+    """What crosses the pipe in place of records. It arrives as a list: ``RecordFile(*it)``."""
+
+    path: str
+    """As the operating system names it."""
+    sizes: Sequence[int]
+    """Bytes of each record, in order."""
+
+
+def write_records(path: str, records: Iterable[bytes]) -> RecordFile:
+    """Put records into a new file. Raises `StorageError`."""
+    sizes = []
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with open(path, "wb") as file:
+            for record in records:
+                file.write(record)
+                sizes.append(len(record))
+    except OSError as error:
+        raise StorageError(f"{path} cannot be written: {error}") from error
+    return RecordFile(path, sizes)
+
+
+class MappedRecords(Sequence[T], Generic[T]):
+    """The values of a file's records, each decoded whenever it is asked for and not kept: of a
+    step of 330 MB a learner holds the minibatch that it works on."""
+
+    def __init__(self, file: RecordFile, decode: Callable[[bytes], T]) -> None:
+        """Map the file. Raises `StorageError` if it is not as long as it was written."""
+        self._file, self._decode = file, decode
+        self._ends = [0, *itertools.accumulate(file.sizes)]
+        self._data: bytes | mmap.mmap = b""
+        try:
+            if self._ends[-1]:
+                with open(file.path, "rb") as opened:
+                    self._data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:  # gone, or empty
+            raise StorageError(f"{file.path} cannot be read: {error}") from error
+        if len(self._data) != self._ends[-1]:
+            raise StorageError(
+                f"{file.path} has {len(self._data)} bytes, and {self._ends[-1]} were written"
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go to another process as the name of the file, which that one maps."""
+        return MappedRecords, (self._file, self._decode)
+
+    def __len__(self) -> int:
+        return len(self._file.sizes)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> list[T]: ...
+
+    def __getitem__(self, at: int | slice) -> T | list[T]:
+        numbers = range(len(self))[at]
+        if isinstance(numbers, range):
+            return [self[number] for number in numbers]
+        return self._decode(self._data[self._ends[numbers] : self._ends[numbers + 1]])
+
+
+class Scratch:
+    """A folder of the node's disk with the files between the node and one worker."""
+
+    def __init__(self, world: World, folder: str) -> None:
+        self._world, self._folder = world, folder
+        self._numbers = itertools.count()
+
+    async def clear(self) -> None:
+        """Remove what is there: of calls that were cut off, in this life or an earlier one.
+        Raises `StorageError`."""
+        await self._world.disk.remove(self._folder)
+
+    @asynccontextmanager
+    async def files(
+        self, *contents: Iterable[bytes]
+    ) -> AsyncIterator[tuple[str, list[RecordFile]]]:
+        """Write a file of each of ``contents``, for the length of the block, which is one call.
+
+        Yields the path of a further file, which is not there yet, for what the worker answers.
+        It is removed with the others. Raises `StorageError`.
+        """
+        paths = [f"{self._folder}/{next(self._numbers)}" for _ in (None, *contents)]
+        answer, *located = map(self._world.disk.locate, paths)
+        try:
+            yield (
+                answer,
+                [
+                    await self._world.run_blocking(write_records, path, records, cost=0.0)
+                    for path, records in zip(located, contents, strict=True)
+                ],
+            )
+        finally:
+            for path in (answer, *located):
+                _remove(path)
+
+    async def read(self, file: Sequence[Any], decode: Callable[[bytes], T]) -> list[T]:
+        """Return the values of a file that the worker has written. Raises `StorageError`."""
+        found = RecordFile(*file)
+        return await self._world.run_blocking(_decoded, found, decode, cost=0.0)
+
+
+def _decoded(file: RecordFile, decode: Callable[[bytes], T]) -> list[T]:
+    return list(MappedRecords(file, decode))
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):  # what the disk keeps goes with the folder
+        Path(path).unlink()

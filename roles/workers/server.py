@@ -1,0 +1,72 @@
+"""The worker's side: an object whose methods are called over the standard streams.
+
+Whatever prints goes to standard error, so that no library can garble a frame. When standard
+input ends, by the node's wish or by its death, the process ends at once, whatever it is doing.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import BinaryIO, Final
+
+from p2p.errors import ShoalError
+from roles.workers.calls import (
+    LENGTH_BYTES,
+    MAX_FRAME,
+    decode_request,
+    encode_reply,
+    failure_of,
+)
+
+CAUSED: Final = (ShoalError, OSError, ValueError, RuntimeError, MemoryError)
+"""What a caller or its machine can cause: a file that is missing, a shape that does not fit."""
+
+
+def serve(server: object, *, caused: tuple[type[Exception], ...] = CAUSED) -> None:
+    """Answer each call by the method of ``server`` with its name, until standard input ends.
+
+    What is among ``caused`` comes back as a `Failure`. Anything else is a bug: it ends the
+    process with a traceback, and the node sees `WorkerDied`.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the node too, and it ends us
+    frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    sys.stdout = sys.stderr
+    # bounded by the node: one call at a time
+    requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    reader = threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True)
+    reader.start()
+    while True:
+        method, arguments = decode_request(requests.get())
+        if method.startswith("_"):
+            raise TypeError(f"{method} is no method that may be called")
+        try:
+            value = getattr(server, method)(*arguments)
+        except caused as error:
+            value = failure_of(error)
+        reply = encode_reply(value)
+        if len(reply) > MAX_FRAME:
+            raise ValueError(
+                f"{method}: a reply of {len(reply)} bytes is over the limit of {MAX_FRAME}"
+            )
+        try:
+            frames.write(len(reply).to_bytes(LENGTH_BYTES, "big") + reply)
+            frames.flush()
+        except BrokenPipeError:  # the node ended while we worked for it
+            os._exit(0)
+
+
+def _read(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
+    """Queue frames until ``source`` ends, then end the process."""
+    while True:
+        head = source.read(LENGTH_BYTES)
+        length = int.from_bytes(head, "big")
+        is_whole = len(head) == LENGTH_BYTES and length <= MAX_FRAME
+        body = source.read(length) if is_whole else b""
+        if not body or len(body) < length:
+            os._exit(0)
+        requests.put(body)

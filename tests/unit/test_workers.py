@@ -1,0 +1,260 @@
+"""Worker processes: values, failures and files cross whole, and nothing outlives the node."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from p2p.errors import BadMessage, ConfigError, ShoalError, StorageError, WorkerDied
+from p2p.machine import open_world
+from p2p.wire import fields_untrusted
+from p2p.worker_process import ProcessWorker
+from roles.workers import client
+from roles.workers.calls import (
+    MAX_FRAME,
+    MAX_SAID,
+    Failure,
+    decode_reply,
+    encode_request,
+)
+from roles.workers.client import Remote, WorkerLost, open_remote
+from roles.workers.files import MappedRecords, RecordFile, Scratch, write_records
+from tests.processes import kill_family
+
+ARGV = ("tests.unit.remote_worker",)
+RECORDS = [bytes([number]) * number for number in (0, 1, 5, 40, 3)]
+
+
+class Broken(ShoalError):
+    """What is not named."""
+
+
+@asynccontextmanager
+async def opened(folder: Path, *, keeps: bool = True) -> AsyncIterator[Remote]:
+    async with (
+        open_world(folder) as world,
+        open_remote(
+            world, ARGV, name="sums", otherwise=Broken, raises=(ConfigError, StorageError),
+            keeps=keeps,
+        ) as remote,
+    ):  # fmt: skip
+        assert await remote.start("configure", 1) == "ready"
+        yield remote
+
+
+def kill(remote: Remote) -> None:
+    assert isinstance(remote.process, ProcessWorker)
+    kill_family(remote.process.pid)
+
+
+@pytest.fixture
+def brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "FIRST_PAUSE", 0.0)
+
+
+async def test_values_and_failures_cross_as_they_are(tmp_path: Path) -> None:
+    async with opened(tmp_path) as remote:
+        value = [None, True, -(2**40), 0.1, "ü", b"\0", {"a": [1]}]
+        assert await remote.call("echo", value) == value
+        assert await remote.call("echo", (1, 2)) == [1, 2]
+        with pytest.raises(ConfigError, match=r"^as it is$"):
+            await remote.call("fail", "as it is")
+        with pytest.raises(StorageError, match="No space left"):
+            await remote.call("fail", "full")
+        with pytest.raises(Broken, match=r"fail failed with OSError: .*Cannot allocate"):
+            await remote.call("fail", "memory")
+        with pytest.raises(ConfigError) as quoted:
+            await remote.call("fail", "quotes")
+        assert str(quoted.value).startswith(r"weights: \ud800x")
+        assert len(str(quoted.value)) < 2 * MAX_SAID
+        with pytest.raises(Broken, match="over the limit"):
+            await remote.call("echo", bytes(MAX_FRAME))
+        assert await remote.call("add", 4) == 5, "one process answered them all"
+
+
+@pytest.mark.usefixtures("brisk")
+@pytest.mark.parametrize("method", ["fail", "_private", "absent"])
+async def test_a_bug_ends_the_process(tmp_path: Path, method: str) -> None:
+    async with opened(tmp_path) as remote:
+        with pytest.raises(WorkerDied, match="process of sums ended"):
+            await remote.call(method, *(["bug"] if method == "fail" else []))
+        assert await remote.call("add", 1) == 2, "a new one, configured as the first"
+
+
+async def test_what_cannot_be_configured_raises_what_it_says(tmp_path: Path) -> None:
+    async with (
+        open_world(tmp_path) as world,
+        open_remote(
+            world, ARGV, name="sums", otherwise=Broken, raises=(ConfigError,)
+        ) as remote,
+    ):
+        with pytest.raises(ConfigError, match="count from 0"):
+            await remote.start("configure", -1)
+
+
+@pytest.mark.usefixtures("brisk")
+async def test_the_death_of_a_process_that_keeps_something_is_told_once(tmp_path: Path) -> None:
+    async with opened(tmp_path) as remote:
+        assert await remote.call("add", 9) == 10
+        for _ in range(client.MOST_DEATHS):
+            kill(remote)
+            with pytest.raises(WorkerDied, match="process of sums ended"):
+                await remote.call("add", 1)
+            assert await remote.call("add", 1) == 2
+
+
+async def test_one_that_always_dies_at_a_method_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(tmp_path) as remote:
+        pauses: list[float] = []
+
+        async def sleep(seconds: float) -> None:
+            pauses.append(seconds)
+
+        monkeypatch.setattr(remote._world, "sleep", sleep)
+        mark = str(tmp_path / "mark")
+        for _ in range(client.MOST_DEATHS - 1):
+            with pytest.raises(WorkerDied, match="process of sums ended"):
+                await remote.call("die", mark, 99)
+            assert await remote.call("add", 1) == 2, "what else it answers does not count"
+        with pytest.raises(WorkerLost, match=r"5 times in a row at die: .* the memory"):
+            await remote.call("die", mark, 99)
+    assert pauses == [1.0, 2.0, 4.0, 8.0]
+
+
+@pytest.mark.usefixtures("brisk")
+async def test_one_that_dies_while_it_starts_is_replaced(tmp_path: Path) -> None:
+    for times in (2, 99):
+        mark = str(tmp_path / f"mark{times}")
+        async with (
+            open_world(tmp_path) as world,
+            open_remote(world, ARGV, name="sums", otherwise=Broken) as remote,
+        ):
+            if times == 2:
+                assert await remote.start("die", mark, times) == 3
+            else:
+                with pytest.raises(WorkerLost, match="5 times in a row at die"):
+                    await remote.start("die", mark, times)
+
+
+@pytest.mark.usefixtures("brisk")
+async def test_a_cancelled_call_ends_the_process(tmp_path: Path) -> None:
+    async with opened(tmp_path) as remote:
+        with trio.move_on_after(0.1):
+            await remote.call("hang")
+        with pytest.raises(WorkerDied):
+            await remote.call("add", 1)
+        assert await remote.call("add", 1) == 2
+    async with opened(tmp_path, keeps=False) as remote:
+        with trio.move_on_after(0.1):
+            await remote.call("hang")
+        assert await remote.call("add", 1) == 2, "it kept nothing that could be missed"
+        with pytest.raises(trio.TooSlowError):
+            await remote.call("hang", patience=0.1)
+        assert await remote.call("add", 1) == 2
+
+
+def count_untrusted(value: object) -> int:
+    (count,) = fields_untrusted(value, int, what="count")
+    return int(count)
+
+
+async def test_a_stranger_s_reply_is_read_or_refused(tmp_path: Path) -> None:
+    async with opened(tmp_path, keeps=False) as remote:
+        assert await remote.call("echo", [7], read=count_untrusted) == 7
+        assert await remote.call("add", 1) == 2
+        with pytest.raises(BadMessage, match="wrong type"):
+            await remote.call("echo", ["7"], read=count_untrusted)
+        assert await remote.call("add", 1) == 2, "one that answers nonsense is replaced"
+        with pytest.raises(BadMessage):
+            await remote.call("echo", [[0] * 999], read=count_untrusted, max_items=100)
+
+
+async def test_files_go_both_ways_and_none_is_left(tmp_path: Path) -> None:
+    async with opened(tmp_path) as remote:
+        world = remote._world
+        scratch = Scratch(world, "scratch")
+        for records in (RECORDS, [b""], [bytes(MAX_FRAME), b"x"]):
+            expected = [max(records, key=len), b"", *records[:2]]
+            async with scratch.files(records, []) as (answer, (file, nothing)):
+                assert list(MappedRecords(nothing, bytes)) == []
+                written = await remote.call("longest", file, answer)
+                assert await scratch.read(written, bytes) == expected
+            assert await world.disk.list("scratch") == []
+        await world.disk.write("scratch/of an earlier life", b"x")
+        await scratch.clear()
+        assert await world.disk.list("scratch") == []
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.mark.parametrize("damage", [truncate, replace_by_a_folder, Path.unlink])
+def test_a_file_that_is_not_there_whole_is_said(
+    tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    file = write_records(str(tmp_path / "folder/file"), RECORDS)
+    records = MappedRecords(RecordFile(*file), len)
+    assert (list(records), records[-1], records[1:3]) == ([0, 1, 5, 40, 3], 3, [1, 5])
+    assert list(pickle.loads(pickle.dumps(records))) == list(records)
+    damage(Path(file.path))
+    with pytest.raises(StorageError, match=r"folder/file (cannot be read|has 48 bytes)"):
+        MappedRecords(file, len)
+    with pytest.raises(StorageError, match="cannot be written"):
+        write_records(str(tmp_path / "folder"), RECORDS)
+
+
+def worker_process() -> subprocess.Popen[bytes]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-m", *ARGV], stdin=pipe, stdout=pipe, stderr=pipe)
+
+
+def tell(process: subprocess.Popen[bytes], request: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(len(request).to_bytes(4, "big") + request)
+    process.stdin.flush()
+
+
+def hear(process: subprocess.Popen[bytes]) -> object:
+    assert process.stdout is not None
+    return decode_reply(process.stdout.read(int.from_bytes(process.stdout.read(4), "big")))
+
+
+def test_what_it_prints_garbles_no_frame_and_it_ends_with_its_input() -> None:
+    with worker_process() as process:
+        tell(process, encode_request("configure", -1))
+        assert hear(process) == Failure("ConfigError", "start is negative: count from 0")
+        tell(process, encode_request("hang"))
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(60) == 0
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.read() == b""
+        errors = process.stderr.read()
+    assert b"noise of a library" in errors
+    assert b"noise of C code" in errors
+
+
+async def test_the_process_ends_with_the_block(tmp_path: Path) -> None:
+    async with opened(tmp_path) as remote:
+        assert isinstance(remote.process, ProcessWorker)
+        pid = remote.process.pid
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
