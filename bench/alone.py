@@ -1,6 +1,6 @@
 """The whole recipe in one process, without a network: ``python -m bench alone --seed 0``.
 
-The sampler uses the policy of exactly `Recipe.lag` steps ago, as a swarm's does at worst. The
+The sampler uses the policy of exactly ``lag`` steps ago, as a swarm's does at worst. The
 exit status is 0 only if the learning gate is passed: a start that leaves room, and a rise that
 luck does not give.
 """
@@ -15,9 +15,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from random import Random
+from typing import Final
 
 import numpy as np
 import torch
@@ -32,7 +33,6 @@ from rich.progress import (
 )
 
 from p2p.node.usage import STANDARD_OUTPUT
-from roles.contract.core.recipe import Recipe
 from roles.demo.gate import LearningGate
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
@@ -42,6 +42,7 @@ from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_teaching
 from roles.rl.algorithms.base import has_spread
+from roles.rl.recipes import NETWORK
 
 Advantages = list[NDArray[np.float32]]
 Progressed = Callable[[int, Evaluation | None], None]
@@ -89,19 +90,33 @@ def _timed(seconds: dict[str, float], name: str) -> Iterator[None]:
     seconds[name] = seconds.get(name, 0.0) + time.process_time() - start
 
 
+DRAW: Final = 64
+"""Tasks drawn at a time, until enough groups of them show spread."""
+DRAW_LIMIT: Final = 256
+"""Most tasks drawn for one step: with a reward near 0 or 1 few groups show spread. On the mean
+a step takes 160 to 190."""
+
+
+def sorting(seed: int, steps: int = NETWORK.sampling.steps) -> EngineConfig:
+    """Return the engine of the network that sorts, with its learner."""
+    sampling = replace(NETWORK.sampling, steps=steps)
+    return EngineConfig(seed=seed, sampling=sampling, learner=NETWORK.learner)
+
+
 class Alone:
     """A trainer and a sampler that take turns."""
 
     def __init__(self, config: EngineConfig, shuffled: bool = False) -> None:
         torch.set_num_threads(config.threads)
         self._config = config
-        self._recipe = config.recipe
+        assert config.learner is not None
+        self._sampling, self._learner = config.sampling, config.learner
         self._environment = open_teaching(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
         self.learner = TorchLearner(config)
         self.sampler = TransformerModel(config.shape)
-        self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.recipe.lag + 1)
+        self._history: deque[dict[str, torch.Tensor]] = deque(maxlen=config.sampling.lag + 1)
         self.course = Course(config.seed)
 
     def warm_up(self) -> None:
@@ -113,18 +128,19 @@ class Alone:
     def evaluate(self) -> Evaluation:
         """Evaluate and remember."""
         with _timed(self.course.seconds, "evaluation"):
-            temperature = self._recipe.temperature
+            temperature = self._sampling.temperature
             greedy, sampled = self.rewards_at(0.0), self.rewards_at(temperature)
             evaluation = grade([""] * len(greedy), greedy, sampled)
         self.course.evaluations[self.learner.step_number] = evaluation
         return evaluation
 
     def rewards_at(self, temperature: float) -> list[float]:
-        """Of the held-out tasks, with the recipe's evaluation seed."""
-        recipe, environment = self._recipe, self._environment
+        """Of the held-out tasks, with the learner's evaluation seed."""
+        environment = self._environment
         tasks = environment.evaluation()
         answers = self.learner.answer(
-            questions(tasks, recipe.evaluation_seed), evaluation_sampling(recipe, temperature)
+            questions(tasks, self._learner.evaluation_seed),
+            evaluation_sampling(self._sampling, temperature),
         )
         return [
             environment.reward(task, tokens)
@@ -146,17 +162,17 @@ class Alone:
 
     def _groups_with_spread(self) -> list[TrainingGroup]:
         """Draw tasks until enough groups teach something."""
-        recipe, kept = self._recipe, list[TrainingGroup]()
+        groups, kept = self._learner.groups, list[TrainingGroup]()
         drawn = 0
-        while len(kept) < recipe.groups and drawn < recipe.draw_limit:
+        while len(kept) < groups and drawn < DRAW_LIMIT:
             kept.extend(group for group in self._draw() if has_spread(group.rewards))
-            drawn += recipe.draw
+            drawn += DRAW
         self.course.tasks += drawn
-        return kept[: recipe.groups]
+        return kept[:groups]
 
     def _draw(self) -> Iterator[TrainingGroup]:
-        recipe, environment = self._recipe, self._environment
-        tasks = [environment.task(self._rng.randbytes(32)) for _ in range(recipe.draw)]
+        recipe, environment = self._sampling, self._environment
+        tasks = [environment.task(self._rng.randbytes(32)) for _ in range(DRAW)]
         prompts = [
             GroupTask(index, task.prompt, self._seeds(recipe.group_size))
             for index, task in enumerate(tasks)
@@ -232,13 +248,13 @@ def run(args: list[str]) -> int:
     """Run the recipe and judge it; 1 if the gate is not passed."""
     parser = argparse.ArgumentParser(prog="python -m bench alone")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--steps", type=int, default=NETWORK.sampling.steps)
     parser.add_argument("--every", type=int, default=10, help="steps between evaluations")
     parser.add_argument(
         "--json", type=Path, help="write the course to this file; - is standard output"
     )
     options = parser.parse_args(args)
-    config = EngineConfig(seed=options.seed, recipe=Recipe(steps=options.steps))
+    config = sorting(options.seed, options.steps)
     with progress_bar(f"seed {options.seed}", options.steps) as progressed:
         course = learn(config, options.steps, options.every, progressed)
     if options.json is not None:

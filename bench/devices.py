@@ -28,7 +28,7 @@ import torch
 from bench.llm import PROMPT, random_tasks
 from bench.report import Report
 from proofs.sampling import DrawRule
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.base import GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
@@ -37,6 +37,7 @@ from roles.engines.torch.device import find_device
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.models.config import ModelConfig, write_config
+from roles.rl.learner import LearnerConfig
 
 GROUP: Final = 16
 """Completions of a group."""
@@ -158,15 +159,17 @@ def take_turns(
 def learn(report: Report, name: str, device: torch.device, options: argparse.Namespace) -> None:
     """Steps of GRPO on random answers."""
     shape = SHAPES[name]
-    recipe = Recipe(groups=LEARNT, group_size=GROUP, minibatches=1, max_new_tokens=options.new)
-    learner = TorchLearner(EngineConfig(shape=shape, recipe=recipe), device)
+    sampling = SamplingTerms(steps=1, group_size=GROUP, max_new_tokens=options.new)
+    rules = LearnerConfig(groups=LEARNT, rate=8e-4)
+    config = EngineConfig(shape=shape, sampling=sampling, learner=rules)
+    learner = TorchLearner(config, device)
     fill(learner.model)
     rng, seconds, peaks = Random(0), list[float](), list[float]()
     model = TransformerModel(shape, Dtype.BFLOAT16, device)
     fill(model)
     tasks = random_tasks(0, LEARNT, shape.vocabulary, GROUP)
-    sampling = Sampling(1.0, options.new, GROUP)
-    drawn = sampler.draw(model, tasks, sampling, frozenset(), DrawRule.GUMBEL)
+    asked = Sampling(1.0, options.new, GROUP)
+    drawn = sampler.draw(model, tasks, asked, frozenset(), DrawRule.GUMBEL)
     del model
     groups = [
         TrainingGroup(task.prompt, one.completions, tuple(rng.random() for _ in range(GROUP)))

@@ -21,7 +21,7 @@ from typing import Final
 from rich.console import Console
 from rich.progress import track
 
-from bench.alone import Alone
+from bench.alone import Alone, sorting
 from bench.report import Report
 from proofs.checks import Evidence
 from roles.engines.base import GroupTask, Sampling
@@ -86,7 +86,7 @@ def run(args: list[str]) -> int:
 
 def measure(seed: int, steps: int, groups: int, tally: Tally) -> None:
     """``groups`` of each policy of one course."""
-    alone = Alone(EngineConfig(seed=seed))
+    alone = Alone(sorting(seed))
     alone.warm_up()
     before: TransformerModel | None = None
     for step in track(range(steps + 1), description=f"seed {seed}"):
@@ -105,7 +105,7 @@ def judge_policy(
 ) -> None:
     """Draw ``groups`` with ``policy``, replay them with it, and a few with its predecessor."""
     config = EngineConfig()
-    environment, recipe = open_teaching(config.environment), config.recipe
+    environment, recipe = open_teaching(config.environment), config.sampling
     sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
     end = frozenset(config.end_tokens)
     for first in range(0, groups, BATCH):

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 
 from bench.report import Report
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
@@ -45,6 +45,7 @@ from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
 from roles.models.tokenizer import Tokenizer
 from roles.rl.algorithms.base import has_spread
+from roles.rl.learner import LearnerConfig
 
 MODEL: Final = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
 RISE: Final = 0.20
@@ -62,12 +63,13 @@ ENDS: Final = (2, 198)
 RIGHT, PERMUTED = "right advantages", "permuted advantages"
 
 
-def recipe(steps: int, rate: float) -> Recipe:
+def sampling_of(steps: int) -> SamplingTerms:
+    return SamplingTerms(steps=max(20, steps), group_size=8, max_new_tokens=12, lag=0)
+
+
+def learner_of(rate: float) -> LearnerConfig:
     """What was measured to work from weights on the bf16 grid, where 2e-5 is too slow."""
-    return Recipe(
-        steps=max(20, steps), groups=16, group_size=8, minibatches=1, max_new_tokens=12,
-        rate=rate, ramp=3, gradient_norm=1.0, draw_limit=MOST, lag=0,
-    )  # fmt: skip
+    return LearnerConfig(groups=16, rate=rate, ramp=3, gradient_norm=1.0)
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,8 @@ class OneProcess:
         self,
         model: Path,
         course: Course,
-        rules: Recipe,
+        sampling: SamplingTerms,
+        learner: LearnerConfig,
         *,
         checkpoint: Path = Path("/nonexistent/checkpoint"),
         questions: int = 128,
@@ -146,9 +149,13 @@ class OneProcess:
     ) -> None:
         """At ``checkpoint``, or at the base."""
         shape = read_config(model).shape
-        self.recipe = rules
+        self._sampling, self._groups = sampling, learner.groups
         config = EngineConfig(
-            shape=shape, dtype=Dtype.BFLOAT16, end_tokens=ENDS, recipe=self.recipe
+            shape=shape,
+            dtype=Dtype.BFLOAT16,
+            end_tokens=ENDS,
+            sampling=sampling,
+            learner=learner,
         )
         self.learner = TorchLearner(config, device)
         step = self.learner.open(checkpoint, model)
@@ -174,11 +181,11 @@ class OneProcess:
         groups = list[TrainingGroup]()
         for _ in range(MOST // DRAWN):
             questions = [self._task.draw(self._rng, held_out=False) for _ in range(DRAWN)]
-            drawn = self._answers(questions, 1.0, self.recipe.group_size, self._rng)
+            drawn = self._answers(questions, 1.0, self._sampling.group_size, self._rng)
             groups += [group for group in drawn if has_spread(group.rewards)]
-            if len(groups) >= self.recipe.groups:
+            if len(groups) >= self._groups:
                 break
-        groups = groups[: self.recipe.groups]
+        groups = groups[: self._groups]
         start = self._spent("sampling", start)
         if not groups:
             return None
@@ -209,7 +216,7 @@ class OneProcess:
             )
             for index, one in enumerate(questions)
         ]
-        sampling = Sampling(temperature, self.recipe.max_new_tokens, size)
+        sampling = Sampling(temperature, self._sampling.max_new_tokens, size)
         drawn = sampler.draw(self._sampler, tasks, sampling, frozenset(ENDS))
         for question, task, group in zip(questions, tasks, drawn, strict=True):
             rewards = [self._task.reward(question, one.tokens) for one in group.completions]
@@ -258,8 +265,13 @@ def run(args: list[str]) -> int:
 def follow(subject: str, seed: int, options: argparse.Namespace) -> Course:
     """One subject from the base to its last step."""
     console, course = Console(highlight=False), Course(subject, seed)
-    rules = recipe(options.steps, options.rate)
-    learning = OneProcess(options.model, course, rules, questions=options.questions)
+    learning = OneProcess(
+        options.model,
+        course,
+        sampling_of(options.steps),
+        learner_of(options.rate),
+        questions=options.questions,
+    )
     learning.evaluate()
     for _ in range(options.steps):
         if (one := learning.step()) is None:

@@ -30,12 +30,13 @@ from rich.console import Console
 
 from bench.report import Report
 from proofs.checks import Limits, Verdict, judge
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import ModelShape
 from roles.engines import codec
 from roles.engines.base import Completion, GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.worker import LocalEngine, draw_all, make_engine
+from roles.rl.learner import LearnerConfig
 
 SHAPE: Final = ModelShape(
     vocabulary=64, width=32, layers=1, query_heads=1, key_heads=1, head_width=32
@@ -94,14 +95,16 @@ def measure(
     sampling: Sampling,
 ) -> dict[str, float]:
     """One process's figures."""
-    recipe = Recipe(
-        warm_up=WarmUp(steps=0),
-        max_new_tokens=sampling.max_new_tokens,
-        group_size=sampling.group_size,
-        groups=1,
-    )
     config = EngineConfig(
-        shape=SHAPE, context=PROMPT + sampling.max_new_tokens, end_tokens=(), recipe=recipe
+        shape=SHAPE,
+        context=PROMPT + sampling.max_new_tokens,
+        end_tokens=(),
+        sampling=SamplingTerms(
+            steps=1,
+            max_new_tokens=sampling.max_new_tokens,
+            group_size=sampling.group_size,
+        ),
+        learner=LearnerConfig(groups=1, rate=8e-4),
     )
     engine = make_engine(config)
     before = time.process_time()

@@ -49,7 +49,8 @@ def run(args: list[str]) -> int:
     learning = OneProcess(
         options.model,
         Course(RIGHT, 0),
-        SMALL_MODEL.recipe,
+        SMALL_MODEL.sampling,
+        SMALL_MODEL.learner,
         checkpoint=checkpoint,
         questions=1,
         device=find_device(options.device),

@@ -21,12 +21,12 @@ from typing import Final
 
 from rich.console import Console
 
-from bench.alone import Alone, Course, Progressed, learn, progress_bar
+from bench.alone import Alone, Course, Progressed, learn, progress_bar, sorting
 from bench.report import Report
-from roles.contract.core.recipe import Recipe
 from roles.demo.gate import LearningGate
 from roles.engines.config import EngineConfig
 from roles.engines.evaluation import Evaluation
+from roles.rl.recipes import NETWORK
 
 TEMPERATURES: Final = (0.0, 0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.25)
 
@@ -51,7 +51,7 @@ def run(args: list[str]) -> int:
     """Run the bench; 1 if the recipe fails the gate or a control passes it."""
     parser = argparse.ArgumentParser(prog="python -m bench rl-controls")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=Recipe().steps)
+    parser.add_argument("--steps", type=int, default=NETWORK.sampling.steps)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(args)
     results = [result for seed in options.seeds for result in measure(seed, options.steps)]
@@ -69,7 +69,7 @@ def run(args: list[str]) -> int:
 
 def measure(seed: int, steps: int) -> list[Result]:
     """The recipe and its controls for one seed."""
-    config = EngineConfig(seed=seed, recipe=Recipe(steps=steps))
+    config = sorting(seed, steps)
     results = []
     for subject in (RECIPE, SHUFFLED):
         with progress_bar(f"seed {seed}, {subject}", steps) as progressed:

@@ -40,10 +40,11 @@ from p2p.wire import KI
 from proofs.checks import Limits
 from roles.contract import Run, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model, Terms
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.envs.base import environment_digest
 from roles.own.nodes import NodeProcess
 from roles.protocol.core.terms import terms_digest
+from roles.rl.learner import FILE, LearnerConfig, write_learner
 from tests.attacks.live import HERE, Vitals
 from tests.attacks.raw import pause
 from tests.attacks.strangers import KINDS, Orders
@@ -58,7 +59,7 @@ LEAD: Final = 3.0
 """Seconds that the strangers have before a turn counts: they are all connected by then."""
 STATUS: Final = 0.5
 """Seconds between status lines of the nodes."""
-NODE: Final = "[membership]\ninterval = 1.0\n\n[role.trainer]\nevaluate_every = 0\n"
+NODE: Final = "[membership]\ninterval = 1.0\n"
 FIRST_SECONDS: Final = 90.0
 """For a newcomer's first acceptance at most, beyond its turn."""
 
@@ -106,15 +107,15 @@ def write_run(folder: Path, names: Sequence[str]) -> Run:
         trainers=(keys["trainer-1"],),
         validators=(keys["validator-1"],),
         model=Model(engine="fake"),
-        recipe=replace(
-            Recipe(), steps=100_000, groups=256, draw_limit=1024, group_size=8, submission=4
-        ),
+        sampling=SamplingTerms(steps=100_000, group_size=8, submission=4, max_new_tokens=12),
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * KI),
     )
     run = sign_run(terms, load_or_create_key(folder / "owner.key"))
     (folder / "run.shoal").write_bytes(run.document)
     (folder / "node.toml").write_text(NODE)
+    learner = LearnerConfig(groups=256, rate=8e-4, evaluate_every=0)
+    (folder / "trainer-1" / FILE).write_text(write_learner(learner))
     return run
 
 

@@ -156,7 +156,7 @@ class Limits:
 
     exponent_mismatches: int
     """Mismatches allowed among the values of a chunk
-    (`roles.contract.core.recipe.Recipe.proof_values`)."""
+    (`roles.contract.core.sampling.SamplingTerms.proof_values`)."""
 
     mantissa_mean: float
     """Of what is worth one chunk. This does the work: a constant polynomial agrees in 121 of

@@ -44,7 +44,7 @@ ROWS_PER_CHUNK: Final = 32
 
 TOP_K: Final = 128
 """The package's values per chunk; fewer only where a whole chunk has fewer. A run names its own
-number (`roles.contract.core.recipe.Recipe.proof_values`)."""
+number (`roles.contract.core.sampling.SamplingTerms.proof_values`)."""
 
 MAX_TOP_K: Final = 1024
 """Most values per chunk that a run may name: 2 KiB a chunk, 64 bytes a token. Interpolation

@@ -23,6 +23,7 @@ from rich.table import Table
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
 from p2p.machine import open_world
+from p2p.node.toml import load_toml
 from p2p.node.usage import (
     BEGINS_AGAIN,
     FAILED,
@@ -52,7 +53,7 @@ from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_task
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.contract import Run, decode_run_untrusted
 from roles.contract.core.file import MAX_RUN, Calibration, Model
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype
 from roles.engines.base import GroupTask, Sampling
 from roles.engines.config import EngineConfig, MachineLimits, engine_of
@@ -64,6 +65,8 @@ from roles.envs.text import TextModel
 from roles.models.bundle import pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.trial import try_tokenizer
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import read_learner
 
 MIN_SEQUENCES: Final = 64
 """Below it there is no pool of 16 groups in either half. Limits that are written take more:
@@ -108,6 +111,9 @@ def _main(argv: Sequence[str] | None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="shoal calibrate", description=__doc__)
     parser.add_argument("--run", type=Path, help="a signed run file: its model, recipe, tasks")
+    parser.add_argument(
+        "--learner", type=Path, help="of a run without a base: its learner.toml"
+    )
     parser.add_argument("--model", type=Path, help="weights: a model's folder, or a file")
     parser.add_argument("--env", default="arithmetic", help="tasks, without --run")
     parser.add_argument("--dtype", choices=[one.value for one in Dtype], help="without --run")
@@ -147,6 +153,7 @@ class Subject:
     """As the run has it, or would."""
     config: EngineConfig
     setup: EnvironmentSetup
+    learner: LearnerConfig
 
     def record(self, options: argparse.Namespace, tokens: int, held_out: Rate) -> Calibration:
         """What the run file will say of it. ``held_out`` are honest submissions."""
@@ -170,7 +177,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         raise ConfigError(f"--policy {options.policy} is not there")
     subject = _from_run(options) if options.run else _from_model(options)
     config = subject.config
-    recipe = config.recipe
+    recipe = config.sampling
     groups = max(32, -(-options.sequences // recipe.group_size))
     prompts = _prompts(subject.setup, groups)
     sampling = Sampling(
@@ -185,7 +192,7 @@ def _calibrate(options: argparse.Namespace) -> None:
         policy = options.model or _warmed_up(
             engines.get(config.kind) or make_engine(config), Path(folder)
         )
-        others = _other_weights(options, policy, Path(folder), recipe.rate)
+        others = _other_weights(options, policy, Path(folder), subject.learner.rate)
         few = prompts[: max(16, groups // CHEAT_SHARE)]
         bar_of = bar.add_task(
             "", total=len(pairs) * (groups + (len(others) + PLAIN_CHEATS) * len(few))
@@ -218,7 +225,7 @@ def _fit(fitted: Sequence[Measured], config: EngineConfig, *, is_written: bool) 
     if is_written:
         for one in fitted:
             check_enough(one.evidence)
-    groups = config.recipe.submission
+    groups = config.sampling.submission
     return loosest([fit(one.evidence, config.draw, groups) for one in fitted])
 
 
@@ -276,15 +283,19 @@ def _from_run(options: argparse.Namespace) -> Subject:
     if run.terms.model.base and options.model is None:
         raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
     folder = str(options.model) if run.terms.model.base else None
-    return Subject(run.terms.model, engine_of(run), setup_of(run, MachineLimits(), folder))
+    given: Path | None = options.learner
+    table = None if given is None else load_toml(given)
+    learner = read_learner(table, str(given or "--learner"), run.name, run.terms.model)
+    config = engine_of(run, learner=learner)
+    return Subject(run.terms.model, config, setup_of(run, MachineLimits(), folder), learner)
 
 
 def _from_model(options: argparse.Namespace) -> Subject:
     if options.model is None:
         raise ConfigError("say what to calibrate: --run FILE, or --model DIR")
     model = read_config(options.model)
-    recipe = Recipe(
-        rate=STEP_RATE, group_size=options.group_size, max_new_tokens=options.tokens
+    sampling = SamplingTerms(
+        steps=0, group_size=options.group_size, max_new_tokens=options.tokens
     )
     ends = need_end_tokens(options.model, model).tokens
     config = EngineConfig(
@@ -294,14 +305,14 @@ def _from_model(options: argparse.Namespace) -> Subject:
         draw=DrawRule(options.draw or DrawRule.CDF),
         context=model.context,
         end_tokens=ends,
-        recipe=recipe,
+        sampling=sampling,
     )
     text = TextModel(
         folder=str(options.model),
         end_tokens=ends,
         vocabulary=model.shape.vocabulary,
         context=model.context,
-        max_new_tokens=recipe.max_new_tokens,
+        max_new_tokens=sampling.max_new_tokens,
     )
     pinned = Model(
         shape=model.shape,
@@ -310,7 +321,7 @@ def _from_model(options: argparse.Namespace) -> Subject:
         context=model.context,
     )
     setup = EnvironmentSetup(parts=(EnvironmentPart(name=options.env),), model=text)
-    return Subject(pinned, config, setup)
+    return Subject(pinned, config, setup, LearnerConfig(rate=STEP_RATE))
 
 
 def _warmed_up(engine: LocalEngine, folder: Path) -> Path:
@@ -376,7 +387,7 @@ def _report(
 ) -> None:
     config = subject.config
     pairs = list(dict.fromkeys(str(row["pair"]) for row in rows))
-    what = f"{config.dtype.value}, {config.draw.value}, {config.recipe.proof_values} values"
+    what = f"{config.dtype.value}, {config.draw.value}, {config.sampling.proof_values} values"
     if options.json:
         table = {
             "what": what,
@@ -384,7 +395,7 @@ def _report(
             "tokens": honest.tokens,
             "limits": asdict(limits),
             "submissions": {
-                "groups": config.recipe.submission,
+                "groups": config.sampling.submission,
                 "apart": asdict(honest.apart),
                 "drawn_again": asdict(honest.again),
                 "rejected_at_most": honest.apart.bound,
@@ -396,7 +407,7 @@ def _report(
     else:
         for pair in pairs:
             console.print(_table([row for row in rows if row["pair"] == pair], pair))
-        for line in (f"{what}.", *honest.lines(config.recipe.submission)):
+        for line in (f"{what}.", *honest.lines(config.sampling.submission)):
             console.print(line, soft_wrap=True, highlight=False)
     if options.out is not None:
         record = subject.record(options, honest.tokens, honest.apart)

@@ -61,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     parse = CommandParser(prog="shoal demo", description=__doc__)
     add, seeds, steps = parse.add_argument, whole_number(*SEEDS), whole_number(1, MAX_STEPS)
     add("--seed", type=seeds, default=0, metavar="N", help="of weights and warm-up (default 0)")
-    defaults = f"default {SORTING.steps}, with --model {SMALL_MODEL.recipe.steps}"
+    defaults = f"default {SORTING.steps}, with --model {SMALL_MODEL.sampling.steps}"
     add("--steps", type=steps, metavar="N", help=f"optimiser steps ({defaults})")
     add(
         "--model",

@@ -19,6 +19,7 @@ from p2p.identity import PeerId
 from roles.contract import Run, Terms
 from roles.contract.core.diloco import Algorithm, Codec, DilocoTerms
 from roles.contract.core.file import Model
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.contract.core.shape import ModelShape
 from roles.own.layout import RunFolder
 from roles.own.nodes import FINISH_SECONDS, LocalNodes
@@ -101,6 +102,7 @@ class PretrainingDemo:
             trainers=tuple(peers[name] for name in TRAINERS),
             validators=(),
             model=Model(shape=SHAPE, seed=seed),
+            sampling=NO_SAMPLING,
             algorithm=Algorithm.DILOCO,
             diloco=self.diloco,
         )

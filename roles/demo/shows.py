@@ -17,7 +17,7 @@ from p2p.wire import KI, MIB
 from proofs.checks import Limits
 from roles.contract import Run, Terms
 from roles.contract.core.file import Delivery, EnvironmentPin, Model
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.trust import TrustTerms
 from roles.demo.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, LearningGate, Promise
 from roles.engines.config import GIB
@@ -32,6 +32,7 @@ from roles.own.layout import RunFolder, lay_base
 from roles.own.nodes import LocalNodes
 from roles.own.view import Learning, gain, plain, size
 from roles.protocol.model_files import FOLDER
+from roles.rl.learner import FILE as LEARNER, LearnerConfig, write_learner
 from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED
 
 DEMO_TRUST: Final = TrustTerms(share=0.25, probation=8, window=4)
@@ -78,7 +79,8 @@ class RewardDemo(Learning):
     kinds: Mapping[str, float] = field(default_factory=dict)
     """Weights of the environment's kinds of tasks; empty: its own."""
     model: Model
-    recipe: Recipe
+    sampling: SamplingTerms
+    learner: LearnerConfig
     limits: Limits
     promise: Promise
     held_out: int
@@ -89,7 +91,6 @@ class RewardDemo(Learning):
     """Of SHARDCAST; 0 chooses by the policy's size."""
     base: Path | None = None
     """The model's folder, if it has one."""
-    evaluate_every: int = 10
     checkpoint_every: int = 1
     cheat_rest: float = 0.0
     """Seconds that the cheat rests after each submission."""
@@ -100,11 +101,11 @@ class RewardDemo(Learning):
 
     @property
     def steps(self) -> int:
-        return self.recipe.steps
+        return self.sampling.steps
 
     def with_steps(self, steps: int) -> Self:
         """Return the same demo of another length."""
-        return replace(self, recipe=replace(self.recipe, steps=steps))
+        return replace(self, sampling=replace(self.sampling, steps=steps))
 
     def terms(self, seed: int, expiry: int, peers: Mapping[str, PeerId]) -> Terms:
         """Return what the run file says. ``seed`` is of the weights and of the warm-up."""
@@ -120,7 +121,7 @@ class RewardDemo(Learning):
             trainers=(peers["trainer-1"],),
             validators=(peers["validator-1"],),
             model=replace(self.model, seed=seed),
-            recipe=self.recipe,
+            sampling=self.sampling,
             limits=self.limits,
             delivery=Delivery(chunk_bytes=self.chunk_bytes),
             trust=DEMO_TRUST,
@@ -128,8 +129,10 @@ class RewardDemo(Learning):
 
     def furnish(self, folder: RunFolder, run: Run) -> None:
         """Write the nodes' configuration, and put the model where its trainer looks for it."""
+        learner = write_learner(replace(self.learner, run=run.name))
+        (folder.node("trainer-1") / LEARNER).write_text(learner)
         folder.config.write_text(
-            f"[role.trainer]\n{_ONE_THREAD}evaluate_every = {self.evaluate_every}\n"
+            f"[role.trainer]\n{_ONE_THREAD}"
             f"checkpoint_every = {self.checkpoint_every}\n\n"
             f"[role.inference]\n{_TORCH}\n[role.validator]\n{_TORCH}\n{_MEMBERSHIP}"
         )
@@ -232,7 +235,8 @@ DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatc
 SORTING: Final = RewardDemo(
     environment="sort",
     model=Model(),
-    recipe=NETWORK.recipe,
+    sampling=NETWORK.sampling,
+    learner=NETWORK.learner,
     limits=DEMO_LIMITS,
     promise=SORTING_PROMISE,
     held_out=sort.EVALUATION_TASKS,
@@ -274,14 +278,14 @@ def arithmetic(folder: Path) -> RewardDemo:
             end_tokens=ends.of_line,
         ),
         # After 24 steps of it addition, greedy, was at 0.69, 0.76 and, with seed 2, 0.60.
-        recipe=SMALL_MODEL.recipe,
+        sampling=SMALL_MODEL.sampling,
+        learner=replace(SMALL_MODEL.learner, evaluate_every=15),
         limits=Limits.fp32(),
         promise=ARITHMETIC_PROMISE,
         held_out=EVALUATION_TASKS["addition"],
         judged="addition",
         base=folder,
         answers=10,
-        evaluate_every=15,
         checkpoint_every=15,
         # A submission takes the cheat about 10 CPU s; without rest it would take a fourth of
         # the machine. At 5 s some 30 are made in the time that a demo takes.

@@ -21,6 +21,7 @@ from roles.envs.base import EVALUATES_NOTHING, check_pins, evaluates_nothing
 from roles.envs.client import setup_of
 from roles.envs.mix import EnvironmentSetup
 from roles.protocol.model_files import check_base, keep_model_files
+from roles.rl.recipes import read_own_learner
 from roles.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
@@ -63,7 +64,14 @@ class DilocoMember:
         run, config = run_of(node), self._config
         terms = run.terms.diloco
         run.check_job(node.peer_id, JOB)
-        engine_config = engine_of(run, config.machine, threads=config.threads, nice=config.nice)
+        is_of_rewards = terms.goal is Goal.REWARD
+        engine_config = engine_of(
+            run,
+            config.machine,
+            threads=config.threads,
+            nice=config.nice,
+            learner=await read_own_learner(node.world.disk, run) if is_of_rewards else None,
+        )
         if run.terms.model.base:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)

@@ -113,7 +113,7 @@ def check_gpu_memory(seen: Sighting) -> Finding:
     if card.memory < seen.need.memory:
         return Finding(
             "gpu memory", Level.FAIL, wants,
-            "--device cpu; a trainer: ranks, recompute or offload in [role.trainer.learner]",
+            "--device cpu; a trainer: ranks, recompute or offload in [role.trainer.gpus]",
         )  # fmt: skip
     return Finding("gpu memory", Level.OK, wants)
 

@@ -151,7 +151,7 @@ def need_of(run: Run) -> Need:
     return Need(
         name=run.name,
         memory=max(
-            memory_needed(model.shape, run.terms.recipe, model.context),
+            memory_needed(model.shape, run.terms.sampling, model.context),
             run.terms.admission.min_memory,
         ),
         disk=kept * model.shape.parameters,

@@ -57,7 +57,7 @@ class Sampling:
     """Completions per task."""
 
     proof_values: int = 62
-    """`roles.contract.core.recipe.Recipe.proof_values` of the run."""
+    """`roles.contract.core.sampling.SamplingTerms.proof_values` of the run."""
 
 
 @dataclass(frozen=True, slots=True)

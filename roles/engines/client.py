@@ -124,7 +124,7 @@ def confinement_of(
     sockets.
     """
     may_be_vllm = config.kind == "vllm" or (config.kind == AUTO and bool(installed()))
-    is_several = may_be_vllm or config.learner.ranks > 1
+    is_several = may_be_vllm or config.gpus.ranks > 1
     folders = (f"{FOLDER}/{name}", *([name] if learns else []))
     return Confinement(
         writable=tuple(map(world.disk.locate, folders)),
@@ -286,12 +286,14 @@ class WorkerEngine:
         return await self._durable.insist(partial(self._step, groups))
 
     async def _step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        recipe, path = self._config.recipe, self._content.new()
+        sampling, learner = self._config.sampling, self._config.learner
+        assert learner is not None
+        path = self._content.new()
         limit = ContentLimit(
-            completions=recipe.group_size, tokens=recipe.max_new_tokens,
+            completions=sampling.group_size, tokens=sampling.max_new_tokens,
             context=self._config.context, proof_values=0,
         )  # fmt: skip
-        most = limit.of(recipe.groups)
+        most = limit.of(learner.groups)
         try:
             file = await self._content.write(path, map(codec.encode_training, groups), most)
             return StepReport(*await self._call("step", most, file.to_wire()))

@@ -1,20 +1,23 @@
 """The configuration of an engine.
 
-Model shape, recipe, environment, and the machine it runs on.
+Model shape, sampling, learner, environment, and the machine it runs on.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from p2p.errors import ConfigError
+from p2p.node.tables import read_table, write_table
 from proofs.sampling import DrawRule
 from roles.contract import Run
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import NETWORK
 
 GIB: Final = 1024**3
 """Bytes of a gibibyte."""
@@ -69,10 +72,6 @@ class MachineLimits:
     """Tokens of one completion: each is a pass through the model. At 30 a second this many take
     18 minutes."""
 
-    warm_up_steps: int = 100_000
-    """Optimiser steps before a trainer's first policy: the demo's 400 take 8 s, as many as this
-    half an hour, with a model of 105,088 parameters."""
-
     environment_memory: int = 4 * GIB
     """Bytes of address space for the process of the environment, libraries included
     (`roles.envs.base.Ration.memory`)."""
@@ -81,20 +80,21 @@ class MachineLimits:
     """Folder with the files of questions that runs may pin and this machine has."""
 
     def __post_init__(self) -> None:
-        if (
-            min(self.memory, self.max_new_tokens, self.warm_up_steps, self.environment_memory)
-            < 1
-        ):
+        if min(self.memory, self.max_new_tokens, self.environment_memory) < 1:
             raise ValueError("the limits of a machine are positive")
 
     def check(
-        self, shape: ModelShape, recipe: Recipe, context: int, min_memory: int = 0
+        self,
+        shape: ModelShape,
+        sampling: SamplingTerms,
+        context: int,
+        min_memory: int = 0,
+        learner: LearnerConfig | None = None,
     ) -> None:
         """Raise `ConfigError`, with the remedy, if a run of this kind exceeds them."""
         asked = {
-            "memory": max(memory_needed(shape, recipe, context), min_memory),
-            "max_new_tokens": recipe.max_new_tokens,
-            "warm_up_steps": recipe.warm_up.steps,
+            "memory": max(memory_needed(shape, sampling, context, learner), min_memory),
+            "max_new_tokens": sampling.max_new_tokens,
         }
         for name, amount in asked.items():
             allowed = getattr(self, name)
@@ -110,15 +110,20 @@ _HEAD_TOKENS: Final = 512
 """What `roles.engines.torch.gradient` takes of the answer tokens at a time."""
 
 
-def memory_needed(shape: ModelShape, recipe: Recipe, context: int) -> int:
+def memory_needed(
+    shape: ModelShape,
+    sampling: SamplingTerms,
+    context: int,
+    learner: LearnerConfig | None = None,
+) -> int:
     """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
     two.
 
     A learner holds weights, gradients and two moments in float32, and the weights in bfloat16
-    to say how many have changed; for the positions that it reads at once about 10 numbers for
-    each feature of the residual stream and 4 for each of SwiGLU, layer by layer; and four times
-    the logits of a slice of answer tokens. (One completion longer than `BATCH_TOKENS` needs
-    more.) A generator holds a cache of keys and values for `ROWS` completions at their full
+    to say how many have changed; with `kl_reference` a frozen copy in float32; for the
+    positions that it reads at once about 10 numbers for each feature of the residual stream and
+    4 for each of SwiGLU, layer by layer; and four times the logits of a slice of answer tokens.
+    (One completion longer than `BATCH_TOKENS` needs more.) A generator holds a cache of keys and values for `ROWS` completions at their full
     length, or for as many as `CACHE_BYTES` allow; for one it must be all of ``context``, since
     the run's owner writes the chat template, and with it prompts of any length. So with the
     cosines and sines of each position, of which there are twice as many as were needed.
@@ -128,8 +133,9 @@ def memory_needed(shape: ModelShape, recipe: Recipe, context: int) -> int:
     """
     kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
     logits = 4 * _HEAD_TOKENS * shape.vocabulary
-    training = 18 * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
-    answers = ROWS * recipe.max_new_tokens * cache_bytes(shape, 4)
+    copy = 4 if learner is not None and learner.options.get("kl_reference") else 0
+    training = (18 + copy) * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
+    answers = ROWS * sampling.max_new_tokens * cache_bytes(shape, 4)
     cache = max(context * cache_bytes(shape, 4), min(answers, CACHE_BYTES))
     rotary = 2 * context * 2 * 4 * shape.head_width
     return max(training, 4 * shape.parameters + cache + rotary)
@@ -196,7 +202,7 @@ class VllmOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerOptions:
+class GpuOptions:
     """What a machine's owner says to the learner about its GPUs, whichever run it is."""
 
     ranks: int = 1
@@ -243,8 +249,11 @@ class EngineConfig:
     end_tokens: tuple[int, ...] = (0,)
     """Any of them ends a completion."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    """Of the learner."""
+    sampling: SamplingTerms = NETWORK.sampling
+    """How the run draws answers."""
+
+    learner: LearnerConfig | None = None
+    """How the trainer learns; None at other nodes."""
 
     seed: int = 0
     """Of the initial weights and of the learner's random choices."""
@@ -268,8 +277,8 @@ class EngineConfig:
     vllm: VllmOptions = field(default_factory=VllmOptions)
     """Of the vllm engine."""
 
-    learner: LearnerOptions = field(default_factory=LearnerOptions)
-    """Of the torch engine."""
+    gpus: GpuOptions = field(default_factory=GpuOptions)
+    """Of the learner of the torch engine."""
 
     def computed_with(self, engine: str) -> EngineConfig:
         """The same run's, with the engine that this machine's owner chose. What pretends,
@@ -301,7 +310,12 @@ def check_threads(threads: int) -> None:
 
 
 def engine_of(
-    run: Run, machine: MachineLimits | None = None, *, threads: int = 1, nice: int = 0
+    run: Run,
+    machine: MachineLimits | None = None,
+    *,
+    threads: int = 1,
+    nice: int = 0,
+    learner: LearnerConfig | None = None,
 ) -> EngineConfig:
     """Return the engine of ``run`` on this machine.
 
@@ -310,7 +324,9 @@ def engine_of(
     """
     terms, model = run.terms, run.terms.model
     limits = machine or MachineLimits()
-    limits.check(model.shape, terms.recipe, model.context, terms.admission.min_memory)
+    limits.check(
+        model.shape, terms.sampling, model.context, terms.admission.min_memory, learner
+    )
     is_taught = not model.base and terms.environments
     return EngineConfig(
         kind=model.engine,
@@ -320,40 +336,19 @@ def engine_of(
         draw=model.draw,
         context=model.context,
         end_tokens=model.end_tokens,
-        recipe=terms.recipe,
+        sampling=terms.sampling,
+        learner=learner,
         seed=model.seed,
         threads=threads,
         nice=nice,
     )
 
 
-def config_to_wire(config: EngineConfig) -> dict[str, Any]:
+def config_to_wire(config: EngineConfig) -> dict[str, object]:
     """As plain values, for the pipe to a worker."""
-    names = {name: getattr(config, name).value for name in ("dtype", "draw", "autocast")}
-    return {**asdict(config), **names}
+    return write_table(config)
 
 
-def config_from_wire(value: dict[str, Any]) -> EngineConfig:
+def config_from_wire(value: object) -> EngineConfig:
     """What `config_to_wire` made."""
-    recipe = dict(value["recipe"])
-    warm_up = recipe.pop("warm_up")
-    return EngineConfig(
-        **{
-            **value,
-            "shape": ModelShape(**value["shape"]),
-            "dtype": Dtype(value["dtype"]),
-            "draw": DrawRule(value["draw"]),
-            "autocast": Autocast(value["autocast"]),
-            "end_tokens": tuple(value["end_tokens"]),
-            "recipe": Recipe(**_betas(recipe), warm_up=WarmUp(**_betas(warm_up))),
-            "profile": DeviceProfile(**value["profile"]),
-            "vllm": VllmOptions(**value["vllm"]),
-            "learner": LearnerOptions(**value["learner"]),
-        }
-    )
-
-
-def _betas(value: dict[str, Any]) -> dict[str, Any]:
-    """Lists come over the pipe where tuples went in."""
-    first, second = value["betas"]
-    return {**value, "betas": (first, second)}
+    return read_table(EngineConfig, value, "the engine's configuration")

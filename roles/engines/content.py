@@ -54,7 +54,7 @@ _ROWS_PER_CHUNK: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentLimit:
-    """How large the files of a run may be: arithmetic over its recipe."""
+    """How large the files of a run may be: arithmetic over its sampling."""
 
     completions: int
     """Per group."""
@@ -101,10 +101,10 @@ class ContentFile:
         return cls(path, tuple(sizes), digest)
 
     def check_size(self, most: int) -> None:
-        """Raise `EngineError` if the run's recipe has no file this long."""
+        """Raise `EngineError` if the run has no file this long."""
         if self.size > most:
             raise EngineError(
-                f"{self.path} has {self.size} bytes of content, and the run's recipe allows"
+                f"{self.path} has {self.size} bytes of content, and the run allows"
                 f" {most}: its groups are not those of the run"
             )
 

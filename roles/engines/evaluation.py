@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import GroupTask, Sampling
 from roles.envs.base import Task
 
@@ -42,9 +42,9 @@ def questions(tasks: Sequence[Task], seed: int) -> list[GroupTask]:
     ]
 
 
-def evaluation_sampling(recipe: Recipe, temperature: float) -> Sampling:
+def evaluation_sampling(sampling: SamplingTerms, temperature: float) -> Sampling:
     """How they are answered."""
-    return Sampling(temperature, recipe.max_new_tokens, 1)
+    return Sampling(temperature, sampling.max_new_tokens, 1)
 
 
 def grade(

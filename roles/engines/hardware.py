@@ -78,7 +78,7 @@ def threads_of(config: EngineConfig, usable: int | None = None) -> int:
     if config.threads:
         return config.threads
     free = (cores() if usable is None else usable) - 1
-    return max(1, free // config.learner.ranks)
+    return max(1, free // config.gpus.ranks)
 
 
 def gpus(devices: Path = Path("/dev"), query: Sequence[str] = ("nvidia-smi",)) -> list[Gpu]:

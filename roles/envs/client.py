@@ -527,7 +527,7 @@ def setup_of(run: Run, machine: MachineLimits, folder: str | None = None) -> Env
         end_tokens=model.end_tokens,
         vocabulary=model.shape.vocabulary,
         context=model.context,
-        max_new_tokens=run.terms.recipe.max_new_tokens,
+        max_new_tokens=run.terms.sampling.max_new_tokens,
     )
     parts = tuple(
         EnvironmentPart(name=pin.name, weight=pin.weight, kinds=pin.kinds, data=pin.data)

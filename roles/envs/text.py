@@ -264,7 +264,7 @@ class TokenizedEnvironment:
             raise PromptTooLong(
                 f"the prompt of a task is {len(prompt):,} tokens long; with"
                 f" {model.max_new_tokens:,} new ones that is over the model's context of"
-                f" {model.context:,}: make shorter tasks, or lower max_new_tokens in the recipe"
+                f" {model.context:,}: make shorter tasks, or lower max_new_tokens in [sampling]"
             )
         if max(prompt) >= model.vocabulary:
             raise ValueError(

@@ -104,7 +104,7 @@ class Inference:
     async def run(self, node: Node) -> None:
         """Generate until cancelled."""
         run = run_of(node)
-        recipe = run.terms.recipe
+        recipe = run.terms.sampling
         self.counts.rollouts = recipe.submission * recipe.group_size
         self.counts.group_size = recipe.group_size
         run.check_job(node.peer_id, "inference")

@@ -213,7 +213,7 @@ class InferenceSession:
         """Return what this node claims of each group's rewards, by its own environment."""
         order, size = place.order, place.order.group_size
         if not groups:
-            return bytes([Claim.UNKNOWN] * self.run.terms.recipe.submission)
+            return bytes([Claim.UNKNOWN] * self.run.terms.sampling.submission)
         try:
             tasks = await self._environment.tasks(order.task_seeds(place.index))
             paid = await self._environment.pay(answers_of(tasks, groups))
@@ -263,7 +263,7 @@ class InferenceSession:
         """Return the place to begin now; None if it has to wait, and the engine can go on."""
         node, outbox = self.node, self._outbox
         while True:
-            if node.shardcast.newest >= self.run.terms.recipe.steps and not self._places:
+            if node.shardcast.newest >= self.run.terms.sampling.steps and not self._places:
                 self.counts.doing = Doing.OVER
                 self.counts.idle = True  # no trainer learns from work under the last policy
                 logger.info("run %s has all its steps: no more to do", self.run.name)
@@ -321,7 +321,7 @@ class InferenceSession:
 
     def _is_too_old(self) -> bool:
         """Whether no trainer can use work under the engine's policy any more."""
-        newest, recipe = self.node.shardcast.newest, self.run.terms.recipe
+        newest, recipe = self.node.shardcast.newest, self.run.terms.sampling
         return newest - self.loaded > recipe.lag or newest >= recipe.steps
 
     async def load_newest(self) -> PolicyVersion:

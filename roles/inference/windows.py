@@ -167,7 +167,7 @@ class Windows:
         elif len(self._open) == 1:
             patience = FIRST_PATIENCE
             if self._step_seconds is not None:
-                patience = terms.recipe.lag * self._step_seconds / 20
+                patience = terms.sampling.lag * self._step_seconds / 20
             world = self._node.world
             self._timer = world.call_at(world.now() + patience, self.close)
 
@@ -412,7 +412,7 @@ class Windows:
 
     def _is_too_old(self, version: PolicyVersion) -> bool:
         run = run_of(self._node)
-        return self._node.shardcast.newest - version > run.terms.recipe.lag
+        return self._node.shardcast.newest - version > run.terms.sampling.lag
 
     def _note_refusal(self, peer: PeerId, refusal: Refused) -> None:
         """Tell the operator, once, what only the operator can change."""

@@ -35,7 +35,7 @@ from roles.contract.core.diloco import Algorithm, Goal
 from roles.contract.core.file import Run
 from roles.contract.core.trust import TrustTerms
 from roles.own import people
-from roles.own.draft import check_calibrated, check_suited, read_draft
+from roles.own.draft import check_calibrated, read_draft
 from roles.own.editions import sign_edition, write_edition
 
 
@@ -97,7 +97,6 @@ def _main(argv: Sequence[str] | None) -> int:
 def _create(options: argparse.Namespace) -> Run:
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
     terms = read_draft(load_toml(options.draft), str(options.draft), now)
-    check_suited(terms)
     if not options.uncalibrated:
         check_calibrated(terms)
     run = sign_edition(terms, load_or_create_key(options.key), options.key, options.out)

@@ -25,7 +25,7 @@ from roles.contract.core.file import (
     Terms,
 )
 from roles.contract.core.pin import FilePin
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import NO_SAMPLING, SamplingTerms
 from roles.contract.core.shape import Dtype
 from roles.contract.core.trust import TrustTerms
 from roles.envs.base import environment_digest, make_environment
@@ -34,7 +34,6 @@ from roles.envs.data import pin_data, read_data
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import base_folder
-from roles.rl.recipes import check_suits
 
 DAY: Final = 24 * 3600
 """Seconds."""
@@ -113,8 +112,8 @@ class Draft:
     that ``shoal models fetch`` made, its files are pinned, and shape, context and end tokens
     come from it where the draft names none."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    """How it is trained."""
+    sampling: SamplingTerms | None = None
+    """How answers are drawn; of no use to DiLoCo on text."""
 
     limits: Mapping[str, object] = field(default_factory=dict)
     """Differences from ``preset`` (``fp32`` or ``bf16``; left out: by the model's dtype) of
@@ -169,7 +168,7 @@ def read_draft(table: object, where: str, now: float) -> Terms:
             validators=draft.validators,
             admission=draft.admission,
             model=model,
-            recipe=draft.recipe,
+            sampling=draft.sampling or _no_sampling(draft, where),
             limits=_limits(draft, model.dtype, f"{where}: limits"),
             delivery=draft.delivery,
             calibration=_calibration(draft.calibration, f"{where}: calibration"),
@@ -179,6 +178,12 @@ def read_draft(table: object, where: str, now: float) -> Terms:
         )
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def _no_sampling(draft: Draft, where: str) -> SamplingTerms:
+    if draft.is_of_environments:
+        raise ConfigError(f"{where}: the table [sampling] is missing")
+    return NO_SAMPLING
 
 
 def check_environments(table: object, where: str) -> None:
@@ -228,15 +233,6 @@ def _environment(value: object, where: str) -> DraftEnvironment:
     return read_table(
         DraftEnvironment, {"name": value} if isinstance(value, str) else value, where
     )
-
-
-def check_suited(terms: Terms) -> None:
-    """Raise `ConfigError` if this recipe would ruin this model: the defaults are those of a
-    small network that is drawn from a seed."""
-    if terms.algorithm is not Algorithm.GRPO:
-        return
-    model = terms.model
-    check_suits(terms.recipe, model.shape.parameters, has_base=bool(model.base))
 
 
 def check_calibrated(terms: Terms) -> None:

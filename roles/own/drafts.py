@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from p2p.errors import ConfigError
 from p2p.identity import PeerId
+from p2p.node.tables import write_table
 from p2p.node.usage import did_you_mean, expanded, remark
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.sampling import SamplingTerms
 from roles.models.bundle import read_config
 from roles.models.ends import need_end_tokens
 from roles.models.fetch import MODELS, base_folder
@@ -86,7 +87,7 @@ def write_draft(plan: Plan) -> str:
         *(line for source in sources for line in _environment(source, kind)),
         "[model]",
         model,
-        *_recipe(fit(kind, [source.name for source in sources]), kind),
+        *_sampling(fit(kind, [source.name for source in sources]), kind),
         "",
         "[limits]",
         _line('preset = "fp32"', "what validators let pass: honest errors are rounding errors"),
@@ -96,12 +97,12 @@ def write_draft(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def fit(kind: ModelKind, environments: Sequence[str]) -> Recipe:
+def fit(kind: ModelKind, environments: Sequence[str]) -> SamplingTerms:
     """The recipe of a kind, with room for the longest answer of these environments."""
     if kind is not SMALL_MODEL:
-        return kind.recipe
+        return kind.sampling
     longest = max(ANSWER_TOKENS.get(name, OTHER_ANSWER_TOKENS) for name in environments)
-    return replace(kind.recipe, max_new_tokens=longest)
+    return replace(kind.sampling, max_new_tokens=longest)
 
 
 def complete(text: str, table: Mapping[str, object], where: Path) -> str:
@@ -185,20 +186,10 @@ def _environment(source: Source, kind: ModelKind) -> Iterator[str]:
     yield ""
 
 
-def _recipe(recipe: Recipe, kind: ModelKind) -> Iterator[str]:
-    """What differs from the defaults, and what has a reason of its own."""
-    yield _line("[recipe]", "roles/contract/core/recipe.py lists every key")
-    yield f"# For {kind.name}:"
-    yield f"# {kind.source}"
-    default = Recipe()
-    for one in fields(recipe):
-        value = getattr(recipe, one.name)
-        if isinstance(value, WarmUp):
-            if kind.has_base:
-                yield _line("warm_up = { steps = 0 }", "the base comes first")
-        elif value != getattr(default, one.name) or one.name in kind.reasons:
-            written = list(value) if isinstance(value, tuple) else value
-            yield _line(f"{one.name} = {_number(written)}", kind.reasons.get(one.name, ""))
+def _sampling(sampling: SamplingTerms, kind: ModelKind) -> Iterator[str]:
+    yield _line("[sampling]", "what nodes must agree on; the rest is in learner.toml")
+    for name, value in write_table(sampling).items():
+        yield _line(f"{name} = {_number(value)}", kind.reasons.get(name, ""))
 
 
 def _number(value: object) -> str:

@@ -8,6 +8,7 @@ import shutil
 import time
 import tomllib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,6 @@ from roles.models.fetch import base_folder
 from roles.own.draft import (
     check_calibrated,
     check_environments,
-    check_suited,
     read_draft,
 )
 from roles.own.drafts import Plan, complete, files_of, read_source, with_ids, write_draft
@@ -33,6 +33,7 @@ from roles.own.editions import SignedBefore, sign_edition, write_edition
 from roles.own.layout import INFERENCE, TRAINER, VALIDATOR, RunFolder, lay_base
 from roles.own.trial import try_run
 from roles.protocol.model_files import FOLDER
+from roles.rl.learner import write_learner
 from roles.rl.recipes import kind_of
 
 PORT: Final = 4001
@@ -98,7 +99,6 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
     table = tomllib.loads(written)
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
     terms = read_draft(table, str(folder.draft), now)
-    check_suited(terms)
     check_calibrated(terms)
     check_environments(table, str(folder.draft))
     owner = load_or_create_key(folder.owner)
@@ -109,6 +109,7 @@ def make(folder: RunFolder, text: str, nodes: int) -> Run:
             f"{error.before}: put {error.file} back, or name another folder than {folder.path}"
         ) from None
     folder.draft.write_text(written, encoding="utf-8")
+    folder.learner.write_text(_learner(run), encoding="utf-8")
     folder.config.write_text(_config(folder, run), encoding="utf-8")
     base = table.get("model", {}).get("base")
     if base is not None:
@@ -150,7 +151,6 @@ def _config(folder: RunFolder, run: Run) -> str:
         "[role.trainer]",
         "threads = 1",
         f"{f'checkpoint_every = {every}':<32}# steps taken again, at most, after a crash",
-        f"{'evaluate_every = 10':<32}# steps between evaluations on the held-out tasks",
     ]
     lines += ["", "[role.validator]", "threads = 1", "", "[role.inference]", "threads = 1"]
     if folder.data.exists():
@@ -163,6 +163,12 @@ def _config(folder: RunFolder, run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _learner(run: Run) -> str:
+    model = run.terms.model
+    kind = kind_of(model.shape.parameters, has_base=bool(model.base))
+    return write_learner(replace(kind.learner, run=run.name), kind.reasons)
+
+
 def describe(folder: RunFolder, run: Run) -> Iterator[str]:
     """What was made, and what comes next."""
     model = run.terms.model
@@ -171,7 +177,7 @@ def describe(folder: RunFolder, run: Run) -> Iterator[str]:
     yield f"run      {run.name}, id {run.id.hex()[:16]}"
     yield f"model    {model.shape.parameters:,} parameters: {kind.name}"
     yield f"tasks    {tasks}"
-    yield f"recipe   {run.terms.recipe.steps} steps at a rate of {run.terms.recipe.rate:g}"
+    yield f"recipe   {run.terms.sampling.steps} steps at a rate of {kind.learner.rate:g}"
     yield f"draft    {folder.draft}: change it and sign it again as its first lines say"
     yield f"owner    {folder.owner}: whoever has it owns the run; no node needs it"
     yield ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from roles.contract import Run
+from roles.rl.learner import FILE as LEARNER
 
 TRAINER: Final = "trainer"
 VALIDATOR: Final = "validator"
@@ -46,6 +47,11 @@ class RunFolder:
         """The configuration of one node: its own if there is ``NAME.toml``, or that of all."""
         own = self.path / f"{name}.toml"
         return own if own.exists() else self.config
+
+    @property
+    def learner(self) -> Path:
+        """How the trainer learns."""
+        return self.node(TRAINER) / LEARNER
 
     @property
     def data(self) -> Path:

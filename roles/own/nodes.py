@@ -200,8 +200,8 @@ class LocalNodes:
             for name, child in self.children.items()
             if child.status is not None
         }
-        recipe = self.run.terms.recipe
-        return SwarmStatus(nodes, recipe.submission * recipe.group_size)
+        sampling = self.run.terms.sampling
+        return SwarmStatus(nodes, sampling.submission * sampling.group_size)
 
     async def wait_done(self, look: Callable[[], None]) -> SwarmStatus:
         """Return when the trainer has all its steps and every node holds its last policy."""

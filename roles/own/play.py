@@ -106,7 +106,7 @@ def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Iterator[str]:
         return
     policy = f"{step:08d}{'' if run.terms.model.base else '.safetensors'}"
     yield (
-        f"{step} of {run.terms.recipe.steps} steps, {figures['rollouts_accepted']:,} answers"
+        f"{step} of {run.terms.sampling.steps} steps, {figures['rollouts_accepted']:,} answers"
         " accepted"
     )
     yield f"  held-out reward   {gain(figures)}"

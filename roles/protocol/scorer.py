@@ -412,7 +412,7 @@ async def check_place(
     answers = answers_of(tasks, groups)
     paid = await environment.pay(answers)
     rewards = tuple(map(as_signed, paid.rewards))
-    size = run.terms.recipe.group_size
+    size = run.terms.sampling.group_size
     found = tuple(
         claim_of(rewards[at : at + size], is_certain=not any(paid.failed[at : at + size]))
         for at in range(0, len(rewards), size)

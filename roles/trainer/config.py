@@ -1,4 +1,4 @@
-"""What a machine's owner says about its trainer; everything else is in the run file."""
+"""What a machine's owner says about its trainer; how it learns is in ``learner.toml``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from roles.engines.config import (
     AUTO_THREADS,
     Autocast,
     DeviceProfile,
-    LearnerOptions,
+    GpuOptions,
     MachineLimits,
     check_device,
     check_threads,
@@ -20,7 +20,7 @@ from roles.engines.config import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerConfig:
-    """This machine's part; everything else is in the run file."""
+    """This machine's part."""
 
     device: str = AUTO
     """What the engine computes on: ``auto`` (CUDA where torch sees a GPU, then MPS, then the
@@ -37,10 +37,6 @@ class TrainerConfig:
     """Optimiser steps' worth of groups that may wait: more grows stale, less leaves the engine
     idle."""
 
-    evaluate_every: int = 10
-    """Steps between evaluations on the held-out tasks (0: only at the start and the end). An
-    evaluation draws 1,024 answers, as many as a step learns from."""
-
     checkpoint_every: int = 1
     """Steps between checkpoints. One is 12 bytes a parameter: 1.3 MB in the demo, 1.6 GB (two
     generations of it) with 135 M parameters, where 10 is better: after a crash the trainer
@@ -55,7 +51,7 @@ class TrainerConfig:
     profile: DeviceProfile = field(default_factory=DeviceProfile)
     """Speeds of the fake engine; others ignore it."""
 
-    learner: LearnerOptions = field(default_factory=LearnerOptions)
+    gpus: GpuOptions = field(default_factory=GpuOptions)
     """How the learner uses several GPUs, or one that is too small."""
 
     diloco: DilocoConfig = field(default_factory=DilocoConfig)
@@ -67,10 +63,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         check_device(self.device)
         check_threads(self.threads)
-        if self.pool_steps < 1 or self.evaluate_every < 0:
-            raise ValueError(
-                "pool_steps is at least 1, or no step ever has enough, and evaluate_every at"
-                " least 0"
-            )
+        if self.pool_steps < 1:
+            raise ValueError("pool_steps is at least 1, or no step ever has enough")
         if self.checkpoint_every < 1:
             raise ValueError("checkpoint_every is at least 1")

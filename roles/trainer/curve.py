@@ -13,13 +13,14 @@ from typing import Final
 
 from p2p.errors import StorageError
 from p2p.world import Disk
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import Engine, EngineError, TrainingGroup
 from roles.engines.evaluation import Evaluation, evaluation_sampling, grade, questions
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment, Sample, read_along
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.mix import kind_of
+from roles.rl.learner import LearnerConfig
 from roles.shared.checked_json import DamagedFile, keep, recall
 from roles.shared.reasons import printable
 from roles.trainer.metrics import Metrics
@@ -68,14 +69,14 @@ class LearningCurve:
     def __init__(
         self,
         disk: Disk,
-        recipe: Recipe,
+        sampling: SamplingTerms,
+        learner: LearnerConfig,
         environment: ContainedEnvironment,
-        evaluate_every: int,
     ) -> None:
         self._disk = disk
-        self._recipe = recipe
+        self._sampling = sampling
+        self._learner = learner
         self._environment = environment
-        self._every = evaluate_every
         self._tasks: list[Task] = []
         self.learnt = Learnt()
         self.unexamined = ""
@@ -116,9 +117,9 @@ class LearningCurve:
     async def evaluate(self, engine: Engine, step: int) -> None:
         """Look at the held-out tasks, if it is time for it: at the start, now and then, at the
         end."""
-        learnt, every = self.learnt, self._every
+        learnt, every = self.learnt, self._learner.evaluate_every
         known = bool(learnt.curve) and learnt.curve[-1][0] == step
-        if known or (0 < step < self._recipe.steps and (every == 0 or step % every)):
+        if known or (0 < step < self._sampling.steps and (every == 0 or step % every)):
             return
         try:
             result, shown, samples = await self._examine(engine)
@@ -143,12 +144,14 @@ class LearningCurve:
 
         Raises `EngineError` and `EnvironmentFailed`.
         """
-        recipe = self._recipe
-        self._tasks = self._tasks or await self._environment.evaluation()
-        asked = questions(self._tasks, recipe.evaluation_seed)
+        sampling, learner = self._sampling, self._learner
+        if not self._tasks:
+            tasks = await self._environment.evaluation()
+            self._tasks = tasks[: learner.evaluate_tasks or len(tasks)]
+        asked = questions(self._tasks, learner.evaluation_seed)
         rewards, said = [], []
-        for temperature in (0.0, recipe.temperature):
-            answers = await engine.answer(asked, evaluation_sampling(recipe, temperature))
+        for temperature in (0.0, sampling.temperature):
+            answers = await engine.answer(asked, evaluation_sampling(sampling, temperature))
             given = list(zip(self._tasks, answers, strict=True))
             rewards.append(
                 [

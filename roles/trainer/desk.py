@@ -154,7 +154,7 @@ class WorkDesk:
         self._ledger = ledger
         self._durable = durable
         self._account_of = account_of
-        trust, recipe = standing.run.terms.trust, standing.run.terms.recipe
+        trust, recipe = standing.run.terms.trust, standing.run.terms.sampling
         self._demand = Demand(capacity, recipe.submission, trust.window)
         self._door = Door(node)
         self._seats = Seats(strangers=STRANGERS)
@@ -284,7 +284,7 @@ class WorkDesk:
             terms=terms_digest(run),
             validators=tuple(one for one in run.terms.validators if not is_forked(one)),
             trust=run.terms.trust,
-            lag=run.terms.recipe.lag,
+            lag=run.terms.sampling.lag,
             newcomers_load=busy,
         )
 
@@ -400,17 +400,17 @@ class WorkDesk:
 
     def _refuse_places(self, window: Window, newest: PolicyVersion) -> Refused | None:
         run, shardcast, refuse = self._run, self._node.shardcast, self._refuse
-        if newest - window.version > run.terms.recipe.lag:
+        if newest - window.version > run.terms.sampling.lag:
             return refuse("too old", "its policy has become too old")
         if not shardcast.holds(window.version):
             return refuse("not held", "its policy is not held by the trainer")
         if window.policy != shardcast.manifest(window.version).weights_digest:
             return refuse("another policy", "it is of another policy than this trainer's")
         groups = len(window.claims) // len(window.contents)
-        if groups != run.terms.recipe.submission:
+        if groups != run.terms.sampling.submission:
             return refuse(
                 "another shape",
-                f"a place has {run.terms.recipe.submission} groups, not {groups}",
+                f"a place has {run.terms.sampling.submission} groups, not {groups}",
             )
         if len(window.contents) > run.terms.trust.window:
             return refuse("too long", f"a window has {run.terms.trust.window} places at most")
@@ -654,7 +654,7 @@ class WorkDesk:
     async def _take(
         self, verdict: SignedVerdict, submission: Submission, ruling: Ruling
     ) -> None:
-        newest, lag = self._node.shardcast.newest, self._run.terms.recipe.lag
+        newest, lag = self._node.shardcast.newest, self._run.terms.sampling.lag
         if newest - verdict.commitment.version > lag:
             self._intake.turn_down(verdict.commitment)
             return

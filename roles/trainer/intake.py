@@ -20,7 +20,7 @@ from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.world import dawdle
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import TrainingGroup
 from roles.protocol.core.account import Fates
 from roles.protocol.core.statements import LEARNT_KIND, RECEIPT_KIND, learnt_parts
@@ -43,7 +43,7 @@ class Intake:
     def __init__(
         self,
         node: Node,
-        recipe: Recipe,
+        sampling: SamplingTerms,
         ledger: Ledger,
         inbox: Inbox,
         buffer: GroupBuffer,
@@ -54,7 +54,7 @@ class Intake:
         self.paces = Paces()
         """What each worker's machine has proven."""
         self._node = node
-        self._recipe = recipe
+        self._sampling = sampling
         self._ledger = ledger
         self._inbox = inbox
         self._durable = durable
@@ -116,7 +116,7 @@ class Intake:
 
     def _groups_of(self, place: TakenPlace) -> list[BufferedGroup] | None:
         try:
-            return learnable_groups(place, self._recipe.group_size)
+            return learnable_groups(place, self._sampling.group_size)
         except BadMessage as error:
             logger.warning("intake_unusable %s: %s", place.key.hex(), error)
             return None
@@ -162,7 +162,7 @@ class Intake:
         self._put(place, groups)
 
     def _count_taken(self, place: TakenPlace) -> None:
-        rewards, size = place.verdict.rewards, self._recipe.group_size
+        rewards, size = place.verdict.rewards, self._sampling.group_size
         groups = [rewards[at : at + size] for at in range(0, len(rewards), size)]
         no_spread = sum(not has_spread(one) for one in groups)
         self.accounts.take(place.verdict.commitment.node, len(groups), no_spread)
@@ -174,12 +174,12 @@ class Intake:
 
     def note_unsent(self, node: PeerId, places: int) -> None:
         """Count places that were not wanted: their groups teach nothing, by their claims."""
-        groups = places * self._recipe.submission
+        groups = places * self._sampling.submission
         self.accounts.note_unsent(node, groups)
 
     def turn_down(self, commitment: Commitment) -> None:
         """Count a place that came too late for any step."""
-        groups = self._recipe.submission
+        groups = self._sampling.submission
         node, key = commitment.node, commitment.digest
         self.accounts.turn_down(node, key, groups, is_over=self.is_over)
 

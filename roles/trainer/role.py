@@ -40,6 +40,8 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
@@ -141,7 +143,7 @@ class Trainer:
             self._member = DilocoMember(self._config)
             await self._member.run(node)
             return
-        self._steps = run.terms.recipe.steps
+        self._steps = run.terms.sampling.steps
         with node.host.serving(WORK_PROTOCOL, self._serve):
             await self._learn(node, run)
 
@@ -164,7 +166,10 @@ class Trainer:
         run.check_job(node.peer_id, self.name)
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
-        engine_config = engine_of(run, limits, threads=config.threads, nice=config.nice)
+        learner = await read_own_learner(node.world.disk, run)
+        engine_config = engine_of(
+            run, limits, threads=config.threads, nice=config.nice, learner=learner
+        )
         if run.terms.model.base and node.shardcast.newest == NO_POLICY:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
@@ -179,7 +184,7 @@ class Trainer:
                     device=config.device,
                     profile=config.profile,
                     autocast=config.autocast,
-                    learner=config.learner,
+                    gpus=config.gpus,
                 ),
                 name=self.name,
             ) as engine,
@@ -189,7 +194,7 @@ class Trainer:
             standing = RoleStanding(node, "trainer", self.name)
             while True:
                 self.session = await self._session(
-                    node, run, standing, environment, engine, ledger, folder
+                    node, run, learner, standing, environment, engine, ledger, folder
                 )
                 try:
                     await self.session.work_forever()
@@ -204,17 +209,18 @@ class Trainer:
         self,
         node: Node,
         run: Run,
+        learner: LearnerConfig,
         standing: RoleStanding,
         environment: ContainedEnvironment,
         engine: Engine,
         ledger: Ledger,
         folder: str | None,
     ) -> TrainerSession:
-        recipe, config = run.terms.recipe, self._config
+        sampling, config = run.terms.sampling, self._config
         durable = Durable(node.world, self.name)
-        capacity = max(1, round(config.pool_steps * recipe.groups))
-        buffer = GroupBuffer(recipe.lag)
-        intake = Intake(node, recipe, ledger, Inbox(node.world, INBOX), buffer, durable)
+        capacity = max(1, round(config.pool_steps * learner.groups))
+        buffer = GroupBuffer(sampling.lag)
+        intake = Intake(node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable)
         records = GateFiles(node.world, durable)
         desk = WorkDesk(
             node,
@@ -228,7 +234,7 @@ class Trainer:
             self.account_of,
             capacity,
         )
-        curve = LearningCurve(node.world.disk, recipe, environment, config.evaluate_every)
+        curve = LearningCurve(node.world.disk, sampling, learner, environment)
         policies = PolicyFiles(
             engine,
             node.world.disk,
@@ -236,4 +242,14 @@ class Trainer:
             base=folder or "",
             checkpoint_every=config.checkpoint_every,
         )
-        return TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)
+        return TrainerSession(
+            node,
+            sampling.steps,
+            learner.groups,
+            engine,
+            intake,
+            desk,
+            curve,
+            standing,
+            policies,
+        )

@@ -28,7 +28,6 @@ from p2p.errors import StorageError
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle
-from roles.contract.core.recipe import Recipe
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.account import TrainerDoing
 from roles.protocol.standing import RoleStanding
@@ -47,7 +46,8 @@ class TrainerSession:
     def __init__(
         self,
         node: Node,
-        recipe: Recipe,
+        steps: int,
+        groups: int,
         engine: Engine,
         intake: Intake,
         desk: WorkDesk,
@@ -60,7 +60,9 @@ class TrainerSession:
         self.desk = desk
         self.curve = curve
         self.engine = engine
-        self._recipe = recipe
+        self._steps = steps
+        self.groups = groups
+        """How many a step takes."""
         self._standing = standing
         self._policies = policies
         self.doing = TrainerDoing.OPENS
@@ -72,7 +74,7 @@ class TrainerSession:
         """Of the newest policy, as it travels."""
         self.last_step: StepReport | None = None
         self.wrong = ""
-        """What is wrong with the last step, and which number of the recipe mends it."""
+        """What is wrong with the last step, and which number of learner.toml mends it."""
         self._guards = LearningGuards()
 
     @property
@@ -91,11 +93,6 @@ class TrainerSession:
         return self.intake.paces.health(self.node.world.now(), least)
 
     @property
-    def groups(self) -> int:
-        """How many a step takes."""
-        return self._recipe.groups
-
-    @property
     def writes_waiting(self) -> int:
         """Writes that the disk has refused so far."""
         return self._policies.durable.waiting + self.engine.writes_waiting
@@ -108,7 +105,7 @@ class TrainerSession:
             await self.intake.restore(step)
             self.has_books = True
             nursery.start_soon(self.desk.work_forever)
-            while step < self._recipe.steps:
+            while step < self._steps:
                 step = await self._step(step)
             self.is_over, self.doing = True, TrainerDoing.OVER
             self.intake.finish()
@@ -208,7 +205,7 @@ class TrainerSession:
         """Wait for enough groups, learn, save, publish."""
         await self._standing.wait()
         self.doing = TrainerDoing.WAITS
-        buffered = await self.intake.wait_groups(self._recipe.groups)
+        buffered = await self.intake.wait_groups(self.groups)
         await self._standing.wait()
         groups = [one.group for one in buffered]
         self.doing = TrainerDoing.LEARNS
@@ -224,7 +221,7 @@ class TrainerSession:
             logger.warning("%s", self.wrong)
         await self.intake.mark_used(buffered, step)
         await dawdle(self.node.world, "trainer/slow checkpoint")
-        await self._policies.keep(step, is_last=step == self._recipe.steps)
+        await self._policies.keep(step, is_last=step == self._steps)
         await self.curve.keep()
         await self._standing.wait_run()  # an edition may have come while the engine worked
         await self.publish(step)

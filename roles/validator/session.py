@@ -175,7 +175,7 @@ class ValidatorSession:
     @property
     def is_over(self) -> bool:
         """Whether nothing is left to score in this run."""
-        return self.node.shardcast.newest >= self.run.terms.recipe.steps and not self._jobs
+        return self.node.shardcast.newest >= self.run.terms.sampling.steps and not self._jobs
 
     async def work_forever(self) -> None:
         """Take up what an earlier life left, then score until cancelled."""
@@ -288,9 +288,9 @@ class ValidatorSession:
             return self._refuse(
                 "other terms", "it was made under terms that do not hold any more"
             )
-        if newest - commitment.version > run.terms.recipe.lag + 1:
+        if newest - commitment.version > run.terms.sampling.lag + 1:
             return self._refuse("too old", "its policy has become too old")
-        if commitment.version > min(newest + AHEAD, run.terms.recipe.steps):
+        if commitment.version > min(newest + AHEAD, run.terms.sampling.steps):
             return self._refuse("policy to come", "its policy is not here yet", retry=True)
         if request.length > run.terms.work_size.max_submission:
             return self._refuse("too long", "content that is longer than the run's")

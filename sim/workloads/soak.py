@@ -46,6 +46,7 @@ from p2p.node.node import Node, open_node
 from p2p.shardcast.manifest import PolicyVersion
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
 from sim.faults.churn import HOUR
 from sim.node.connection import End
@@ -333,6 +334,7 @@ def _write_run(swarm: Swarm) -> Run:
         trainers=(peer,),
         validators=(peer,),
         model=Model(engine="fake"),
+        sampling=NO_SAMPLING,
         delivery=Delivery(chunk_bytes=8 * 1024),
     )
     return sign_run(terms, swarm.simulation.keys.signer("owner"))

@@ -20,10 +20,11 @@ from p2p.node.role import Role
 from proofs.checks import Limits
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.trust import TrustTerms
 from roles.envs.base import environment_digest
 from roles.own.status import SwarmStatus
+from roles.rl.learner import FILE, LearnerConfig, write_learner
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.dht import STAMP_BITS
@@ -62,6 +63,7 @@ class Spine:
         self._open: dict[str, tuple[Node, Sequence[Role]]] = {}
         self._run: Run | None = None
         self._config = NodeConfig()
+        self._learner = b""
         self._swarm: Swarm | None = None
 
     async def run(self, swarm: Swarm, scenario: Scenario) -> Mapping[str, float | int | str]:
@@ -70,18 +72,19 @@ class Spine:
         cast = dict(self._cast)
         for number in range(3, scenario.nodes - len(cast) + 3):
             cast[f"inference-{number}"] = "inference"
-        recipe = _recipe(scenario)
-        self._run = self.make_run(swarm, recipe)
+        sampling = _sampling(scenario)
+        self._learner = write_learner(_learner(scenario)).encode()
+        self._run = self.make_run(swarm, sampling)
         self._config = _config()
         for name, role in cast.items():
             swarm.add(name, self._life(role), link=scenario.link)
-        status = await self._play(swarm, scenario, recipe)
+        status = await self._play(swarm, scenario, sampling)
         figures = {key: value for key, value in status.figures().items() if value is not None}
         return {**figures, "done": int(status.done), "seconds": round(swarm.simulation.now, 3)}
 
-    def make_run(self, swarm: Swarm, recipe: Recipe) -> Run:
+    def make_run(self, swarm: Swarm, sampling: SamplingTerms) -> Run:
         """What is played, signed."""
-        return _write_run(swarm, recipe)
+        return _write_run(swarm, sampling)
 
     def _life(self, role: str) -> NodeMain:
         async def process(machine: SimNode) -> None:
@@ -91,6 +94,7 @@ class Spine:
             document = self._run.document if machine is first else None
             bootstrap = () if machine is first else (first.addr,)
             roles = load_roles((role,), self._config.role)
+            await machine.world.disk.write(FILE, self._learner)
             async with (
                 machine.open_host() as host,
                 open_node(
@@ -105,14 +109,16 @@ class Spine:
 
         return live
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
         watcher = swarm.nodes["relay-1"].world
         kill_at = scenario.parameter("kill_at_step", 4)
-        status = self._status(recipe)
+        status = self._status(sampling)
         killed = False
         while swarm.simulation.now < scenario.duration and not status.done:
             await watcher.sleep(LOOK)
-            status = self._status(recipe)
+            status = self._status(sampling)
             if not killed and status.trainer.get("step", -1) >= kill_at:
                 killed = True
                 swarm.kill("inference-1", torn=True)
@@ -124,21 +130,25 @@ class Spine:
         """What every node says of itself now."""
         return {name: node.health(roles) for name, (node, roles) in self._open.items()}
 
-    def _status(self, recipe: Recipe) -> SwarmStatus:
-        return SwarmStatus(self.health(), recipe.submission * recipe.group_size)
+    def _status(self, sampling: SamplingTerms) -> SwarmStatus:
+        return SwarmStatus(self.health(), sampling.submission * sampling.group_size)
 
 
-def _recipe(scenario: Scenario) -> Recipe:
-    return replace(
-        Recipe(),
+def _sampling(scenario: Scenario) -> SamplingTerms:
+    return SamplingTerms(
         steps=int(scenario.parameter("steps", 12)),
-        groups=int(scenario.parameter("groups", 8)),
         group_size=int(scenario.parameter("group_size", 8)),
         submission=int(scenario.parameter("submission", 4)),
+        max_new_tokens=12,
     )
 
 
-def _write_run(swarm: Swarm, recipe: Recipe) -> Run:
+def _learner(scenario: Scenario) -> LearnerConfig:
+    groups = int(scenario.parameter("groups", 8))
+    return LearnerConfig(groups=groups, rate=8e-4, evaluate_every=0)
+
+
+def _write_run(swarm: Swarm, sampling: SamplingTerms) -> Run:
     def peer(name: str) -> PeerId:
         return swarm.simulation.keys.signer(name).peer_id
 
@@ -149,7 +159,7 @@ def _write_run(swarm: Swarm, recipe: Recipe) -> Run:
         trainers=(peer("trainer-1"),),
         validators=(peer("validator-1"),),
         model=Model(engine="fake"),
-        recipe=recipe,
+        sampling=sampling,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=8 * 1024),
         trust=TRUST,
@@ -163,5 +173,5 @@ def _config() -> NodeConfig:
         config,
         dht=replace(config.dht, difficulty=STAMP_BITS),
         membership=replace(config.membership, interval=1.0),
-        role={"trainer": {"evaluate_every": 0, "checkpoint_every": 3}},
+        role={"trainer": {"checkpoint_every": 3}},
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.own.status import SwarmStatus
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -39,18 +39,20 @@ class FullDisks(spine.Spine):
         self.during: Mapping[str, Any] = {}
         self.step_when_full = 0
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
         watcher = swarm.nodes["relay-1"].world
-        while self._status(recipe).trainer.get("step", -1) < 1:
+        while self._status(sampling).trainer.get("step", -1) < 1:
             await watcher.sleep(spine.LOOK)
         for name in self.who:
             swarm.nodes[name].disk.limit(0)
-        self.step_when_full = self._status(recipe).trainer["step"]
+        self.step_when_full = self._status(sampling).trainer["step"]
         await watcher.sleep(FULL_SECONDS)
         self.during = self.health()
         for name in self.who:
             swarm.nodes[name].disk.limit(MAX_FILE)
-        return await super()._play(swarm, scenario, recipe)
+        return await super()._play(swarm, scenario, sampling)
 
 
 async def end_for_good(node: SimNode, process: Any) -> None:

@@ -34,11 +34,12 @@ from roles.contract.core.file import (
     write_table,
 )
 from roles.contract.core.pin import FilePin
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import MAX_CONTEXT, ModelShape
 from roles.engines.config import EngineConfig, MachineLimits, engine_of, memory_needed
 from roles.envs.base import environment_digest, make_environment
 from roles.envs.client import open_environment_of
+from roles.rl.recipes import NETWORK
 
 OWNER, TRAINER, VALIDATOR = (KeyPair(name * 32) for name in (b"o", b"t", b"v"))
 TERMS = Terms(
@@ -47,6 +48,7 @@ TERMS = Terms(
     environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
     trainers=(TRAINER.peer_id,),
     validators=(VALIDATOR.peer_id,),
+    sampling=NETWORK.sampling,
 )
 HOSTILE = (
     0,
@@ -102,7 +104,7 @@ def with_number(path: tuple[Any, ...], value: float) -> dict[str, Any]:
 def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
     path: tuple[Any, ...],
 ) -> None:
-    """key_heads = 0 raised ZeroDivisionError in every node; a ramp of 0, a
+    """key_heads = 0 raised ZeroDivisionError in every node; a
     temperature of -1 and a width of 10**12 passed."""
     voided = 0
     for value in HOSTILE:
@@ -111,11 +113,8 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
         except BadMessage:
             voided += 1
             continue
-        recipe = run.terms.recipe
-        for step in (0, 1, recipe.steps, 10**9):
-            assert 0 <= recipe.rate_at(step) <= 10
-            assert 0 <= recipe.warm_up.rate_at(step) <= 10
-        assert memory_needed(run.terms.model.shape, recipe, run.terms.model.context) < 2**70
+        sampling, model = run.terms.sampling, run.terms.model
+        assert memory_needed(model.shape, sampling, model.context) < 2**70
         with suppress(ConfigError):  # more than this machine allows
             assert isinstance(engine_of(run), EngineConfig)
     assert voided >= 3, "inf, -inf and NaN at least"
@@ -126,10 +125,8 @@ def test_no_number_that_an_owner_signs_does_more_than_void_the_document(
     [
         (("model", "shape", "key_heads"), 0),
         (("model", "shape", "width"), 10**12),
-        (("recipe", "ramp"), 0),
-        (("recipe", "warm_up", "ramp"), 0),
-        (("recipe", "temperature"), -1.0),
-        (("recipe", "max_new_tokens"), 10**9),
+        (("sampling", "temperature"), -1.0),
+        (("sampling", "max_new_tokens"), 10**9),
     ],
 )
 def test_the_reported_values_are_refused_by_name(path: tuple[str, ...], value: float) -> None:
@@ -226,12 +223,12 @@ def test_a_machine_has_limits_of_its_own() -> None:
     with pytest.raises(ConfigError, match=r"memory = .* this machine allows 17,179,869,184"):
         engine_of(large)
     assert engine_of(large, MachineLimits(memory=1 << 40)).shape == shape
-    wide = Recipe(max_new_tokens=100_000, submission=1, group_size=4)
+    wide = SamplingTerms(steps=1, max_new_tokens=100_000, submission=1, group_size=4)
     model = replace(TERMS.model, context=MAX_CONTEXT)
-    long = sign_run(replace(TERMS, recipe=wide, model=model), OWNER)
+    long = sign_run(replace(TERMS, sampling=wide, model=model), OWNER)
     with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
         engine_of(long)
-    assert memory_needed(ModelShape(), Recipe(), 4096) < 16 * 2**20
+    assert memory_needed(ModelShape(), NETWORK.sampling, 4096) < 16 * 2**20
 
 
 def test_a_prompt_as_long_as_the_context_is_counted() -> None:
@@ -243,15 +240,15 @@ def test_a_prompt_as_long_as_the_context_is_counted() -> None:
     with pytest.raises(ConfigError, match=r"memory = 20\d,\d{3},"):
         engine_of(greedy)
     usual = replace(model, context=4096)
-    assert sign_run(replace(TERMS, model=usual), OWNER).engine_of().context == 4096
+    assert engine_of(sign_run(replace(TERMS, model=usual), OWNER)).context == 4096
 
 
 def test_answers_leave_room_for_a_prompt() -> None:
     """Else every task of the run fails, at every node."""
-    recipe = replace(TERMS.recipe, max_new_tokens=64)
+    sampling = replace(TERMS.sampling, max_new_tokens=64)
     with pytest.raises(ValueError, match="max_new_tokens = 64 leave no room for a prompt"):
-        replace(TERMS, recipe=recipe, model=replace(TERMS.model, context=64))
-    assert replace(TERMS, recipe=recipe, model=replace(TERMS.model, context=65))
+        replace(TERMS, sampling=sampling, model=replace(TERMS.model, context=64))
+    assert replace(TERMS, sampling=sampling, model=replace(TERMS.model, context=65))
 
 
 def test_what_pretends_has_no_tokenizer() -> None:

@@ -28,6 +28,7 @@ from roles.envs.base import environment_digest
 from roles.envs.client import open_environment_of, setup_of
 from roles.envs.contained import Payment
 from roles.envs.mix import open_mix
+from roles.rl.recipes import NETWORK
 from tests.model_folders import END, LLAMA, make_folder
 
 needs_gym = pytest.mark.skipif(
@@ -74,10 +75,11 @@ def run_of(folder: Path, environment: EnvironmentPin) -> Run:
         environments=(environment,),
         trainers=(TRAINER.peer_id,),
         validators=(VALIDATOR.peer_id,),
+        sampling=NETWORK.sampling,
     )
     model = replace(terms.model, base=pins, context=4096, end_tokens=(END,), shape=LLAMA)
-    recipe = replace(terms.recipe, max_new_tokens=8)
-    return sign_run(replace(terms, model=model, recipe=recipe), OWNER)
+    sampling = replace(terms.sampling, max_new_tokens=8)
+    return sign_run(replace(terms, model=model, sampling=sampling), OWNER)
 
 
 def pin(name: str, **options: object) -> EnvironmentPin:

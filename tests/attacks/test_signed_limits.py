@@ -13,6 +13,7 @@ from p2p.wire import pack
 from roles.contract.core import file
 from roles.contract.core.file import EnvironmentPin, Terms, decode_run_untrusted, sign_run
 from roles.envs.base import environment_digest
+from roles.rl.recipes import NETWORK
 
 OWNER = KeyPair(b"o" * 32)
 NAN, INF = float("nan"), float("inf")
@@ -26,6 +27,7 @@ def signed(limits: dict[str, Any]) -> bytes:
         environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
         trainers=(KeyPair(b"t" * 32).peer_id,),
         validators=(KeyPair(b"v" * 32).peer_id,),
+        sampling=NETWORK.sampling,
     )
     table = write_table(terms)
     table["limits"] = {**table["limits"], **limits}  # type: ignore[dict-item]

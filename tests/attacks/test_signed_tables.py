@@ -313,7 +313,7 @@ async def test_one_joining_peer_ends_no_relay_worker_or_validator(
     lethal = {**TABLE, "model": {**TABLE["model"], "shape": shape}}  # type: ignore[dict-item]
     bodies = [
         pack(_sorted(table))
-        for table in (lethal, {**TABLE, "recipe": {"ramp": 0}}, {**TABLE, "epoch": "2"})
+        for table in (lethal, {**TABLE, "sampling": {"lag": -1}}, {**TABLE, "epoch": "2"})
     ]
     documents = [signed(body, key) for body in bodies for key in (STRANGER, OWNER)] * 3
     void = [b"garbage", signed(bodies[0])[:-1]]

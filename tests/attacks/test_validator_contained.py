@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, cast
 
 import pytest
 
-from roles.contract.core.recipe import Recipe
 from roles.engines.base import EngineError, GroupTask, Sampling
 from roles.envs.base import Task
 from roles.envs.client import LocalEnvironment
 from roles.envs.contained import AnswerFailed, EnvironmentFailed, reward_of, task_of
 from roles.envs.sort import SortEnvironment
 from roles.protocol.scorer import ENVIRONMENT_FAILED
+from roles.rl.recipes import NETWORK
 from roles.trainer.curve import LearningCurve
 from tests.attacks.judged import play, trainer, validator
 
@@ -185,7 +186,10 @@ async def test_an_evaluation_that_fails_stops_no_learning(
             return [(task.prompt,) for task in tasks]
 
     environment = SortEnvironment()
-    curve = LearningCurve(cast(Any, None), Recipe(), LocalEnvironment(environment), 1)
+    learner = replace(NETWORK.learner, evaluate_every=1)
+    curve = LearningCurve(
+        cast(Any, None), NETWORK.sampling, learner, LocalEnvironment(environment)
+    )
     await curve.evaluate(cast(Any, Learner()), 0)
     assert "answer failed" in caplog.text
     monkeypatch.setattr(SortEnvironment, "reward", reward)

@@ -71,7 +71,7 @@ class Attacker(Inference):
         run, node = run_of(self.node), self.node
         version = node.shardcast.newest
         policy = node.shardcast.manifest(version).weights_digest
-        claims = bytes([Claim.SPREAD] * run.terms.recipe.submission)
+        claims = bytes([Claim.SPREAD] * run.terms.sampling.submission)
         digest = content_digest(CONTENT)
         head = run.id, terms_digest(run), node.peer_id, version, policy
         return replace(Window(*head, 0, (digest,), claims), **changes)

@@ -108,7 +108,7 @@ def test_init_makes_keys_draft_and_signed_run(
     assert run.owner == load_or_create_key(folder / "owner.key").peer_id
     assert run.terms.trainers == (peers["trainer"],)
     assert run.terms.validators == (peers["validator"],)
-    assert run.terms.recipe == NETWORK.recipe
+    assert run.terms.sampling == NETWORK.recipe
     assert RunFolder(folder).cast() == {
         "trainer": "trainer", "validator": "validator", "inference-1": "inference",
         "inference-2": "inference", "inference-3": "inference",
@@ -152,7 +152,7 @@ def test_a_models_own_files_go_to_the_trainer_and_no_others(
     pinned = {pin.name for pin in run.terms.model.base}
     assert {path.name for path in (folder / "trainer" / FOLDER).iterdir()} == pinned
     assert not pinned & {"LICENSE", "README.md"}
-    assert run.terms.recipe == SMALL_MODEL.recipe
+    assert run.terms.sampling == SMALL_MODEL.recipe
     assert run.terms.environments[0].kinds["addition"] == 6.0
     assert len(run.terms.model.end_tokens) > 1, "a newline ends an answer of one line"
 

@@ -18,22 +18,21 @@ from pathlib import Path
 import pytest
 import trio
 
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.demo.command import prepare
 from roles.demo.shows import SORTING
 from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes, NodeProcess
 from roles.own.status import Status
+from roles.rl.learner import WarmUp
 from tests.processes import descendants
+from tests.support.toys import sorting_learner, sorting_sampling
 
-SMALL = replace(
-    Recipe(),
-    warm_up=WarmUp(steps=80, ramp=20),
-    steps=14,
+SMALL = sorting_sampling(steps=14, group_size=8, submission=4)
+LEARNER = sorting_learner(
     groups=8,
-    group_size=8,
     minibatches=2,
-    submission=4,
+    evaluate_every=0,
+    warm_up=WarmUp(steps=80, rate=4e-3, ramp=20),
 )
 PATIENCE = 400
 """Seconds for the whole play on a busy machine; alone on two cores it takes about 30."""
@@ -42,8 +41,7 @@ PATIENCE = 400
 @asynccontextmanager
 async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[LocalNodes]:
     """The demo's cast with a small recipe, ended whatever happens."""
-    recipe = replace(SMALL, steps=steps)
-    show = replace(SORTING, recipe=recipe, evaluate_every=0)
+    show = replace(SORTING, sampling=replace(SMALL, steps=steps), learner=LEARNER)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             run = prepare(show, 1, RunFolder(folder))

@@ -146,7 +146,7 @@ class Asker(Inference):
         await node.shardcast.wait_policy(node.shardcast.newest + 1)
         version = node.shardcast.newest
         policy = node.shardcast.manifest(version).weights_digest
-        claims = bytes([Claim.SPREAD] * run.terms.recipe.submission)
+        claims = bytes([Claim.SPREAD] * run.terms.sampling.submission)
         honest = Window(
             *(run.id, terms_digest(run), node.peer_id, version, policy, 0),
             *((bytes(32),), claims),

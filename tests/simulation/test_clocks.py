@@ -14,6 +14,7 @@ from p2p.node.live import scene_of
 from p2p.node.node import Node, open_node
 from roles.contract import Terms, sign_run
 from roles.contract.core.file import EnvironmentPin, Model
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
 from sim import open_swarm, run_simulation
 from sim.kernel.simulation import Simulation
@@ -32,6 +33,7 @@ def clocks_of(skews: Mapping[str, float], seconds: float = 90.0) -> dict[str, tu
             trainers=(keys.signer("n0").peer_id,),
             validators=(keys.signer("n1").peer_id,),
             model=Model(engine="fake"),
+            sampling=NO_SAMPLING,
         )
         run = sign_run(terms, keys.signer("owner"))
         config = replace(NodeConfig(), dht=replace(NodeConfig().dht, difficulty=4))

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from p2p.identity import PeerId
-from roles.contract.core.recipe import Recipe
 from roles.engines.base import Group, GroupTask, Sampling
 from roles.engines.fake import FakeEngine
 from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
+from roles.rl.recipes import NETWORK
 from sim.node.swarm import Swarm
 from tests.support.swarm import CAST, Lingering, nobody_honest_is_rejected, perform
 
@@ -114,7 +114,7 @@ def test_what_becomes_too_old_in_the_middle_is_dropped_and_leaves_no_gap(
     assert health["done"] == 1
     assert nobody_honest_is_rejected(health)
     assert watched.dropped > 0
-    assert max(watched.behind) <= Recipe().lag
+    assert max(watched.behind) <= NETWORK.sampling.lag
     watched.check_order()
 
 

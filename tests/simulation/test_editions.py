@@ -16,7 +16,7 @@ from p2p.node.rundoc import RunConfig
 from proofs.checks import Evidence, Judgement, Limits, Verdict
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import AdmissionMode, AdmissionRules
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.trust import TrustTerms
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
@@ -85,15 +85,17 @@ class Edited(Play):
         for node, _ in self._open.values():
             assert await node.book.offer(run.document)
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
         with trio.CancelScope() as scope:
             watcher = swarm.nodes["relay-1"].world
-            while self._status(recipe).trainer.get("step", -1) < 1:
+            while self._status(sampling).trainer.get("step", -1) < 1:
                 await watcher.sleep(spine.LOOK)
             await self.disturb(swarm)
             await watcher.sleep(self.seconds)
             scope.cancel()
-        return self._status(recipe)
+        return self._status(sampling)
 
 
 def names(swarm: Swarm, *nodes: str) -> tuple[Any, ...]:
@@ -171,7 +173,7 @@ def test_work_of_older_terms_in_every_outbox_accuses_nobody(
     def change(_: Swarm, terms: Terms) -> Terms:
         if "surprise" in changes:
             return replace(terms, limits=replace(terms.limits, surprise=21.0))
-        return replace(terms, recipe=replace(terms.recipe, **changes))
+        return replace(terms, sampling=replace(terms.sampling, **changes))
 
     class Restarting(Edited):
         async def hand_out(self, run: Run) -> None:
@@ -235,7 +237,7 @@ def test_a_removed_trainer_publishes_nothing_more(monkeypatch: pytest.MonkeyPatc
     assert "relay-1" in health
 
 
-@pytest.mark.parametrize("key", ["recipe", "model", "environments"])
+@pytest.mark.parametrize("key", ["sampling", "model", "environments"])
 def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_restart(
     key: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -246,7 +248,7 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
     def change(_: Swarm, terms: Terms) -> Terms:
         pin = replace(terms.environments[0], digest=bytes(32))
         changed: Any = {
-            "recipe": replace(terms.recipe, max_new_tokens=13),
+            "sampling": replace(terms.sampling, max_new_tokens=13),
             "model": replace(terms.model, seed=1),
             "environments": (pin,),
         }[key]

@@ -63,7 +63,7 @@ class Flooded(Play):
     async def _send(self, machine: SimNode, host: Any, trainer: PeerId, number: int) -> None:
         run = self._run
         assert run is not None
-        claims = bytes([Claim.SPREAD] * run.terms.recipe.submission)
+        claims = bytes([Claim.SPREAD] * run.terms.sampling.submission)
         first = 0
         while True:
             shardcast = self._open["trainer-1"][0].shardcast

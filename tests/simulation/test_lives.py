@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.own.status import SwarmStatus
 from sim import Simulation, open_swarm, run_simulation
 from sim.node.swarm import Swarm
@@ -38,13 +38,15 @@ class Lives(Spine):
         """Healths of the worker."""
         self.said: list[str] = []
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
         machine, world = swarm.nodes["inference-1"], swarm.nodes["relay-1"].world
         rng = world.rng("kills")
-        status, left_at = self._status(recipe), 0.0
+        status, left_at = self._status(sampling), 0.0
         while swarm.simulation.now < scenario.duration and not status.done:
             await world.sleep(rng.uniform(0.05, 0.9))
-            status = self._status(recipe)
+            status = self._status(sampling)
             self._look(status)
             if left_at == 0 and status.trainer.get("step", 0) >= 4:
                 left_at = swarm.simulation.now
@@ -58,7 +60,7 @@ class Lives(Spine):
                 swarm.restart("inference-1")
                 await world.sleep(rng.uniform(0.5, 4.0))
         await world.sleep(20)  # the account of the last step is asked for
-        self._look(status := self._status(recipe))
+        self._look(status := self._status(sampling))
         return status
 
     def _look(self, status: SwarmStatus) -> None:

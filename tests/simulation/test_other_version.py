@@ -10,7 +10,7 @@ from p2p.errors import BadMessage
 from p2p.identity import ProtocolId
 from p2p.wire import pack, unpack_untrusted
 from roles.contract.core.file import FORMAT, decode_run_untrusted
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.own.status import SwarmStatus
 from roles.protocol.core.answer import WORK_PROTOCOL, WORK_SINCE
 from roles.trainer import role
@@ -37,12 +37,14 @@ def test_a_node_whose_trainer_speaks_another_protocol_names_the_version(
     monkeypatch.setattr(role, "WORK_PROTOCOL", ProtocolId("/shoal/rollout/1.0.0"))
 
     class Other(Play):
-        async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+        async def _play(
+            self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+        ) -> SwarmStatus:
             await swarm.sleep(5)
             node, _ = self._open["trainer-1"]
             node.membership.me.update(version=runs)
             await swarm.sleep(60)
-            return self._status(recipe)
+            return self._status(sampling)
 
     with caplog.at_level(logging.WARNING):
         health = perform(Other(SPEAKS | {"validator-1": "validator"}))

@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from p2p.identity import PeerId
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import EngineError
 from roles.engines.fake import FakeEngine
 from roles.inference.session import InferenceSession
@@ -118,8 +118,10 @@ def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
                     node.disk.replace_now(path, node.disk.read_now(path, 0, None)[:-5])
             swarm.restart("trainer-1")
 
-        async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
-            status = await super()._play(swarm, scenario, recipe)
+        async def _play(
+            self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+        ) -> SwarmStatus:
+            status = await super()._play(swarm, scenario, sampling)
             disk = swarm.nodes["trainer-1"].disk
             for path, before in self.published.items():
                 assert disk.size_now(path) is None or disk.read_now(path, 0, None) == before

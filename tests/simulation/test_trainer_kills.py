@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from p2p.node.config import NodeConfig
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.fake import FakeEngine, FakePolicy, first_policy, next_policy
@@ -33,7 +33,7 @@ def rare_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = spine._config
 
     def config() -> NodeConfig:
-        table = {"trainer": {"evaluate_every": 0, "checkpoint_every": EVERY}}
+        table = {"trainer": {"checkpoint_every": EVERY}}
         return replace(plain(), role=table)
 
     monkeypatch.setattr(spine, "_config", config)
@@ -87,8 +87,10 @@ class Deadly(Play):
             await swarm.sleep(0.2)
             swarm.restart("trainer-1")
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
-        status = await super()._play(swarm, scenario, recipe)
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
+        status = await super()._play(swarm, scenario, sampling)
         self.disk = swarm.nodes["trainer-1"].disk
         return status
 

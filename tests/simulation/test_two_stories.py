@@ -22,6 +22,7 @@ from p2p.node.config import NodeConfig
 from p2p.node.node import Node, open_node
 from p2p.wire import FrameReader
 from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -57,6 +58,7 @@ class Stage:
             trainers=(keys.signer("n0").peer_id,),
             validators=tuple(keys.signer(name).peer_id for name in (LIAR, JUDGE)),
             model=Model(engine="fake"),
+            sampling=NO_SAMPLING,
         )
         self.run: Run = sign_run(terms, keys.signer("owner"))
         config = NodeConfig()

@@ -11,7 +11,7 @@ from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Limits, Verdict
 from roles.contract.core.file import EnvironmentPin, Model, Run, Terms, sign_run
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import ModelShape
 from roles.engines.base import Group, draw_all
 from roles.engines.config import MachineLimits, engine_of
@@ -29,9 +29,6 @@ from roles.protocol.replay import answers_of, as_signed
 OWNER, TRAINER, JUDGE, WORKER = (KeyPair(bytes([number]) * 32) for number in range(20, 24))
 VERSION: Final = PolicyVersion(0)
 WEIGHTS: Final = "weights.safetensors"
-RECIPE: Final = Recipe(
-    steps=9, groups=4, group_size=4, submission=2, minibatches=1, warm_up=WarmUp(steps=0)
-)
 TINY: Final = ModelShape(width=32, layers=2, query_heads=2, key_heads=1, feed_forward=64)
 
 
@@ -44,7 +41,7 @@ def make_run() -> Run:
         trainers=(TRAINER.peer_id,),
         validators=(JUDGE.peer_id,),
         model=Model(engine="fake", shape=TINY, context=128),
-        recipe=RECIPE,
+        sampling=SamplingTerms(steps=9, group_size=4, submission=2, max_new_tokens=12),
         limits=Limits.fp32(),
     )
     return sign_run(terms, OWNER)

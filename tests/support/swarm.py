@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from roles.contract import Run, Terms, sign_run
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.own.status import SwarmStatus
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -38,12 +38,12 @@ class Play(spine.Spine):
         super().__init__(cast)
         self._change = change
 
-    def make_run(self, swarm: Swarm, recipe: Recipe) -> Run:
+    def make_run(self, swarm: Swarm, sampling: SamplingTerms) -> Run:
         """What is played, signed. All validators of the cast are named."""
         keys = swarm.simulation.keys
         judges = [name for name in self._cast if name.startswith("validator")]
         terms = replace(
-            super().make_run(swarm, recipe).terms,
+            super().make_run(swarm, sampling).terms,
             validators=tuple(keys.signer(name).peer_id for name in judges),
         )
         return sign_run(self._change(swarm, terms), keys.signer("owner"))
@@ -51,21 +51,25 @@ class Play(spine.Spine):
     async def disturb(self, swarm: Swarm) -> None:
         """What goes wrong, beginning when the first policy is out."""
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
         watcher = swarm.nodes["relay-1"].world
-        while self._status(recipe).trainer.get("step", -1) < 1:
+        while self._status(sampling).trainer.get("step", -1) < 1:
             await watcher.sleep(spine.LOOK)
         await self.disturb(swarm)
-        return await super()._play(swarm, scenario, recipe)
+        return await super()._play(swarm, scenario, sampling)
 
 
 class Lingering(Play):
     """Goes on for a while when everything is done."""
 
-    async def _play(self, swarm: Swarm, scenario: Scenario, recipe: Recipe) -> SwarmStatus:
-        await super()._play(swarm, scenario, recipe)
+    async def _play(
+        self, swarm: Swarm, scenario: Scenario, sampling: SamplingTerms
+    ) -> SwarmStatus:
+        await super()._play(swarm, scenario, sampling)
         await swarm.sleep(30)
-        return self._status(recipe)
+        return self._status(sampling)
 
 
 def perform(play: Play, seed: int = 7, **parameters: float) -> Health:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import trio
 
 from p2p.machine import open_world
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines import client, worker
 from roles.engines.base import (
     Answers,
@@ -30,10 +30,13 @@ from roles.engines.base import (
 )
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
+from roles.rl.learner import LearnerConfig
 
 TOKENS: Final = 100_000
 CONFIG: Final = EngineConfig(
-    context=1000, recipe=Recipe(groups=46, group_size=2, max_new_tokens=TOKENS)
+    context=1000,
+    sampling=SamplingTerms(steps=1, group_size=2, max_new_tokens=TOKENS),
+    learner=LearnerConfig(groups=46, rate=8e-4),
 )
 LESSON: Final = TrainingGroup(
     (1, 2, 3), 2 * (Completion((9,) * TOKENS, (-0.5,) * TOKENS),), (0.0, 1.0)

@@ -34,10 +34,11 @@ from roles.calibrate.measure import Measured, WorkBench
 from roles.calibrate.weights import low_rank, one_step_away, rewrite, to_fp8, to_int4, to_int8
 from roles.contract import sign_run
 from roles.contract.core.file import EnvironmentPin, decode_run_untrusted
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.envs.base import environment_digest
 from roles.models.safetensors import RawTensor, decode_untrusted, encode
 from roles.own.draft import _calibration, read_draft
+from roles.rl.learner import FILE, write_learner
+from tests.support.toys import QUICK, sorting_learner, sorting_sampling
 from tests.unit.test_run_file import OWNER, TERMS, TRAINER, VALIDATOR
 
 
@@ -223,11 +224,12 @@ def test_a_folder_is_copied_with_its_shards(tmp_path: Path) -> None:
 def run_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's run, warmed up for a second."""
     pin = EnvironmentPin(name="sort", digest=environment_digest("sort"))
-    recipe = Recipe(group_size=4, warm_up=WarmUp(steps=60, batch=32, ramp=10))
+    sampling = sorting_sampling(group_size=4)
     path = tmp_path_factory.mktemp("run") / "run.shoal"
     path.write_bytes(
-        sign_run(replace(TERMS, environments=(pin,), recipe=recipe), OWNER).document
+        sign_run(replace(TERMS, environments=(pin,), sampling=sampling), OWNER).document
     )
+    path.with_name(FILE).write_text(write_learner(sorting_learner(warm_up=QUICK)))
     return path
 
 
@@ -235,7 +237,17 @@ def test_the_command_finds_every_cheat_and_no_honest_group(
     run_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "limits.toml"
-    asked = ["--run", str(run_file), "--sequences", "256", "--json", "--out", str(out)]
+    asked = [
+        "--run",
+        str(run_file),
+        "--learner",
+        str(run_file.with_name(FILE)),
+        "--sequences",
+        "256",
+        "--json",
+        "--out",
+        str(out),
+    ]
     assert main(asked) == 0
     table = json.loads(capsys.readouterr().out)
     honest, *cheats = table["ways"]
@@ -274,7 +286,21 @@ def test_too_little_noisy_work_leaves_no_limits(
     rng, out = np.random.default_rng(3), tmp_path / "limits.toml"
     few = Measured("honest", tuple(noisy(rng) for _ in range(40)))
     monkeypatch.setattr(WorkBench, "honest", lambda bench, tasks: few)
-    assert main(["--run", str(run_file), "--sequences", "64", "--out", str(out)]) == 2
+    assert (
+        main(
+            [
+                "--run",
+                str(run_file),
+                "--learner",
+                str(run_file.with_name(FILE)),
+                "--sequences",
+                "64",
+                "--out",
+                str(out),
+            ]
+        )
+        == 2
+    )
     assert "12,000 honest tokens in 40 groups are too few to fit" in capsys.readouterr().err
     assert not out.exists()
 

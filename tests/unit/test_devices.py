@@ -21,7 +21,6 @@ from p2p.node.tables import read_table
 from p2p.node.usage import WRONG_USAGE
 from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words, noise_bits
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.contract.core.shape import Dtype, ModelShape
 from roles.engines.base import (
     Group,
@@ -34,7 +33,7 @@ from roles.engines.config import (
     AUTO,
     AUTO_THREADS,
     EngineConfig,
-    LearnerOptions,
+    GpuOptions,
     config_from_wire,
     config_to_wire,
 )
@@ -56,17 +55,22 @@ from roles.engines.vllm import requirements
 from roles.engines.worker import choose_kind
 from roles.inference import Inference
 from roles.inference.config import InferenceConfig
+from roles.rl.learner import WarmUp
 from roles.trainer import Trainer
 from roles.trainer.config import TrainerConfig
 from roles.validator import Validator
 from roles.validator.config import ValidatorConfig
 from tests.pretended_device import NamedDevices, PretendedDevice
+from tests.support.toys import sorting_engine, sorting_learner
 
 SHAPE = ModelShape(vocabulary=60, qk_norm=False, qkv_bias=True, tied=True)
 SAMPLING = Sampling(temperature=0.9, max_new_tokens=40, group_size=4)
 ENDS = frozenset({0})
-CONFIG = EngineConfig(
-    shape=SHAPE, recipe=Recipe(minibatches=2, groups=8, warm_up=WarmUp(steps=2, batch=4))
+CONFIG = sorting_engine(
+    shape=SHAPE,
+    learner=sorting_learner(
+        minibatches=2, groups=8, warm_up=WarmUp(steps=2, rate=4e-3, batch=4)
+    ),
 )
 
 
@@ -331,7 +335,7 @@ def test_threads_are_all_cores_less_one() -> None:
     assert [threads_of(EngineConfig(threads=AUTO_THREADS), count) for count in (1, 2, 16)] == [
         1, 1, 15,
     ]  # fmt: skip
-    shared = EngineConfig(threads=AUTO_THREADS, learner=LearnerOptions(ranks=4))
+    shared = EngineConfig(threads=AUTO_THREADS, gpus=GpuOptions(ranks=4))
     assert threads_of(shared, 17) == 4
     assert threads_of(EngineConfig(threads=3), 16) == 3
     assert 1 <= cores() <= 4096
@@ -360,8 +364,8 @@ def test_a_card_that_lies_idle_is_said_with_what_mends_it() -> None:
 
 
 def test_what_computes_crosses_the_pipe() -> None:
-    options = LearnerOptions(ranks=2, recompute=True, offload=True)
-    config = EngineConfig(device="cuda:1", threads=AUTO_THREADS, learner=options)
+    options = GpuOptions(ranks=2, recompute=True, offload=True)
+    config = EngineConfig(device="cuda:1", threads=AUTO_THREADS, gpus=options)
     assert config_from_wire(config_to_wire(config)) == config
     placement = TorchEngine(EngineConfig()).placement()
     assert placement == Placement("torch", "cpu", 1, placement.idle)

@@ -9,7 +9,6 @@ import pytest
 
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms, Goal, Outer
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.contract.core.shape import ModelShape
 from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.outer import OuterState
@@ -20,6 +19,7 @@ from roles.engines.config import EngineConfig
 from roles.envs.base import open_teaching
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.sort import decode, is_held_out
+from tests.support.toys import sorting_engine, sorting_learner
 from tests.unit.core_swarm import peer_named
 
 MEMBERS = 2
@@ -27,7 +27,7 @@ TERMS = DilocoTerms(
     goal=Goal.REWARD, outer_steps=3, inner_steps=16, sequences=24, rate=1e-3, warmup=0,
     gradient_norm=0.1, held_out=192,
 )  # fmt: skip
-TAUGHT = EngineConfig(recipe=Recipe(warm_up=WarmUp(steps=0)))
+TAUGHT = sorting_engine(learner=sorting_learner())
 
 
 def rewards(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT) -> Rewards:
@@ -47,7 +47,7 @@ def member(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT):  # type: 
 def test_two_members_that_average_what_rewards_taught_them_answer_better() -> None:
     """From the end of a warm-up, with nothing but right and wrong, in three rounds of int4."""
     warm_up = replace(TERMS, sequences=1)
-    first, examples = member(warm_up, EngineConfig())
+    first, examples = member(warm_up, sorting_engine())
     first.train(examples.batches(0, 0, 400), 0)
     state = OuterState.begin(first.vector())
     members, outer = [member() for _ in range(MEMBERS)], algorithm_of(TERMS)

@@ -17,6 +17,9 @@ from roles.own.people import load_run
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
 
 
+SAMPLING = "[sampling]\nsteps = 3\ngroup_size = 8\nmax_new_tokens = 9\n"
+
+
 class Owner:
     """Somebody with one key, drafts, and all documents that ever left their hands."""
 
@@ -24,11 +27,12 @@ class Owner:
         self.folder, self.key = folder, folder / "owner.key"
         self.signed: list[Run] = []
 
-    def draft(self, epoch: int = 1, rate: float = 1e-3, name: str = "mine") -> Path:
+    def draft(self, epoch: int = 1, rate: float = 0.5, name: str = "mine") -> Path:
         path = self.folder / f"{name}-{epoch}-{rate}.toml"
         path.write_text(
             f'name = "{name}"\nepoch = {epoch}\ntrainers = ["{TRAINER}"]\n'
-            f'validators = ["{VALIDATOR}"]\n[recipe]\nrate = {rate}\n'
+            f'validators = ["{VALIDATOR}"]\n'
+            f"{SAMPLING}temperature = {rate}\n"
         )
         return path
 
@@ -60,14 +64,14 @@ def test_another_text_of_a_signed_epoch_is_refused_and_the_next_is_offered(
     owner: Owner, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was signed, exit 0: every node that had the first went on under the old recipe."""
-    assert owner.create(owner.draft(rate=1e-3)) == 0
-    assert owner.create(owner.draft(rate=2e-3), out) == 2
+    assert owner.create(owner.draft(rate=0.5)) == 0
+    assert owner.create(owner.draft(rate=0.7), out) == 2
     said = capsys.readouterr().err
     assert "epoch 1 of run 'mine' is signed already" in said
     assert "epoch = 2" in said
     assert said.count("\n") == 1
-    assert owner.create(owner.draft(epoch=2, rate=2e-3), out) == 0
-    assert owner.create(owner.draft(epoch=1, rate=3e-3)) == 2
+    assert owner.create(owner.draft(epoch=2, rate=0.7), out) == 0
+    assert owner.create(owner.draft(epoch=1, rate=0.9)) == 2
     assert "epoch = 3" in capsys.readouterr().err
 
 
@@ -98,9 +102,9 @@ def test_two_changes_of_one_edition_are_not_both_the_next(
 
 
 def test_a_key_without_a_record_knows_the_document_that_it_would_replace(owner: Owner) -> None:
-    assert owner.create(owner.draft(rate=1e-3)) == 0
+    assert owner.create(owner.draft(rate=0.5)) == 0
     (owner.folder / "owner.key.signed").unlink()
-    assert owner.create(owner.draft(rate=2e-3)) == 2
+    assert owner.create(owner.draft(rate=0.7)) == 2
 
 
 def test_what_a_crash_has_cut_off_is_forgotten_and_other_damage_is_not(
@@ -130,7 +134,7 @@ def test_init_signs_no_other_run_where_one_was_lost(
     assert document.read_bytes() == first
     document.unlink()
     draft = tmp_path / "other.toml"
-    draft.write_text('name = "mine"\n[recipe]\nsteps = 3\n')
+    draft.write_text(f'name = "mine"\n{SAMPLING}')
     assert main(["init", str(folder), "--draft", str(draft)]) == 2
     assert f"put {document} back, or name another folder" in capsys.readouterr().err
 
@@ -142,7 +146,7 @@ def test_whatever_an_owner_does_no_two_documents_are_rivals(owner: Owner, seed: 
     for _ in range(40):
         out, there = rng.choice(outs), [name for name in outs if (owner.folder / name).exists()]
         if not there or rng.random() < 0.5:
-            epoch, rate = rng.randrange(1, 9), rng.choice((1e-3, 2e-3))
+            epoch, rate = rng.randrange(1, 9), rng.choice((0.5, 0.7))
             owner.create(owner.draft(epoch, rate, rng.choice(("mine", "another"))), out)
         else:
             change = rng.choice(("--allow", "--forbid")), str(rng.choice((TRAINER, VALIDATOR)))

@@ -87,7 +87,7 @@ async def test_a_step_and_answers_larger_than_a_frame(
         for task, given in zip(tasks, answers, strict=True):
             assert given == (task.prompt * TOKENS,) * 2
         assert await world.disk.list(FOLDER) == []
-        with pytest.raises(EngineError, match=r"bytes of content, and the run's recipe allows"):
+        with pytest.raises(EngineError, match=r"bytes of content, and the run allows"):
             await engine.step([LESSON] * 48)
         assert await world.disk.list(FOLDER) == []
     assert not (tmp_path / FOLDER).exists()

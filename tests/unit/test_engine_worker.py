@@ -15,7 +15,6 @@ import trio
 from p2p.errors import ConfigError, WorkerDied
 from p2p.machine import RealWorld, open_world
 from proofs.checks import Limits, Verdict, judge
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.engines import codec
 from roles.engines.base import (
     Completion,
@@ -31,10 +30,9 @@ from roles.engines.config import EngineConfig, config_from_wire, config_to_wire
 from roles.envs.base import Task
 from roles.envs.sort import SortEnvironment
 from tests.processes import kill_family
+from tests.support.toys import QUICK, sorting_engine, sorting_learner
 
-CONFIG = EngineConfig(
-    recipe=Recipe(minibatches=2, warm_up=WarmUp(steps=60, batch=32, ramp=10)), nice=5
-)
+CONFIG = sorting_engine(learner=sorting_learner(minibatches=2, warm_up=QUICK), nice=5)
 SAMPLING = Sampling(1.0, 12, 4)
 SORT = SortEnvironment()
 PATIENCE = 120
@@ -109,7 +107,7 @@ async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no engine 'abacus'"):
             async with open_engine(world, EngineConfig(kind="abacus")):
                 pass
-        async with open_engine(world, EngineConfig(environment="nonsense")) as engine:
+        async with open_engine(world, sorting_engine(environment="nonsense")) as engine:
             with pytest.raises(ConfigError, match="no environment 'nonsense'"):
                 await engine.open("checkpoint")
 
@@ -148,7 +146,9 @@ def receive(process: subprocess.Popen[bytes]) -> object:
 
 async def test_it_ends_with_its_input_even_while_it_computes() -> None:
     with worker_process() as process:
-        endless = EngineConfig(recipe=Recipe(warm_up=WarmUp(steps=1_000_000)))
+        endless = sorting_engine(
+            learner=sorting_learner(warm_up=replace(QUICK, steps=1_000_000))
+        )
         send(process, codec.encode_request("configure", config_to_wire(endless)))
         assert receive(process) == ["torch", "cpu", 1, ""]
         send(process, codec.encode_request("open", "/nowhere/checkpoint", ""))
@@ -214,7 +214,7 @@ def test_values_survive_the_pipe_and_the_files_beside_it() -> None:
 
 
 async def test_a_cancelled_call_ends_the_worker_at_once(tmp_path) -> None:
-    async with open_world(tmp_path) as world, open_engine(world, EngineConfig()) as engine:
+    async with open_world(tmp_path) as world, open_engine(world, sorting_engine()) as engine:
         with trio.move_on_after(0.5) as scope:
             await engine.open("checkpoint")  # a warm-up of many seconds
         assert scope.cancelled_caught

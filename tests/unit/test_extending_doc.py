@@ -15,7 +15,7 @@ from random import Random
 import pytest
 
 from p2p.machine import open_world
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import GroupTask, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
@@ -25,6 +25,7 @@ from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
+from roles.rl.learner import LearnerConfig
 from tests.model_folders import END, LLAMA, make_folder
 
 DOCS = Path(__file__).parent.parent.parent / "docs" / "tutorials" / "thirty-minutes.md"
@@ -96,11 +97,12 @@ async def test_the_example_pays_what_it_says(setup: EnvironmentSetup) -> None:
 async def test_a_model_learns_from_the_example(setup: EnvironmentSetup) -> None:
     """A random model says letters, which pay a little, more often: no more can be had in a few
     steps."""
-    recipe = Recipe(
-        rate=4e-2, ramp=1, group_size=SIZE, max_new_tokens=NEW_TOKENS, minibatches=1
-    )
     config = EngineConfig(
-        shape=replace(LLAMA, layers=1), recipe=recipe, end_tokens=(END,), environment=None
+        shape=replace(LLAMA, layers=1),
+        sampling=SamplingTerms(steps=60, group_size=SIZE, max_new_tokens=NEW_TOKENS),
+        learner=LearnerConfig(rate=4e-2, ramp=1, gradient_norm=0.1),
+        end_tokens=(END,),
+        environment=None,
     )
     learner, rng = TorchLearner(config), Random(0)
     learner.model.initialise(0)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.contract.core.shape import Family, ModelShape
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig
@@ -26,6 +25,7 @@ from roles.engines.torch.gradient import (
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.rl.algorithms.find import Objective, find_algorithm
+from tests.support.toys import sorting_engine, sorting_learner
 from tests.unit.test_packing import SHAPES
 
 TEMPERATURE = 0.7
@@ -225,8 +225,8 @@ def test_every_token_of_a_step_counts_the_same_in_whatever_minibatch() -> None:
     shape = SHAPES[Family.QWEN3]
     losses = []
     for minibatches in (1, 3, 8):
-        recipe = Recipe(minibatches=minibatches, rate=0.0, warm_up=WarmUp(steps=0))
-        learner = TorchLearner(EngineConfig(shape=shape, recipe=recipe))
+        rules = sorting_learner(minibatches=minibatches, rate=0.0)
+        learner = TorchLearner(sorting_engine(shape=shape, learner=rules))
         learner.model.initialise(2)
         report = learner.update(groups, ADVANTAGES)
         assert report.tokens == sum(len(c.tokens) for g in groups for c in g.completions)

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
-from roles.contract.core.recipe import Recipe
 from roles.engines.base import Completion, EngineError, TrainingGroup
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
@@ -28,10 +27,11 @@ from roles.models.bundle import (
     tensor_shapes,
 )
 from roles.models.safetensors import RawTensor, encode
+from roles.rl.learner import LearnerConfig
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
 
-RECIPE = Recipe(minibatches=1, rate=1e-3, ramp=1, gradient_norm=1.0)
-CONFIG = EngineConfig(shape=LLAMA, recipe=RECIPE)
+LEARNER = LearnerConfig(rate=1e-3, ramp=1)
+CONFIG = EngineConfig(shape=LLAMA, learner=LEARNER)
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from p2p.errors import ConfigError
-from roles.contract.core.recipe import Recipe, WarmUp
 from roles.engines import codec
 from roles.engines.base import (
     Answers,
@@ -27,23 +26,26 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import EngineConfig, LearnerOptions
+from roles.engines.config import GpuOptions
 from roles.engines.mapped import open_content, write_content
 from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.rank import rank_device
 from roles.engines.torch.sharding import local, put, whole
+from roles.rl.learner import WarmUp
 from tests.conformance.engine_process import MOST, EngineProcess, open_engine_process
 from tests.processes import children
+from tests.support.toys import sorting_engine, sorting_learner, sorting_sampling
 
 PATIENCE = 60.0
 """Seconds; reached only by a test that fails."""
 SAMPLING = Sampling(1.0, 12, 4)
-ALONE = EngineConfig(
-    recipe=Recipe(groups=11, group_size=4, minibatches=2, warm_up=WarmUp(steps=3))
+ALONE = sorting_engine(
+    sampling=sorting_sampling(group_size=4),
+    learner=sorting_learner(groups=11, minibatches=2, warm_up=WarmUp(steps=3, rate=4e-3)),
 )
 """11 groups: minibatches of six and five, of which the last batch has no partner."""
-TOGETHER = replace(ALONE, learner=LearnerOptions(ranks=2, recompute=True))
+TOGETHER = replace(ALONE, gpus=GpuOptions(ranks=2, recompute=True))
 
 NO_NUMBER = TrainingGroup((1,), (Completion((2, 0), (float("nan"), -1.0)),) * 2, (0.0, 1.0))
 """Its log-probs make a loss that is none, and so a gradient."""
@@ -183,13 +185,13 @@ def test_groups_go_to_another_process_by_their_file(tmp_path: Path) -> None:
 
 def test_what_the_learner_needs_and_is_not_there_is_said() -> None:
     for options, said in (
-        (LearnerOptions(offload=True), "computes on the CPU, take it out"),
-        (LearnerOptions(ranks=2, offload=True), "keeps a GPU's weights in the CPU's memory"),
+        (GpuOptions(offload=True), "computes on the CPU, take it out"),
+        (GpuOptions(ranks=2, offload=True), "keeps a GPU's weights in the CPU's memory"),
     ):
         with pytest.raises(ConfigError, match=said):
             rank_device(replace(ALONE, learner=options), 0)
     with pytest.raises(ValueError, match="the GPUs of one machine"):
-        LearnerOptions(ranks=0)
+        GpuOptions(ranks=0)
 
 
 def test_what_is_not_shared_is_whole() -> None:

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from p2p.errors import ConfigError
-from roles.contract.core.recipe import Recipe
-from roles.contract.core.shape import ModelShape
-from roles.demo.shows import SORTING
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport
+from roles.rl.learner import LearnerConfig, Schedule
 from roles.rl.recipes import (
     KINDS,
     LARGE_MODEL,
     NETWORK,
     SMALL_MODEL,
+    SORTER,
     check_suits,
     kind_of,
 )
@@ -31,23 +32,19 @@ def test_each_kind_is_found_by_size_and_base() -> None:
     assert kind_of(8_190_735_360, has_base=True) is LARGE_MODEL
 
 
-def test_the_demo_plays_what_the_table_says() -> None:
-    assert SORTING.recipe is NETWORK.recipe
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_a_kinds_own_recipe_suits_it(kind: Any) -> None:
     size = 2 * 10**9 if kind is LARGE_MODEL else 10**6
-    check_suits(kind.recipe, size, has_base=kind.has_base)
+    check_suits(kind.learner, size, has_base=kind.has_base)
 
 
 def test_the_defaults_are_refused_for_a_base() -> None:
     """They ruined SmolLM2 in silence: ratio_max 227, k3 1.08, held-out 6 % -> 6 %."""
-    with pytest.raises(ConfigError, match=r"rate = 0\.0008 in \[recipe\].*set rate = 6e-05"):
-        check_suits(Recipe(), SMOLLM2, has_base=True)
-    check_suits(Recipe(), ModelShape().parameters, has_base=False)
+    with pytest.raises(ConfigError, match=r"rate = 0\.0008 in learner\.toml.*set rate = 6e-05"):
+        check_suits(NETWORK.learner, SMOLLM2, has_base=True)
+    check_suits(NETWORK.learner, SORTER.parameters, has_base=False)
     with pytest.raises(ConfigError, match=r"set rate = 1e-06"):
-        check_suits(Recipe(rate=3e-4), 8 * 10**9, has_base=True)
+        check_suits(LearnerConfig(rate=3e-4), 8 * 10**9, has_base=True)
 
 
 def report(step: int = 1, **change: float) -> StepReport:
@@ -91,3 +88,35 @@ def test_the_same_trouble_is_told_once() -> None:
     guards = LearningGuards()
     told = [guards.is_news(wrong) for wrong in ("", "k3", "k3", "", "k3")]
     assert told == [False, True, False, False, True]
+
+
+def test_rates_climb_fall_and_stay() -> None:
+    learner, warm_up = NETWORK.learner, NETWORK.learner.warm_up
+    assert learner.rate_at(0, 60) == pytest.approx(8e-4 / 5)
+    assert learner.rate_at(4, 60) == pytest.approx(8e-4 * (1 - 0.9 * 4 / 60))
+    assert learner.rate_at(60, 60) == learner.rate_at(600, 60) == pytest.approx(8e-5)
+    assert warm_up is not None
+    assert warm_up.rate_at(0) == pytest.approx(4e-3 / 50)
+    assert max(map(warm_up.rate_at, range(400))) == warm_up.rate_at(49)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "halfway", "late"),
+    [
+        (Schedule.LINEAR, 0.55, 0.19),
+        (Schedule.COSINE, 0.55, 0.1 + 0.9 * (1 + math.cos(0.9 * math.pi)) / 2),
+        (Schedule.WSD, 1.0, 1 - 0.9 * math.sqrt(0.5)),
+    ],
+)
+def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: float) -> None:
+    learner = LearnerConfig(rate=1.0, ramp=1, schedule=schedule)
+    rates = [learner.rate_at(step, 100) for step in range(120)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[50], rates[90]) == pytest.approx((halfway, late))
+    assert rates[100] == rates[119] == pytest.approx(0.1)
+
+
+def test_a_group_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="group_size"):
+        SamplingTerms(steps=1, group_size=1, max_new_tokens=1)

@@ -22,7 +22,6 @@ from p2p.identity import KeyPair, verify
 from p2p.machine import RealWorld
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
-from roles.contract.core.recipe import Recipe
 from roles.inference.outbox import FullPlace, Outbox
 from roles.protocol.core.answer import WORK_PROTOCOL
 from roles.protocol.core.window import content_digest
@@ -116,7 +115,7 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     policies = PolicyFiles(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(
-            node, Recipe(), engine, intake, nothing, nothing, nothing, policies
+            node, 60, 64, engine, intake, nothing, nothing, nothing, policies
         ).open_learner()
 
 

@@ -10,12 +10,12 @@ import pytest
 import trio
 
 from p2p.shardcast.manifest import NO_POLICY
-from roles.contract.core.recipe import Recipe
 from roles.engines.base import EngineError
 from roles.inference.places import OpenPlaces
 from roles.inference.session import InferenceSession
 from roles.inference.stats import InferenceCounts
 from roles.protocol.scorer import Scorer
+from roles.rl.recipes import NETWORK
 
 VERSION: Any = 3
 NO_WINDOWS = SimpleNamespace(close=lambda: None, note_version=lambda _: None)
@@ -60,7 +60,7 @@ async def test_an_engine_reloads_when_its_version_is_another_trainers() -> None:
     session.node, session.engine = node, engine
     session.counts, session._policy = InferenceCounts(), b""
     shardcast.newest = VERSION
-    session.run = cast(Any, SimpleNamespace(terms=SimpleNamespace(recipe=Recipe())))
+    session.run = cast(Any, SimpleNamespace(terms=SimpleNamespace(sampling=NETWORK.sampling)))
     for chosen in (b"one", b"one", b"other", b"other"):
         shardcast.chosen = chosen
         assert await session.load_newest() == VERSION
@@ -117,7 +117,7 @@ async def test_a_policy_that_cannot_be_loaded_ends_no_worker() -> None:
     world = SimpleNamespace(buggify=lambda _: False, sometimes=lambda *_: None)
     session.node = cast(Any, SimpleNamespace(shardcast=shardcast, world=world))
     session.engine, session.counts, session._policy = cast(Any, engine), InferenceCounts(), b""
-    session.run = cast(Any, SimpleNamespace(terms=SimpleNamespace(recipe=Recipe())))
+    session.run = cast(Any, SimpleNamespace(terms=SimpleNamespace(sampling=NETWORK.sampling)))
     session._places = OpenPlaces()
 
     async def produce() -> Any:

@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import KeyPair
 from p2p.node.admission import Capability
+from p2p.node.tables import write_table
 from p2p.wire import pack, unpack_untrusted
 from proofs.checks import Limits
 from proofs.sampling import DrawRule
@@ -32,13 +33,13 @@ from roles.contract.core.file import (
     sign_run,
 )
 from roles.contract.core.pin import FilePin
-from roles.contract.core.recipe import Recipe
 from roles.contract.core.shape import Dtype
 from roles.engines.config import MachineLimits, engine_of
 from roles.envs.base import check_pins, environment_digest
 from roles.envs.client import setup_of
 from roles.own.__main__ import main
 from roles.own.draft import read_draft
+from roles.rl.recipes import NETWORK
 from tests.model_folders import make_folder
 
 OWNER, TRAINER, VALIDATOR, STRANGER = (KeyPair(bytes([number]) * 32) for number in range(4))
@@ -48,8 +49,11 @@ TERMS = Terms(
     environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
     trainers=(TRAINER.peer_id,),
     validators=(VALIDATOR.peer_id,),
+    sampling=NETWORK.sampling,
 )
 RUN = sign_run(TERMS, OWNER)
+SAMPLING = {"steps": 7, "group_size": 16, "max_new_tokens": 12}
+SAMPLING_TABLE = "\n[sampling]\nsteps = 7\ngroup_size = 16\nmax_new_tokens = 12\n"
 
 
 def test_what_was_signed_is_what_is_read() -> None:
@@ -98,7 +102,7 @@ def test_an_honest_owner_with_a_wrong_table_is_refused_with_the_reason() -> None
         ({"trainers": []}, "at least one environment and one trainer"),
         ({"trainers": [str(TRAINER.peer_id)] * 2}, "each once"),
         ({"name": "two\nlines"}, "printable"),
-        ({"recipe": {"temperature": 1}}, "canonical"),
+        ({"sampling": {**write_table(NETWORK.sampling), "temperature": 1}}, "canonical"),
         ({"delivery": {"chunk_bytes": 1}}, "chunk_bytes must be 0, or from 4 KiB"),
     ]
     for change, reason in changes:
@@ -133,11 +137,11 @@ def test_trainers_publish_validators_judge_and_the_rest_goes_by_admission() -> N
 
 def test_engine_and_environment_come_from_the_run() -> None:
     config = engine_of(RUN, threads=2)
-    assert (config.kind, config.environment, config.threads, config.recipe) == (
+    assert (config.kind, config.environment, config.threads, config.sampling) == (
         "torch",
         "sort",
         2,
-        Recipe(),
+        NETWORK.sampling,
     )
     check_pins(RUN)
     other = sign_run(
@@ -153,11 +157,11 @@ def test_a_draft_fills_in_the_rest() -> None:
         "days": 1,
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
-        "recipe": {"steps": 7, "rate": 1},
+        "sampling": SAMPLING,
         "limits": {"preset": "bf16", "surprise": 9},
     }
     terms = read_draft(table, "draft.toml", now=1000.0)
-    assert (terms.expiry, terms.recipe.steps, terms.recipe.rate) == (1000 + 86_400, 7, 1.0)
+    assert (terms.expiry, terms.sampling.steps) == (1000 + 86_400, 7)
     assert (terms.limits.surprise, terms.limits.mantissa_mean) == (9.0, 5.0)
     assert read_draft({**table, "limits": {}}, "", 0.0).limits == Limits.fp32()
     in_bf16 = {**table, "limits": {}, "model": {"dtype": "bfloat16", "draw": "gumbel"}}
@@ -166,8 +170,8 @@ def test_a_draft_fills_in_the_rest() -> None:
         ({"limits": {"preset": "fp8"}}, "draft.toml: limits: preset must be one of fp32, bf16"),
         ({"trainers": ["12D3"]}, r"draft.toml: trainers\[0\]"),
         (
-            {"recipe": {"stepps": 3}},
-            "draft.toml: recipe: there is no key 'stepps'; did you mean 'steps'",
+            {"sampling": {"stepps": 3}},
+            "draft.toml: sampling: there is no key 'stepps'; did you mean 'steps'",
         ),
         ({"environments": ["chess"]}, "no environment 'chess'"),
         ({"name": ""}, "draft.toml: a run's name"),
@@ -184,6 +188,7 @@ def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
         "name": "r",
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
+        "sampling": SAMPLING,
         "environments": [
             {"name": "arithmetic", "weight": 3, "kinds": {"addition": 2, "stories": 0.5}},
             {"name": "math-exact", "data": str(questions)},
@@ -232,7 +237,7 @@ def test_a_run_of_text_needs_the_folder_of_its_base() -> None:
     text = setup_of(run, MachineLimits(), "model").model
     assert text is not None
     assert (text.folder, text.end_tokens, text.vocabulary) == ("model", (2, 5), 50)
-    assert (text.context, text.max_new_tokens) == (100, Recipe().max_new_tokens)
+    assert (text.context, text.max_new_tokens) == (100, NETWORK.sampling.max_new_tokens)
     assert engine_of(run).environment is None
 
 
@@ -241,7 +246,7 @@ def test_the_command_line_signs_and_shows(
 ) -> None:
     draft, key, out = (tmp_path / name for name in ("draft.toml", "key", "run.shoal"))
     peers = f'trainers = ["{TRAINER.peer_id}"]\nvalidators = ["{VALIDATOR.peer_id}"]\n'
-    draft.write_text(f'name = "mine"\n{peers}')
+    draft.write_text(f'name = "mine"\n{peers}{SAMPLING_TABLE}')
     assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
     assert key.stat().st_mode & 0o777 == 0o600
     assert "mine" in capsys.readouterr().out
@@ -271,7 +276,7 @@ def test_the_command_line_signs_and_shows_a_run_of_text(
         f'validators = ["{VALIDATOR.peer_id}"]\n'
         f'[model]\nbase = "{folder}"\ndraw = "gumbel"\ndtype = "bfloat16"\n'
         f'[[environments]]\nname = "math-exact"\ndata = "{questions}"\n'
-        "[recipe]\nrate = 6e-5\n"
+        f"{SAMPLING_TABLE}"
     )
     create = ["create", str(draft), "--key", str(key), "--out", str(out)]
     assert main(create) == 2
@@ -317,7 +322,8 @@ def test_a_calibration_is_signed_with_the_run_and_shown(
     model = '[model]\ndtype = "bfloat16"\ndraw = "gumbel"\n'
     in_bf16 = replace(RECORD, dtype=Dtype.BFLOAT16, draw=DrawRule.GUMBEL)
     draft.write_text(
-        f'name = "mine"\n{peers}{to_toml(Limits.bf16())}{record_to_toml(in_bf16)}{model}'
+        f'name = "mine"\n{peers}{to_toml(Limits.bf16())}{record_to_toml(in_bf16)}'
+        f"{model}{SAMPLING_TABLE}"
     )
     assert main(["create", str(draft), "--key", str(key), "--out", str(out)]) == 0
     run = decode_run_untrusted(out.read_bytes())
@@ -390,8 +396,8 @@ def test_garbage_is_a_bad_message(data: bytes) -> None:
 @pytest.mark.parametrize(
     ("change", "remedy"),
     [
-        ({"max_new_tokens": 4096}, r"lower submission in \[recipe\] to at most 21"),
-        ({"max_new_tokens": 100_000}, r"lower group_size in \[recipe\] to at most 14"),
+        ({"max_new_tokens": 4096}, r"lower submission in \[sampling\] to at most 21"),
+        ({"max_new_tokens": 100_000}, r"lower group_size in \[sampling\] to at most 14"),
         ({"max_new_tokens": 200_000}, r"at most 131072 of max_new_tokens"),
         ({"group_size": 2000, "submission": 1}, r"at most 1024 of group_size"),
     ],
@@ -400,14 +406,14 @@ def test_a_recipe_whose_submissions_no_message_carries_is_not_signed(
     change: dict[str, int], remedy: str
 ) -> None:
     """An oversized submission locked its worker out for ever. Nor is it read."""
-    recipe = replace(Recipe(), submission=64)
+    sampling = replace(NETWORK.sampling, submission=64)
     with pytest.raises(ValueError, match=remedy):
-        replace(TERMS, recipe=replace(recipe, **change))
+        replace(TERMS, sampling=replace(sampling, **change))
     table = {
         "name": "long",
         "trainers": [str(TRAINER.peer_id)],
         "validators": [str(VALIDATOR.peer_id)],
-        "recipe": {"submission": 64, **change},
+        "sampling": {**SAMPLING, "submission": 64, **change},
     }
     with pytest.raises(ConfigError, match=remedy):
         read_draft(table, "run.toml", 0.0)
@@ -438,7 +444,7 @@ def test_a_run_that_pre_trains_has_trainers_only() -> None:
 
 
 def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> None:
-    terms = read_draft(diloco_draft(goal="reward"), "draft", 0.0)
+    terms = read_draft({**diloco_draft(goal="reward"), "sampling": SAMPLING}, "draft", 0.0)
     assert [pin.name for pin in terms.environments] == ["sort"]
     run = decode_run_untrusted(sign_run(terms, OWNER).document)
     assert engine_of(run).environment == "sort"
@@ -456,7 +462,10 @@ def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> 
         ({"diloco": {"corpora": {}}}, "1 to 64 corpora"),
         ({"diloco": {"grace": 90.0}}, "outlast"),
         ({"diloco": {"inner_steps": 0}}, "inner_steps"),
-        ({"algorithm": "grpo", "environments": []}, "at least one environment"),
+        (
+            {"algorithm": "grpo", "environments": [], "sampling": SAMPLING},
+            "at least one environment",
+        ),
     ],
 )
 def test_a_draft_of_a_run_that_pre_trains_is_checked(
@@ -467,7 +476,7 @@ def test_a_draft_of_a_run_that_pre_trains_is_checked(
 
 
 def test_a_store_too_small_for_the_runs_lag_is_named() -> None:
-    run = sign_run(replace(TERMS, recipe=replace(TERMS.recipe, lag=4)), OWNER)
+    run = sign_run(replace(TERMS, sampling=replace(TERMS.sampling, lag=4)), OWNER)
     run.check_store(5, 2**40)
     with pytest.raises(ConfigError, match=r"keep_versions in .shardcast. to at least 5"):
         run.check_store(4, 2**40)

@@ -21,6 +21,7 @@ from roles.engines.torch.engine import TorchEngine
 from roles.engines.torch.files import encode_weights, load_weights, save_folder
 from roles.engines.torch.model import TransformerModel
 from roles.envs.sort import END, SortEnvironment
+from tests.support.toys import sorting_engine
 
 ENDS = frozenset({END})
 SAMPLING = Sampling(temperature=1.0, max_new_tokens=12, group_size=4)
@@ -253,4 +254,4 @@ def test_an_engine_says_what_is_missing() -> None:
     with pytest.raises(EngineError, match="not opened"):
         engine.answer([], SAMPLING)
     with pytest.raises(ConfigError, match="50 tokens"):
-        TorchEngine(EngineConfig(shape=ModelShape(vocabulary=10))).open("none", "")
+        TorchEngine(sorting_engine(shape=ModelShape(vocabulary=10))).open("none", "")

@@ -10,28 +10,20 @@ from random import Random
 import pytest
 import torch
 
-from bench.alone import Alone
-from roles.contract.core.recipe import Recipe, WarmUp
+from bench.alone import DRAW, Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
-from roles.engines.config import EngineConfig
 from roles.engines.evaluation import questions
 from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import write_checkpoint
 from roles.engines.torch.learner import TorchLearner
 from roles.envs.sort import END, SortEnvironment
 from roles.rl.algorithms.base import has_spread
+from tests.support.toys import QUICK, sorting_engine, sorting_learner, sorting_sampling
 
 # A sixteenth of the recipe's work: enough to see it learn something.
-FAST = Recipe(
-    groups=4,
-    draw=8,
-    draw_limit=16,
-    minibatches=2,
-    steps=10,
-    warm_up=WarmUp(steps=60, batch=32, ramp=10),
-)
-CONFIG = EngineConfig(recipe=FAST, seed=3)
-FAST_START = replace(CONFIG, recipe=replace(FAST, warm_up=WarmUp(steps=0)))
+FAST = sorting_learner(groups=4, minibatches=2, warm_up=QUICK)
+CONFIG = sorting_engine(sorting_sampling(steps=10), FAST, seed=3)
+FAST_START = replace(CONFIG, learner=replace(FAST, warm_up=None))
 SORT = SortEnvironment()
 
 
@@ -216,9 +208,9 @@ def test_the_sampler_lags_by_exactly_two() -> None:
     for step in range(1, 5):
         alone.step()
         sampled = alone.sampler.lm_head.weight
-        assert torch.equal(sampled, versions[max(0, step - 1 - FAST.lag)])
+        assert torch.equal(sampled, versions[max(0, step - 1 - CONFIG.sampling.lag)])
         versions.append(alone.learner.model.lm_head.weight.detach().clone())
-    assert alone.course.tasks >= 4 * FAST.draw
+    assert alone.course.tasks >= 4 * DRAW
 
 
 def _mean(groups: list[TrainingGroup]) -> float:

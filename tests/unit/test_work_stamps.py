@@ -14,7 +14,7 @@ from p2p.node.credential import find_work, work_bits, work_cost
 from p2p.node.node import Node
 from roles.contract import Run
 from roles.contract.core.file import AdmissionRules, sign_run
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.config import MachineLimits, engine_of
 from roles.inference.role import Inference
 from roles.trainer.core.pace import Paces
@@ -39,9 +39,9 @@ def test_a_stamp_is_checked_by_one_hash_and_is_of_one_run_and_identity() -> None
 def with_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
     real = spine._write_run
 
-    def write_run(swarm: Swarm, recipe: Recipe) -> Run:
+    def write_run(swarm: Swarm, sampling: SamplingTerms) -> Run:
         rules = AdmissionRules(stamp_bits=BITS)
-        terms = replace(real(swarm, recipe).terms, admission=rules)
+        terms = replace(real(swarm, sampling).terms, admission=rules)
         return sign_run(terms, swarm.simulation.keys.signer("owner"))
 
     monkeypatch.setattr(spine, "_write_run", write_run)

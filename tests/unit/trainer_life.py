@@ -21,7 +21,7 @@ from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from p2p.policy import PolicyVersion
 from proofs.checks import Verdict
-from roles.contract.core.recipe import Recipe, WarmUp
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, Engine, Group
 from roles.engines.client import open_engine
@@ -40,14 +40,15 @@ from roles.trainer.intake import Intake
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.taken import TakenPlace, learnable_groups
+from tests.support.toys import sorting_learner
 
 KEY: Final = KeyPair(b"t" * 32)
 STEPS: Final = 400
+LEARNER: Final = sorting_learner(groups=5, minibatches=2, evaluate_every=0)
 CONFIG: Final = EngineConfig(
     shape=ModelShape(width=16, layers=1, query_heads=2, key_heads=1, feed_forward=32),
-    recipe=Recipe(
-        steps=STEPS, groups=5, group_size=4, minibatches=2, lag=1000, warm_up=WarmUp(steps=0)
-    ),
+    sampling=SamplingTerms(steps=STEPS, group_size=4, lag=1000, max_new_tokens=12),
+    learner=LEARNER,
 )
 CHECKPOINT_EVERY: Final = 4
 GROUPS: Final = 3
@@ -91,7 +92,7 @@ def place(index: int) -> TakenPlace:
 
 def lessons(index: int) -> list[BufferedGroup]:
     """What the groups of place ``index`` teach."""
-    return learnable_groups(place(index), CONFIG.recipe.group_size)
+    return learnable_groups(place(index), CONFIG.sampling.group_size)
 
 
 class Ledger:
@@ -179,23 +180,25 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
     node: Any = SimpleNamespace(world=world, shardcast=Shardcast(folder))
     ledger: Any = Ledger()
     standing: Any = Standing()
-    durable, inbox, recipe = (
+    durable, inbox, sampling = (
         Durable(world, "trainer"),
         ToldInbox(world, "intake", folder / TOLD),
-        CONFIG.recipe,
+        CONFIG.sampling,
     )
-    intake = Intake(node, recipe, ledger, inbox, GroupBuffer(recipe.lag), durable)
-    curve = LearningCurve(world.disk, recipe, Unasked(), 0)
+    intake = Intake(node, sampling, ledger, inbox, GroupBuffer(sampling.lag), durable)
+    curve = LearningCurve(world.disk, sampling, LEARNER, Unasked())
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     desk: Any = SimpleNamespace(note_policy=lambda: None, repeated=0, lies=0)
-    session = TrainerSession(node, recipe, engine, intake, desk, curve, standing, policies)
+    session = TrainerSession(
+        node, sampling.steps, LEARNER.groups, engine, intake, desk, curve, standing, policies
+    )
     step = await session._resume()
     await intake.restore(step)
     # The newest place is on disk always: none is taken twice.
     taken = [await inbox.read(key) for key in inbox._files]
     coming = 1 + max((one.submission.index for one in taken if one is not None), default=-1)
     while step < steps:
-        while len(intake.buffer) < recipe.groups:
+        while len(intake.buffer) < LEARNER.groups:
             await intake.take(place(coming))
             coming += 1
         step = await session._step(step)

@@ -116,7 +116,7 @@ class DilocoTerms:
 
     goal: Goal = Goal.TEXT
     """What an inner step learns from. With ``reward`` a member draws ``sequences`` tasks of the
-    run's environments a step, each answered [recipe] group_size times; corpora are not read,
+    run's environments a step, each answered [sampling] group_size times; corpora are not read,
     and a task counts as a token."""
 
     corpora: Mapping[str, float] = field(default_factory=lambda: {"python": 1.0})

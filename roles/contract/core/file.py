@@ -41,7 +41,7 @@ from roles.contract.core.bounds import check_bounds
 from roles.contract.core.diloco import Algorithm, DilocoTerms, Goal, Joining
 from roles.contract.core.names import NAME
 from roles.contract.core.pin import FilePin
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import (
     ENGINES,
     MAX_CONTEXT,
@@ -54,9 +54,9 @@ from roles.contract.core.sizes import WorkSize
 from roles.contract.core.trust import TrustTerms
 
 DOMAIN: Final = "/shoal/run/1.0.0"
-FORMAT: Final = 5
+FORMAT: Final = 6
 """Grows when a field is added to `Terms` or to anything inside it: then old nodes refuse, with
-a reason. 5: `trust` has three numbers; appeals and the length of bans are gone."""
+a reason. 6: `sampling` has what nodes agree on; the rest of the recipe is in learner.toml."""
 MAX_RUN: Final = 256 * KI
 """Bytes of a document: 4,096 peers of 54 characters, and 30 KiB for the rest. Not all lists can
 be full at once."""
@@ -338,8 +338,8 @@ class Terms:
     model: Model = field(default_factory=Model)
     """What is trained."""
 
-    recipe: Recipe = field(default_factory=Recipe)
-    """How it is trained."""
+    sampling: SamplingTerms
+    """How answers are drawn, and how many steps there are."""
 
     limits: Limits = field(default_factory=Limits.fp32)
     """What validators let pass."""
@@ -372,11 +372,11 @@ class Terms:
         if not self.trainers or (not is_shared and not self.environments):
             raise ValueError("a run needs at least one environment and one trainer")
         self.work_size.check()
-        if self.recipe.max_new_tokens >= self.model.context:
+        if self.sampling.max_new_tokens >= self.model.context:
             raise ValueError(
-                f"max_new_tokens = {self.recipe.max_new_tokens} leave no room for a prompt in a"
-                f" context of {self.model.context}: lower max_new_tokens in [recipe], or raise"
-                " context in [model]"
+                f"max_new_tokens = {self.sampling.max_new_tokens} leave no room for a prompt in"
+                f" a context of {self.model.context}: lower max_new_tokens in [sampling], or"
+                " raise context in [model]"
             )
         if self.calibration is not None:
             self._check_calibration(self.calibration)
@@ -407,13 +407,13 @@ class Terms:
     @property
     def work_size(self) -> WorkSize:
         """What the length of submissions follows from."""
-        recipe = self.recipe
+        sampling = self.sampling
         return WorkSize(
-            groups=recipe.submission,
-            completions=recipe.group_size,
-            tokens=recipe.max_new_tokens,
+            groups=sampling.submission,
+            completions=sampling.group_size,
+            tokens=sampling.max_new_tokens,
             vocabulary=self.model.shape.vocabulary,
-            proof_values=recipe.proof_values,
+            proof_values=sampling.proof_values,
         )
 
 
@@ -536,8 +536,8 @@ class Run:
     def shape(self) -> Shape:
         """What every group of this run looks like, whatever it says."""
         return Shape(
-            group_size=self.terms.recipe.group_size,
-            max_new_tokens=self.terms.recipe.max_new_tokens,
+            group_size=self.terms.sampling.group_size,
+            max_new_tokens=self.terms.sampling.max_new_tokens,
             vocabulary=self.terms.model.shape.vocabulary,
             end_tokens=frozenset(self.terms.model.end_tokens),
         )
@@ -581,7 +581,7 @@ class Run:
         and what submissions under way were made with: with two of them at a time honest work
         would be rejected.
         """
-        fixed = ("environments", "model", "recipe", "delivery", "algorithm", "diloco")
+        fixed = ("environments", "model", "sampling", "delivery", "algorithm", "diloco")
         changed = [
             key for key in fixed if getattr(self.terms, key) != getattr(newer.terms, key)
         ]
@@ -590,19 +590,19 @@ class Run:
     def check_store(self, keep_versions: int, keep_bytes: int) -> None:
         """Raise `ConfigError` if a trainer or validator that keeps so few policies cannot serve
         this run: workers would pay for it, whose work it could not judge."""
-        if keep_versions <= self.terms.recipe.lag:
+        if keep_versions <= self.terms.sampling.lag:
             raise ConfigError(
-                f"run {self.name!r} uses policies that are {self.terms.recipe.lag} versions"
+                f"run {self.name!r} uses policies that are {self.terms.sampling.lag} versions"
                 " old: set keep_versions in [shardcast] to at least"
-                f" {self.terms.recipe.lag + 1}, not {keep_versions}"
+                f" {self.terms.sampling.lag + 1}, not {keep_versions}"
             )
         model = self.terms.model
         size = model.shape.parameters * (2 if model.dtype is Dtype.BFLOAT16 else 4)
-        needed = (self.terms.recipe.lag + 1) * size
+        needed = (self.terms.sampling.lag + 1) * size
         if keep_bytes < needed:
             raise ConfigError(
                 f"run {self.name!r} uses policies of {size:,} bytes that are"
-                f" {self.terms.recipe.lag} versions old: lend it more (disk in [share], or"
+                f" {self.terms.sampling.lag} versions old: lend it more (disk in [share], or"
                 f" keep_bytes in [shardcast]), at least {needed:,} bytes, not {keep_bytes:,}"
             )
 

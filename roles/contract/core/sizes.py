@@ -2,7 +2,7 @@
 
 A message is read into memory before it is looked at, so its length has a bound; and a bound
 below what an honest worker may have to say would lock that worker out for ever. So a run's own
-recipe gives the bound, and a recipe whose submissions would not fit one message is refused when
+sampling gives the bound, and terms whose submissions would not fit one message is refused when
 it is signed, and by every node that is handed it (`check_sizes`).
 """
 
@@ -95,7 +95,7 @@ class WorkSize:
             if value > limit:
                 raise ValueError(
                     f"one message carries at most {limit} of {key}, not {value}: lower {key} in"
-                    " [recipe]"
+                    " [sampling]"
                 )
         if self.max_submission <= MAX_SUBMISSION:
             return
@@ -111,5 +111,5 @@ class WorkSize:
             key, most = "max_new_tokens", each // chunk * _ROWS_PER_CHUNK
         raise ValueError(
             f"a submission of this run may have {self.max_submission} bytes, and one message"
-            f" carries {MAX_SUBMISSION}: lower {key} in [recipe] to at most {most}"
+            f" carries {MAX_SUBMISSION}: lower {key} in [sampling] to at most {most}"
         )

@@ -144,12 +144,12 @@ class TorchEngine:
         if longest + sampling.max_new_tokens > self._config.context:
             raise EngineError(
                 f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed"
-                f" the context of {self._config.context}: lower max_new_tokens of the recipe,"
+                f" the context of {self._config.context}: lower max_new_tokens in [sampling],"
                 " or let the environment ask shorter questions"
             )
 
     def _new_learner(self) -> TorchLearner | SharedLearner:
-        options = self._config.learner
+        options = self._config.gpus
         if options.ranks == 1 and not options.offload:
             return TorchLearner(self._config, self.device)
         if self._shared is None:

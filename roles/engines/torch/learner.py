@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from p2p.errors import ConfigError
-from roles.contract.core.recipe import Recipe
 from roles.contract.core.shape import Dtype
 from roles.engines.base import (
     Answers,
@@ -49,6 +48,7 @@ from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.algorithms.base import Group
 from roles.rl.algorithms.find import find_algorithm
+from roles.rl.learner import WarmUp
 
 T = TypeVar("T")
 
@@ -70,8 +70,10 @@ class TorchLearner:
         self._config = config
         self._device = device
         self._rank = rank
-        self._recipe = config.recipe
-        self.objective = find_algorithm("grpo", _options(config.recipe))
+        if config.learner is None:
+            raise EngineError("an engine without a learner's configuration cannot learn")
+        self._recipe, self._sampling = config.learner, config.sampling
+        self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
@@ -85,7 +87,7 @@ class TorchLearner:
             self.model.parameters(),
             self._recipe.rate,
             self._recipe.betas,
-            weight_decay=0.0,
+            weight_decay=self._recipe.weight_decay,
             fused=True,
         )
 
@@ -94,9 +96,9 @@ class TorchLearner:
         mesh = self._rank.mesh
         # what is shared is laid out on the CPU: no device need hold all of it at a time
         model = TransformerModel(self._config.shape, device=CPU if mesh else self._device)
-        model.recomputes = self._config.learner.recompute
+        model.recomputes = self._config.gpus.recompute
         if mesh is not None:
-            shard(model, mesh, offload=self._config.learner.offload)
+            shard(model, mesh, offload=self._config.gpus.offload)
             model.move_to(self._device)
         return model
 
@@ -150,6 +152,9 @@ class TorchLearner:
         if self._base is not None:
             load_weights(self.model, self._base)
             return
+        if self._recipe.warm_up is None:
+            self.model.initialise(self._config.seed)
+            return
         environment = open_teaching(self._config.environment)
         if len(environment.vocabulary) > self._config.shape.vocabulary:
             raise ConfigError(
@@ -157,7 +162,7 @@ class TorchLearner:
                 f" tokens, the model {self._config.shape.vocabulary}"
             )
         self.model.initialise(self._config.seed)
-        self._warm_up(environment)
+        self._warm_up(environment, self._recipe.warm_up)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
         """One optimiser step with the algorithm's advantages."""
@@ -174,7 +179,7 @@ class TorchLearner:
             rewards=group.rewards,
             lengths=tuple(map(len, drawn)),
             ended=tuple(tokens[-1] in self._config.end_tokens for tokens in drawn),
-            limit=self._recipe.max_new_tokens,
+            limit=self._sampling.max_new_tokens,
         )
 
     def update(
@@ -186,7 +191,7 @@ class TorchLearner:
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
         for parameters in self._optimiser.param_groups:
-            parameters["lr"] = self._recipe.rate_at(self.step_number)
+            parameters["lr"] = self._recipe.rate_at(self.step_number, self._sampling.steps)
         before = [local(weight).detach().bfloat16() for weight in self.model.parameters()]
         parts = self._parts(len(groups))
         # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
@@ -203,8 +208,8 @@ class TorchLearner:
         parts_of_all = len(minibatches) * self._rank.size
         aim = Aim(
             objective=self.objective,
-            temperature=self._recipe.temperature,
-            limit=self._recipe.max_new_tokens,
+            temperature=self._sampling.temperature,
+            limit=self._sampling.max_new_tokens,
             tokens=tokens / parts_of_all,
             sequences=completions / parts_of_all,
         )
@@ -255,7 +260,7 @@ class TorchLearner:
     def _reference_log_probs(self, batch: LearningBatch) -> Tensor | None:
         if self._reference is None:
             return None
-        found = old_log_probs(self._reference, batch, self._recipe.temperature)
+        found = old_log_probs(self._reference, batch, self._sampling.temperature)
         if self._rank.mesh is not None:
             reshard(self._reference)
         return found
@@ -326,9 +331,9 @@ class TorchLearner:
                 put(copies[name], full)
         return model
 
-    def _warm_up(self, environment: TeachingEnvironment) -> None:
+    def _warm_up(self, environment: TeachingEnvironment, recipe: WarmUp) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
-        recipe, rng = self._recipe.warm_up, Random(self._config.seed)
+        rng = Random(self._config.seed)
         optimiser = torch.optim.AdamW(
             self.model.parameters(),
             recipe.rate,
@@ -360,7 +365,7 @@ class TorchLearner:
         """Of every answer token under the policy before the step."""
         with self._arithmetic():
             found: list[Tensor | None] = [
-                old_log_probs(self.model, one, self._recipe.temperature)
+                old_log_probs(self.model, one, self._sampling.temperature)
                 for one, _ in self._share(minibatch())
             ]
         if self._rank.mesh is not None:
@@ -423,16 +428,6 @@ class TorchLearner:
                 self._optimiser.state[weight] = {"step": step, **moments}
         self._shuffle.set_state(found[_SHUFFLE].clone())
         self.step_number, self._updates = int(found[_NUMBERS][0]), updates
-
-
-def _options(recipe: Recipe) -> dict[str, float]:
-    return {
-        "clip": recipe.clip,
-        "clip_negative": recipe.clip_negative,
-        "advantage_epsilon": recipe.advantage_epsilon,
-        "importance_cap": recipe.importance_cap,
-        "kl_sampler": recipe.kl,
-    }
 
 
 def _batches(

@@ -95,14 +95,18 @@ class RewardLoss:
         self._config, self._terms, self._rewards = config, terms, rewards
         self._teacher: TeachingEnvironment | None = rewards.teacher
         self._ends = frozenset(config.end_tokens)
+        assert config.learner is not None
+        self._learner = config.learner
 
     def _teaches(self, number: int) -> bool:
-        return self._teacher is not None and number < self._config.recipe.warm_up.steps
+        warm_up = self._learner.warm_up
+        return self._teacher is not None and warm_up is not None and number < warm_up.steps
 
     def rate_at(self, number: int) -> float:
         """See `Objective`: the warm-up has a schedule of its own."""
         if self._teaches(number):
-            return self._config.recipe.warm_up.rate_at(number)
+            assert self._learner.warm_up is not None
+            return self._learner.warm_up.rate_at(number)
         return self._terms.rate_at(number)
 
     def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
@@ -124,9 +128,8 @@ class RewardLoss:
 
     def _learn_examples(self, model: TransformerModel, batch: Sequence[SeededTask]) -> float:
         assert self._teacher is not None
-        examples = self._teacher.warm_up(
-            Random(batch[0].seed), self._config.recipe.warm_up.batch
-        )
+        assert self._learner.warm_up is not None
+        examples = self._teacher.warm_up(Random(batch[0].seed), self._learner.warm_up.batch)
         tokens, answer = supervised(examples, model.device)
         logits = model.lm_head(model(tokens[:, :-1])[answer])
         loss = F.cross_entropy(logits, tokens[:, 1:][answer])
@@ -134,7 +137,7 @@ class RewardLoss:
         return float(loss.detach())
 
     def _draw(self, model: TransformerModel, batch: Sequence[SeededTask]) -> list[Group]:
-        recipe = self._config.recipe
+        recipe = self._config.sampling
         sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
         asked = [one.group(recipe.group_size) for one in batch]
         return draw(model, asked, sampling, self._ends, self._config.draw)
@@ -143,23 +146,24 @@ class RewardLoss:
         return [self._rewards.pay(question, one.tokens) for one in group.completions]
 
     def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
-        recipe = self._config.recipe
-        advantages = [normalised(one.rewards, recipe.advantage_epsilon) for one in groups]
+        sampling = self._config.sampling
+        objective = find_algorithm("grpo")
+        advantages = [normalised(one.rewards, 1e-6) for one in groups]
         batches = learning_batches(groups, advantages, device=model.device)
         aim = Aim(
-            objective=find_algorithm("grpo"),
-            temperature=recipe.temperature,
-            limit=recipe.max_new_tokens,
+            objective=objective,
+            temperature=sampling.temperature,
+            limit=sampling.max_new_tokens,
             tokens=sum(map(len, batches)),
             sequences=sum(len(one.completions) for one in groups),
         )
         for batch in batches:
-            drawn_by = old_log_probs(model, batch, recipe.temperature)
+            drawn_by = old_log_probs(model, batch, sampling.temperature)
             add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`: of the most probable answers."""
-        sampling = Sampling(GREEDY, self._config.recipe.max_new_tokens, 1)
+        sampling = Sampling(GREEDY, self._config.sampling.max_new_tokens, 1)
         asked = [one.group(1) for one in batch]
         groups = draw(model, asked, sampling, self._ends, self._config.draw)
         paid = [self._pay(*one)[0] for one in zip(batch, groups, strict=True)]

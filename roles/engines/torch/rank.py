@@ -72,7 +72,7 @@ def joined(
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    size, device = config.learner.ranks, rank_device(config, number)
+    size, device = config.gpus.ranks, rank_device(config, number)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
@@ -88,7 +88,7 @@ def joined(
 def rank_device(config: EngineConfig, number: int) -> torch.device:
     """What process ``number`` computes on: GPUs in their order, or the CPU. Raises
     `ConfigError` if there are too few."""
-    device, options = find_device(config.device), config.learner
+    device, options = find_device(config.device), config.gpus
     if device.type == "mps":
         raise ConfigError("learner.ranks and learner.offload need CUDA: this machine has MPS")
     if device.type == "cpu":

@@ -62,7 +62,7 @@ class SharedLearner:
     """A `TorchLearner` of several processes, of which this is the first."""
 
     def __init__(self, config: EngineConfig) -> None:
-        size = config.learner.ranks
+        size = config.gpus.ranks
         for number in range(size):  # before any is started: the sentence is a person's
             rank_device(config, number)
         self._stack = ExitStack()

@@ -203,7 +203,7 @@ class VllmEngine:
         if longest + sampling.max_new_tokens > self._config.context:
             raise EngineError(
                 f"a prompt of {longest} tokens and {sampling.max_new_tokens} new ones exceed"
-                f" the context of {self._config.context}: lower max_new_tokens of the recipe,"
+                f" the context of {self._config.context}: lower max_new_tokens in [sampling],"
                 " or let the environment ask shorter questions"
             )
 

@@ -59,7 +59,7 @@ class DrawOrder:
 
 def draw_order(run: Run, node: PeerId, version: PolicyVersion, policy: bytes) -> DrawOrder:
     """The draw order of ``node`` under ``version``; ``policy`` is the digest of its weights."""
-    recipe = run.terms.recipe
+    recipe = run.terms.sampling
     return DrawOrder(
         run=run.id,
         node=node,
@@ -72,7 +72,7 @@ def draw_order(run: Run, node: PeerId, version: PolicyVersion, policy: bytes) ->
 
 def run_sampling(run: Run) -> Sampling:
     """How completions are drawn and proved, as the run prescribes."""
-    recipe = run.terms.recipe
+    recipe = run.terms.sampling
     return Sampling(
         recipe.temperature,
         recipe.max_new_tokens,

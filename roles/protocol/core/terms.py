@@ -23,7 +23,7 @@ _SAMPLING: Final = (
     "lag",
     "proof_values",
 )
-"""Fields of the recipe that workers and scorers read; the others are the trainer's alone."""
+"""All of `SamplingTerms` but `steps`, with which no work changes."""
 
 
 _computed: BoundedDict[bytes, bytes] = BoundedDict(8)
@@ -40,10 +40,10 @@ def terms_digest(run: Run) -> bytes:
 
 def _compute(run: Run) -> bytes:
     table = run.terms.to_table()
-    recipe = table["recipe"]
-    assert isinstance(recipe, dict)
+    sampling = table["sampling"]
+    assert isinstance(sampling, dict)
     shaping = {name: table[name] for name in _TABLES}
-    shaping |= {name: recipe[name] for name in _SAMPLING}
+    shaping |= {name: sampling[name] for name in _SAMPLING}
     return content_digest(pack(_canonical(shaping)))
 
 

@@ -41,8 +41,8 @@ class LearningGuards:
         if not found:
             return ""
         return (
-            f"step {report.step} goes wrong: {'; '.join(found)}. Lower `rate` in [recipe] (or"
-            " `lag`, or `minibatches`), and begin again from a policy before that"
+            f"step {report.step} goes wrong: {'; '.join(found)}. Lower `rate` in learner.toml"
+            " (or `lag`, or `minibatches`), and begin again from a policy before that"
         )
 
     def is_news(self, wrong: str) -> bool:

@@ -27,6 +27,7 @@ from p2p.node.wiring import RUN_RECORDS
 from p2p.wire import pack
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import EnvironmentPin, Model
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
@@ -191,6 +192,7 @@ def _write_run(swarm: Swarm) -> Run:
         trainers=(trainer,),
         validators=(validator,),
         model=Model(engine="fake"),
+        sampling=NO_SAMPLING,
     )
     return sign_run(terms, swarm.simulation.keys.signer("owner"))
 

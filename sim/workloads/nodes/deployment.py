@@ -15,6 +15,7 @@ from p2p.node.config import NodeConfig
 from p2p.node.tables import read_table
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin
+from roles.contract.core.sampling import NO_SAMPLING
 from roles.envs.base import environment_digest
 from sim.kernel.keys import KeyRing, derived_rng
 from sim.net.link import MBIT
@@ -109,6 +110,7 @@ class Deployment:
             environments=(EnvironmentPin(name="sort", digest=environment_digest("sort")),),
             trainers=(origin,),
             validators=(origin,),
+            sampling=NO_SAMPLING,
             delivery=Delivery(chunk_bytes=self.chunk_bytes),
         )
         return sign_run(terms, self._keys.signer("owner"))

@@ -132,7 +132,7 @@ def plot(journal: Journal, swarm: Swarm) -> None:
     )
     simulation.plot("policies published", newest + 1)
     simulation.plot("rollouts generated so far", len(journal.submitted) * journal.plan.rows)
-    learnt = journal.trainer["groups_used"] * journal.plan.recipe.group_size
+    learnt = journal.trainer["groups_used"] * journal.plan.sampling.group_size
     simulation.plot("rollouts learnt from so far", learnt)
     simulation.plot("probability of a right answer", journal.trainer["reward"] or 0)
 
@@ -264,7 +264,7 @@ def _fates(journal: Journal) -> Figures:
     from its pool. What a validator accepts is a newcomer's, and nothing is learnt from it.
     """
     rows, trainer = journal.plan.rows, journal.trainer
-    size = journal.plan.recipe.group_size
+    size = journal.plan.sampling.group_size
     validators = journal.only(Validator)
     workers = journal.only(Inference)
     on_probation = sum(one.stats.records.accepted for one in validators) * rows
@@ -329,7 +329,7 @@ def _learning(journal: Journal, scenario: Scenario) -> Figures:
         "staleness_max": max(by_staleness, default=0),
         **{
             f"staleness_{late}_share": round(by_staleness.get(late, 0) / used, 4)
-            for late in range(journal.plan.recipe.lag + 1)
+            for late in range(journal.plan.sampling.lag + 1)
         },
         "staleness_when_judged_mean": round(
             sum(late * count for late, count in journal.judged.items())

@@ -17,7 +17,7 @@ from p2p.wire import KI
 from proofs.checks import Limits
 from roles.contract import Run, Terms, sign_run
 from roles.contract.core.file import Delivery, EnvironmentPin, Model
-from roles.contract.core.recipe import Recipe
+from roles.contract.core.sampling import SamplingTerms
 from roles.envs.base import environment_digest, open_teaching
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
@@ -83,17 +83,18 @@ class Plan:
     """Bytes of a policy on the lines."""
     chunks: int
     """The number of chunks in which it travels."""
-    recipe: Recipe
+    sampling: SamplingTerms
+    groups: int
 
     @property
     def rows(self) -> int:
         """Rollouts of a submission: what a worker generates in one go."""
-        return self.recipe.submission * self.recipe.group_size
+        return self.sampling.submission * self.sampling.group_size
 
     @property
     def batch(self) -> int:
         """Rollouts of an optimiser step."""
-        return self.recipe.groups * self.recipe.group_size
+        return self.groups * self.sampling.group_size
 
     @property
     def context(self) -> float:
@@ -166,15 +167,14 @@ def plan_of(scenario: Scenario) -> Plan:
         prompt=scenario.parameter("prompt_tokens", 500),
         policy_bytes=policy_bytes,
         chunks=max(2, math.ceil(policy_bytes / (MAX_SPAN * scenario.parameter("coarse", 128)))),
-        recipe=replace(
-            Recipe(),
+        sampling=SamplingTerms(
             steps=MANY_STEPS,
-            groups=groups,
             group_size=size,
             submission=int(scenario.parameter("submission", 4)),
             lag=int(scenario.parameter("max_staleness", 2)),
-            draw_limit=max(256, groups),
+            max_new_tokens=12,
         ),
+        groups=groups,
     )
     try:
         plan.trainer.check_trains(plan.model)
@@ -268,7 +268,7 @@ def write_run(simulation: Simulation, plan: Plan, trainer: str, validators: list
         trainers=(peer(trainer),),
         validators=tuple(peer(name) for name in validators),
         model=Model(engine="fake"),
-        recipe=plan.recipe,
+        sampling=plan.sampling,
         limits=replace(Limits.fp32(), end_probability=1e-12),
         delivery=Delivery(chunk_bytes=CHUNK_BYTES),
         trust=TRUST,  # hours of probation would hide what is measured here
@@ -292,5 +292,4 @@ def node_config(scenario: Scenario, plan: Plan) -> NodeConfig:
         ),
         gossip=replace(config.gossip, interval=scenario.parameter("gossip_interval", 20.0)),
         shardcast=replace(config.shardcast, stall=config.shardcast.stall * plan.coarse),
-        role={"trainer": {"evaluate_every": 1}},
     )

@@ -38,6 +38,7 @@ from p2p.wire import decode_varint_untrusted
 from p2p.world import World
 from roles.contract import Run, open_run
 from roles.protocol.core.answer import WORK_PROTOCOL
+from roles.rl.learner import FILE, LearnerConfig, write_learner
 from sim.faults.churn import HOUR, Churn, ChurnModel, Lognormal
 from sim.net.link import MBIT, LinkSpec
 from sim.node.swarm import NodeMain, SimNode, Swarm
@@ -99,6 +100,8 @@ class Volunteers:
         self._freight = Freight(swarm, self._scales())
         self._journal = Journal(plan, lambda: swarm.simulation.now)
         self._config = node_config(scenario, plan)
+        learner = LearnerConfig(groups=plan.groups, rate=8e-4, evaluate_every=1)
+        self._learner = write_learner(learner).encode()
         swarm.on_death.append(lambda node: self._journal.note_death(node.name))
         site = scenario.parameter("site_mbit", 10_000)
         for number in range(plan.relays):
@@ -172,6 +175,7 @@ class Volunteers:
             self._journal.note_birth(node.name, roles)
             world = self._timed(node)
             first = node is self._bootstrap
+            await world.disk.write(FILE, self._learner)
             async with (
                 self._freight.open_host(node) as host,
                 open_node(

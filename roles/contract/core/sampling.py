@@ -1,0 +1,74 @@
+"""How answers are drawn: the numbers that workers, validators and the trainer must agree on.
+
+What only the trainer needs to know (algorithm, rate, batch) is not signed: `roles.rl.learner`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from roles.contract.core.bounds import Bounds, check_bounds
+
+MAX_SUBMISSION_GROUPS: Final = 256
+"""What `roles.protocol.core.groups` can carry."""
+MAX_COMPLETIONS: Final = 8192
+"""Per submission: a verdict carries 4 bytes of reward for each, and is one ledger entry of at
+most 64 KiB."""
+
+_BOUNDS: Final[Bounds] = {
+    "steps": (0, 10**9),
+    "group_size": (2, MAX_COMPLETIONS),  # an advantage is relative to the group
+    "submission": (1, MAX_SUBMISSION_GROUPS),
+    "temperature": (0.0, 100.0),  # 0 is greedy
+    "max_new_tokens": (1, 1 << 20),
+    "lag": (0, 1024),
+    "proof_values": (8, 1024),  # fewer say nothing; proofs.toploc.MAX_TOP_K
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingTerms:
+    """The run's ``[sampling]``."""
+
+    steps: int
+    """Policies after the first, each an optimiser step. With the last the run is over."""
+
+    group_size: int
+    """Completions per task: 16 in INTELLECT-2. With a chance of one in ten, four groups of five
+    hold a right answer to learn from (1 - 0.9^16 = 0.81)."""
+
+    max_new_tokens: int
+    """A completion that reaches it is cut there."""
+
+    submission: int = 8
+    """Groups that a node draws, proves and submits together. Few keep lag low, many fill an
+    engine."""
+
+    temperature: float = 1.0
+    """Of sampling, and of every log-prob in the loss."""
+
+    lag: int = 2
+    """Oldest usable policy, in steps behind the trainer's. It is rate times lag that
+    destabilises: sorting, with eight updates at 4e-4, ends at 0.84 and 0.94 with lag 4 and at
+    0.86 and 0.96 with lag 2."""
+
+    proof_values: int = 62
+    """Values of each 32 tokens' hidden states that an activation proof holds: 3.94 bytes a
+    token, so that one of three bytes takes 7 on the wire. The package toploc has 128; what the
+    fewer cost is in docs/protocols/toploc.md."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _BOUNDS)
+        if (
+            self.submission > MAX_SUBMISSION_GROUPS
+            or self.submission * self.group_size > MAX_COMPLETIONS
+        ):
+            raise ValueError(
+                f"a submission has at most {MAX_SUBMISSION_GROUPS} groups and {MAX_COMPLETIONS}"
+                f" completions, not {self.submission} and {self.submission * self.group_size}"
+            )
+
+
+NO_SAMPLING: Final = SamplingTerms(steps=0, group_size=2, max_new_tokens=1)
+"""Of a run that draws no answers: DiLoCo on text."""

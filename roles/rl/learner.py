@@ -1,0 +1,185 @@
+"""How the trainer learns: ``learner.toml``, which lies in its data folder and is not signed.
+
+A change of it is an edit and a restart of the trainer. No other node reads it; each policy's
+manifest carries its digest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Final
+
+from p2p.node.tables import write_table
+from p2p.node.toml import write_toml
+from roles.contract.core.bounds import Bounds, check_bounds
+
+FILE: Final = "learner.toml"
+"""In the data folder of the trainer."""
+
+_OPTIMISER: Final[Bounds] = {
+    "rate": (0.0, 10.0),
+    "ramp": (1, 10**9),
+    "floor": (0.0, 1.0),
+    "betas": (0.0, 0.999_999),
+    "weight_decay": (0.0, 10.0),
+    "gradient_norm": (1e-9, 1e9),
+}
+"""What makes sense at all: a rate above 10 or a ramp of 0 is a mistake."""
+_WARM_UP: Final[Bounds] = {**_OPTIMISER, "steps": (0, 10**9), "batch": (1, 1 << 20)}
+_LEARNER: Final[Bounds] = {
+    **_OPTIMISER,
+    "groups": (1, 1 << 20),
+    "minibatches": (1, 1 << 20),
+    "decay_share": (0.0, 1.0),
+    "evaluate_every": (0, 10**9),
+    "evaluate_tasks": (0, 1 << 20),
+    "evaluation_seed": (-(1 << 63), (1 << 63) - 1),
+}
+
+
+class Schedule(Enum):
+    """How the learning rate falls from its peak to ``floor`` of it."""
+
+    LINEAR = "linear"
+    COSINE = "cosine"
+    """Half a cosine (SGDR, arXiv 1608.03983, without restarts)."""
+    WSD = "wsd"
+    """Flat, then in the last ``decay_share`` of the steps by 1 - sqrt (arXiv 2405.18392)."""
+
+    def share(self, progress: float, floor: float, decay_share: float) -> float:
+        """Return the share of the peak at ``progress`` (0 to 1) of the run's steps."""
+        if self is Schedule.LINEAR:
+            return 1 - (1 - floor) * progress
+        if self is Schedule.COSINE:
+            return floor + (1 - floor) * (1 + math.cos(math.pi * progress)) / 2
+        if progress < 1 - decay_share or not decay_share:
+            return 1.0
+        return 1 - (1 - floor) * math.sqrt((progress - 1 + decay_share) / decay_share)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """Supervised learning on the environment's clean examples, before the first policy of a
+    model without a base is published."""
+
+    steps: int
+    """Optimiser steps."""
+
+    rate: float
+    """Peak learning rate of AdamW."""
+
+    batch: int = 64
+    """Fresh examples per step."""
+
+    ramp: int = 50
+    """Steps over which the rate climbs to its peak; then it falls linearly to ``floor`` of
+    it."""
+
+    floor: float = 0.1
+    """Share of the peak rate that is left at the last step, so that the weights come to rest
+    where RL takes them up."""
+
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay of Adam's two moments: the second forgets in 20 steps, as a warm-up is short."""
+
+    weight_decay: float = 0.01
+    """Decoupled, per unit of learning rate."""
+
+    gradient_norm: float = 1.0
+    """The global norm that gradients are clipped to."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _WARM_UP)
+
+    def rate_at(self, step: int) -> float:
+        """Return the learning rate of warm-up step ``step`` (from 0)."""
+        return self.rate * _shared(Schedule.LINEAR, step, self.steps, self.ramp, self.floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerConfig:
+    """The keys of ``learner.toml``. `roles.rl.recipes` has the numbers that work, by model."""
+
+    run: str = ""
+    """Name of the run that it is for: a trainer of another run refuses it."""
+
+    algorithm: str = "grpo"
+    """Name of an algorithm (`roles.rl`): shipped, or of an installed package."""
+
+    options: Mapping[str, object] = field(default_factory=dict)
+    """Options of the algorithm, each with a default of its own."""
+
+    rate: float
+    """Peak learning rate of AdamW. It is rate times updates times lag that counts."""
+
+    groups: int = 64
+    """Groups with spread per step. That filter is the curriculum: tasks that are always or
+    never solved drop out by themselves."""
+
+    minibatches: int = 1
+    """Optimiser updates per step, one epoch over all groups. With Adam each moves every weight
+    by about the rate whatever the gradient's size."""
+
+    schedule: Schedule = Schedule.LINEAR
+    """How the rate falls over the run's steps: ``linear``, ``cosine`` or ``wsd``."""
+
+    ramp: int = 5
+    """Steps over which the rate climbs: Adam's second moment is an estimate from nothing at
+    first."""
+
+    floor: float = 0.1
+    """Share of the rate that is left at the run's last step."""
+
+    decay_share: float = 0.2
+    """Of ``wsd``: the last share of the run's steps, in which the rate falls."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Decay of Adam's two moments."""
+
+    weight_decay: float = 0.0
+    """Decoupled, per unit of learning rate."""
+
+    gradient_norm: float = 1.0
+    """The global norm that gradients are clipped to."""
+
+    evaluate_every: int = 10
+    """Steps between evaluations on the held-out tasks (0: only at the start and the end)."""
+
+    evaluate_tasks: int = 0
+    """Held-out tasks of an evaluation, each answered twice (0: all that there are)."""
+
+    evaluation_seed: int = 9
+    """Of the draws of an evaluation, fixed so that two differ by the policy alone."""
+
+    sinks: tuple[str, ...] = ("jsonl", "tensorboard")
+    """Where metrics go: shipped, or of an installed package."""
+
+    warm_up: WarmUp | None = None
+    """What comes before the first policy of a model without a base."""
+
+    def __post_init__(self) -> None:
+        check_bounds(self, _LEARNER)
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """Return the learning rate of step ``step`` (from 0) of a run of ``steps`` steps."""
+        share = _shared(self.schedule, step, steps, self.ramp, self.floor, self.decay_share)
+        return self.rate * share
+
+
+def write_learner(learner: LearnerConfig, reasons: Mapping[str, str] = {}) -> str:
+    """Return the text of a ``learner.toml``, with a comment for each key that has a reason."""
+    return write_toml(write_table(learner), reasons)
+
+
+KEYS: Final = frozenset(one.name for one in fields(LearnerConfig)) - {"run", "algorithm"}
+"""Keys that the contract does not have."""
+
+
+def _shared(
+    schedule: Schedule, step: int, steps: int, ramp: int, floor: float, decay_share: float = 0
+) -> float:
+    progress = min(1.0, step / max(1, steps))
+    return min(1.0, (step + 1) / ramp) * schedule.share(progress, floor, decay_share)
