@@ -16,22 +16,15 @@ held against the run's own limits; where it might pass, another way to cheat is 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from typing import ClassVar, Final, Self
+from dataclasses import replace
+from typing import ClassVar, Final
 
-from p2p.node.node import Node
-from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import MAX_LIMIT, Evidence, Limits, Verdict, judge, judge_pool
 from roles.calibrate.weights import round_policy
-from roles.contract import Run
-from roles.engines.base import Engine, EngineError, Group, GroupTask, Sampling, draw_all
-from roles.envs.client import ContainedEnvironment
-from roles.inference.config import InferenceConfig
-from roles.inference.outbox import Outbox
+from roles.engines.base import EngineError, Group, GroupTask, Sampling, draw_all
 from roles.inference.places import OpenPlace
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
@@ -56,51 +49,9 @@ Weights = tuple[PolicyVersion, bool]
 Attempt = tuple[Weights, Sequence[GroupTask], Sampling]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheatConfig(InferenceConfig):
-    """An inference node's configuration, and how often it cheats."""
-
-    rest: float = 0.0
-    """Seconds between submissions: every cheat costs the validator a replay."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.rest < math.inf:
-            raise ValueError(f"rest is a number of seconds, not {self.rest}")
-
-
-class Cheat(Inference):
-    """An inference node that does not do the work it claims."""
-
-    name: ClassVar[str] = "cheat"
-    rest = 0.0
-
-    @classmethod
-    def from_config(cls, table: Mapping[str, object]) -> Self:
-        """Made from ``[role.cheat]``."""
-        config = read_table(CheatConfig, table, "[role.cheat]")
-        role = cls(config)
-        role.rest = config.rest
-        return role
-
-    def make_session(
-        self,
-        node: Node,
-        run: Run,
-        environment: ContainedEnvironment,
-        engine: Engine,
-        outbox: Outbox,
-    ) -> InferenceSession:
-        """Return one that cheats."""
-        session = CheatSession(node, run, environment, engine, outbox, self.name, self.counts)
-        session.rest = self.rest
-        return session
-
-
 class CheatSession(InferenceSession):
     """Claims the newest policy, and draws otherwise than the run prescribes."""
 
-    rest = 0.0
-    """Seconds between submissions."""
     turn = WAYS[-1]
     """The way of this submission, if it works."""
     in_engine: Weights = NO_POLICY, False
@@ -119,11 +70,15 @@ class CheatSession(InferenceSession):
         """Fill it at once with the first work, of all ways to cheat, that the run's limits must
         reject.
 
+        Then rest half as long: every cheat costs the validator a replay, and the machine that
+        plays all of it the time of an honest worker.
+
         Raises `EngineError` if there is none: nothing is handed in then that might be honest.
         """
-        if self.rest:
-            await self.node.world.sleep(self.rest)
+        world = self.node.world
+        began = world.now()
         place.ended |= {group.group: group for group in await self.draw(place.tasks)}
+        await world.sleep((world.now() - began) / 2)
 
     async def draw(self, tasks: Sequence[GroupTask]) -> list[Group]:
         """Return work that the run's limits must reject."""
@@ -204,3 +159,10 @@ def must_fail(pool: Sequence[Evidence], limits: Limits) -> bool:
     )
     verdicts = [judge(evidence, wide).verdict for evidence in pool]
     return Verdict.REJECTED in (*verdicts, judge_pool(pool, wide).verdict)
+
+
+class Cheat(Inference):
+    """An inference node that does not do the work it claims."""
+
+    name: ClassVar[str] = "cheat"
+    session_type = CheatSession

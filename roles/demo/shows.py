@@ -91,9 +91,6 @@ class RewardDemo(Learning):
     """Of SHARDCAST; 0 chooses by the policy's size."""
     base: Path | None = None
     """The model's folder, if it has one."""
-    checkpoint_every: int = 1
-    cheat_rest: float = 0.0
-    """Seconds that the cheat rests after each submission."""
     memory: int
     """Bytes that all processes together need."""
     disk: int
@@ -132,14 +129,11 @@ class RewardDemo(Learning):
         learner = write_learner(replace(self.learner, run=run.name))
         (folder.node("trainer-1") / LEARNER).write_text(learner)
         folder.config.write_text(
-            f"[role.trainer]\n{_ONE_THREAD}"
-            f"checkpoint_every = {self.checkpoint_every}\n\n"
+            f"[role.trainer]\n{_ONE_THREAD}checkpoint_every = {10 if self.base else 1}\n\n"
             f"[role.inference]\n{_TORCH}\n[role.validator]\n{_TORCH}\n{_MEMBERSHIP}"
         )
         # A node refuses the table of a role that it cannot find; the cheat alone finds its own.
-        (folder.path / "cheat-1.toml").write_text(
-            f"[role.cheat]\n{_TORCH}rest = {self.cheat_rest}\n\n{_MEMBERSHIP}"
-        )
+        (folder.path / "cheat-1.toml").write_text(f"[role.cheat]\n{_TORCH}\n{_MEMBERSHIP}")
         if self.base is not None:
             lay_base(self.base, folder.node("trainer-1") / FOLDER, run)
 
@@ -286,10 +280,6 @@ def arithmetic(folder: Path) -> RewardDemo:
         judged="addition",
         base=folder,
         answers=10,
-        checkpoint_every=15,
-        # A submission takes the cheat about 10 CPU s; without rest it would take a fourth of
-        # the machine. At 5 s some 30 are made in the time that a demo takes.
-        cheat_rest=5.0,
         # Weights in float32 in four engines; four times as much, and the activations, in the
         # trainer's; torch itself.
         memory=4 * weights * (4 + 5) + 4 * GIB,

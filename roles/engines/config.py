@@ -123,10 +123,11 @@ def memory_needed(
     to say how many have changed; with `kl_reference` a frozen copy in float32; for the
     positions that it reads at once about 10 numbers for each feature of the residual stream and
     4 for each of SwiGLU, layer by layer; and four times the logits of a slice of answer tokens.
-    (One completion longer than `BATCH_TOKENS` needs more.) A generator holds a cache of keys and values for `ROWS` completions at their full
-    length, or for as many as `CACHE_BYTES` allow; for one it must be all of ``context``, since
-    the run's owner writes the chat template, and with it prompts of any length. So with the
-    cosines and sines of each position, of which there are twice as many as were needed.
+    (One completion longer than `BATCH_TOKENS` needs more.) A generator holds a cache of keys
+    and values for `ROWS` completions at their full length, or for as many as `CACHE_BYTES`
+    allow; for one it must be all of ``context``, since the run's owner writes the chat
+    template, and with it prompts of any length. So with the cosines and sines of each position,
+    of which there are twice as many as were needed.
     Example: the demo's 105,088 parameters come to 14 MB, SmolLM2's 135 M with a context of
     8,192 to 4.3 GB (measured in bfloat16: 4.1), a 0.5 B model with 1,024 new tokens to 13 GB;
     SmolLM2's with a context of a million, which nothing but this forbids, to 50 GB.

@@ -15,11 +15,10 @@ from p2p.node.node import Node
 from p2p.node.role import Progress
 from p2p.node.tables import read_table
 from roles.contract import Run, run_of
-from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
-from roles.envs.client import ContainedEnvironment, open_environment_of
+from roles.envs.client import open_environment_of
 from roles.inference.config import InferenceConfig
 from roles.inference.outbox import Outbox
 from roles.inference.session import InferenceSession
@@ -34,6 +33,8 @@ class Inference:
     """Generates rollouts for a run."""
 
     name: ClassVar[str] = "inference"
+    session_type: ClassVar[type[InferenceSession]] = InferenceSession
+    """What does the work; a role that works otherwise has another."""
 
     def __init__(self, config: InferenceConfig) -> None:
         self._config = config
@@ -90,17 +91,6 @@ class Inference:
             life=life_of(counts, session.book, account),
         )
 
-    def make_session(
-        self,
-        node: Node,
-        run: Run,
-        environment: ContainedEnvironment,
-        engine: Engine,
-        outbox: Outbox,
-    ) -> InferenceSession:
-        """What does the work; a role that works otherwise makes another."""
-        return InferenceSession(node, run, environment, engine, outbox, self.name, self.counts)
-
     async def run(self, node: Node) -> None:
         """Generate until cancelled."""
         run = run_of(node)
@@ -130,5 +120,7 @@ class Inference:
             ) as environment,
             open_engine(node.world, engine_config, name=self.name, learns=False) as engine,
         ):
-            self._session = self.make_session(node, run, environment, engine, outbox)
+            self._session = self.session_type(
+                node, run, environment, engine, outbox, self.name, self.counts
+            )
             await self._session.work_forever()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,49 +16,25 @@ VALIDATOR: Final = "validator"
 INFERENCE: Final = "inference"
 
 
-@dataclass(frozen=True, slots=True)
 class RunFolder:
     """The folder that ``shoal run init`` makes: each node has a folder of its own in it."""
 
-    path: Path
-
-    @property
-    def draft(self) -> Path:
-        """What the owner writes."""
-        return self.path / "draft.toml"
-
-    @property
-    def document(self) -> Path:
-        """What the owner signed."""
-        return self.path / "run.shoal"
-
-    @property
-    def owner(self) -> Path:
-        """The key that signs; no node needs it."""
-        return self.path / "owner.key"
-
-    @property
-    def config(self) -> Path:
-        """The configuration of all nodes."""
-        return self.path / "node.toml"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.draft = path / "draft.toml"  # what the owner writes
+        self.document = path / "run.shoal"  # what the owner signed
+        self.owner = path / "owner.key"  # the key that signs; no node needs it
+        self.config = path / "node.toml"  # the configuration of all nodes
+        self.learner = self.node(TRAINER) / LEARNER  # how the trainer learns
+        self.data = path / "data"  # the files of questions that environments read
 
     def config_of(self, name: str) -> Path:
-        """The configuration of one node: its own if there is ``NAME.toml``, or that of all."""
+        """Return the configuration of one node: its own ``NAME.toml``, or that of all."""
         own = self.path / f"{name}.toml"
         return own if own.exists() else self.config
 
-    @property
-    def learner(self) -> Path:
-        """How the trainer learns."""
-        return self.node(TRAINER) / LEARNER
-
-    @property
-    def data(self) -> Path:
-        """The files of questions that environments read."""
-        return self.path / "data"
-
     def node(self, name: str) -> Path:
-        """What a node keeps: ``--data``."""
+        """Return what a node keeps: ``--data``."""
         return self.path / name
 
     def cast(self) -> Mapping[str, str]:

@@ -6,13 +6,13 @@ Commands show them, and simulations measure by them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from roles.shared.reasons import printable
 
 MAX_GUESTS = 8  # with a row each: more would push the rest off a terminal of 24 lines
-MAX_WELCOMES = 64  # identities cost little, and each welcome is a line
+MAX_WELCOMES = 96  # identities cost little, and each welcome is a line
 Status = Mapping[str, Any]
 """What `p2p.node` prints of a node (``--status``), or `Node.health` returns in a simulation."""
 
@@ -152,26 +152,23 @@ class SwarmStatus:
         }
 
 
-@dataclass(slots=True)
 class Doorbell:
     """What to say of guests, each thing once."""
 
-    _greeted: dict[str, None] = field(default_factory=dict)
-    _thanked: dict[str, None] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self._said = set[tuple[str, str]]()
 
     def news(self, status: SwarmStatus) -> Iterator[str]:
         """Yield a sentence for each guest that is new, and for each first accepted work."""
         for guest in status.guests:
-            if guest.peer not in self._greeted and len(self._greeted) < MAX_WELCOMES:
-                self._greeted[guest.peer] = None
-                jobs = ", ".join(guest.roles) or "a relay"
-                yield f"welcome, {guest.name}: " + (
-                    "your work counts as soon as the validator has judged it"
-                    if "inference" in guest.roles
-                    else f"you are here as {jobs}, and pass the weights on"
-                )
-            is_new = guest.peer not in self._thanked and len(self._thanked) < MAX_WELCOMES
-            if guest.accepted and is_new:
-                self._thanked[guest.peer] = None
+            jobs = ", ".join(guest.roles) or "a relay"
+            lines = {"welcome": f"you are here as {jobs}, and pass the weights on"}
+            if "inference" in guest.roles:
+                lines["welcome"] = "your work counts as soon as the validator has judged it"
+            if guest.accepted:
                 rollouts = guest.accepted * status.completions
-                yield f"thank you, {guest.name}: your first {rollouts:,} rollouts are accepted"
+                lines["thank you"] = f"your first {rollouts:,} rollouts are accepted"
+            for word, rest in lines.items():
+                if (word, guest.peer) not in self._said and len(self._said) < MAX_WELCOMES:
+                    self._said.add((word, guest.peer))
+                    yield f"{word}, {guest.name}: {rest}"

@@ -50,8 +50,8 @@ class Forger(Inference):
 
     name: ClassVar[str] = "forger"
 
-    def make_session(self, *args: Any) -> InferenceSession:
-        session = ForgingSession(*args, self.name, self.counts)
+    def session_type(self, *args: Any) -> InferenceSession:  # type: ignore[override]
+        session = ForgingSession(*args)
         session.forger = self
         return session
 
