@@ -174,6 +174,10 @@ class OneProcess:
             rewards.append(math.fsum(one.rewards[0] for one in groups) / len(self._held_out))
         self._spent("evaluation", start)
 
+    def held_out(self, rng: Random) -> Iterator[TrainingGroup]:
+        """One drawn answer to each held-out question."""
+        return self._answers(self._held_out, 1.0, 1, rng)
+
     def step(self) -> StepReport | None:
         """None if no group had spread: a policy that the control has spoilt answers all
         wrong."""
