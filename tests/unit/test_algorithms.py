@@ -1,8 +1,11 @@
 """The losses and advantages of the shipped algorithms, against values worked out by hand."""
 
 import math
+import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from p2p.errors import ConfigError
+from p2p.node.tables import read_table
 from roles.rl.algorithms.base import (
     Algorithm,
     Group,
@@ -26,6 +30,7 @@ from roles.rl.algorithms.dr_grpo import DrGrpo
 from roles.rl.algorithms.find import Objective, SharedOptions, find_algorithm
 from roles.rl.algorithms.grpo import Grpo
 from roles.rl.algorithms.gspo import Gspo
+from roles.rl.learner import LearnerConfig
 from tests.support.losses import batch, vector
 
 ALL: list[Algorithm] = [Grpo(), Dapo(), DrGrpo(), Cispo(), Gspo()]
@@ -207,3 +212,35 @@ def gradient_of(tokens: Tokens) -> list[float]:
     assert tokens.logprobs.grad is not None
     numbers: list[float] = tokens.logprobs.grad.tolist()
     return numbers
+
+
+def test_the_documents_own_algorithm_is_found_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/extending.md, typed and installed as it says."""
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## A learning algorithm\n")
+    source, package, choice = re.findall(r"```(?:python|toml)\n(.*?)```", section, re.DOTALL)[
+        :3
+    ]
+    assert len(source.splitlines()) <= 40
+    (tmp_path / "leave_one_out.py").write_text(source)
+    info = tmp_path / "leave_one_out-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leave-one-out\nVersion: 1.0\n")
+    points = tomllib.loads(package)["project"]["entry-points"]["shoal.algorithms"]
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[shoal.algorithms]", *lines]))
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = read_table(LearnerConfig, {"rate": 1e-4, **tomllib.loads(choice)}, "learner.toml")
+
+    objective = find_algorithm(chosen.algorithm, chosen.options)
+    assert objective.shared.entropy == 0.001
+    (found,) = objective.advantages([group(1, 0, 0)])
+    assert found == pytest.approx([1.0, -0.5, -0.5])
+    current = [math.log(2.0), 0.0, math.log(0.5)]
+    value, metrics = objective.loss(*batch(current, [0.0] * 3, found.tolist(), [1, 1, 1]))
+    assert value.item() == pytest.approx((-1.3 + 0.5 + 0.5 * 0.7) / 3 - 0.001 * 1.1)
+    assert metrics["clipped"].tolist() == [True, False, True]
+    with pytest.raises(ConfigError, match="'leave-one-out': clip is between 0 and 1"):
+        find_algorithm("leave-one-out", {"clip": 2})
