@@ -115,7 +115,7 @@ BROAD_EXCEPTS = {
 SLEEP_IN_LOOP = {
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
-    "p2p/shardcast/http/follow.py": "shardcast's servers tell of a new version only when asked",
+    "p2p/cast/commands/pull_http.py": "shardcast's servers tell of a version only when asked",
 }
 
 

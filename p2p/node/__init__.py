@@ -17,8 +17,8 @@ counts them, `credential` is what they show in heartbeats, `bearer` is one of th
 tells peers the time; `share` and `rest` are what an owner lends of the machine, and when.
 `trouble` is what one peer may cause, and what a person can look into then.
 
-Around that, a process: `commands` (the command line ``shoal``), `completion` (of it, in a
-shell), `cli` (``shoal node``), `usage` (what all our command lines do alike), `process`
+Around that, a process: `commands` (the command line ``shoal``), `cli` (``shoal node``),
+`usage` (what all our command lines do alike), `process`
 (folder, lock, log, signals), `logs` (what the log looks like), `screen` (what a person is
 shown, as lines) and `live` (writes them), `dashboard` (the page, the numbers, the commands that
 ask), to which roles contribute `panels`.

@@ -5,7 +5,6 @@ Most of what ``shoal pull --help`` costs is imports: a node's would make it a th
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
@@ -15,10 +14,9 @@ from typing import Final, cast
 
 from p2p.errors import ConfigError
 from p2p.node.entries import installed, load
-from p2p.node.usage import WRONG_USAGE, complain, did_you_mean, interruptible, say
+from p2p.node.usage import WRONG_USAGE, did_you_mean, interruptible, say
 
 COMMANDS: Final = "shoal.commands"
-PRINT_COMPLETION: Final = "--print-completion"
 
 Command = Callable[[Sequence[str]], int]
 """Takes the arguments behind its name, returns the exit code. The first line of its docstring
@@ -38,32 +36,14 @@ def _main(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         say(f"shoal {version('shoal')}")
         return 0
-    if arguments[0] == PRINT_COMPLETION:
-        return _print_completion(arguments[1:])
     return load_command(arguments[0])(arguments[1:])
-
-
-def _print_completion(arguments: Sequence[str]) -> int:
-    from p2p.node.completion import SHELLS, places, script
-
-    if len(arguments) != 1 or arguments[0] not in SHELLS:
-        complain(f"{PRINT_COMPLETION} takes one of: {', '.join(SHELLS)}")
-        return WRONG_USAGE
-    commands = []
-    for name in command_names():
-        with contextlib.suppress(ConfigError):  # a package that is broken offers nothing
-            commands.append((name, load_command(name)))
-    say(script(arguments[0], places(commands)))
-    return 0
 
 
 def _commands_help() -> str:
     """The output of ``shoal --help``: one line for each installed command."""
     lines = [f"  {name:10} {summary}" for name, summary in command_summaries()]
-    head = (
-        "usage: shoal COMMAND ... | --version | --print-completion SHELL\n\nStrangers train one"
-        " model together, peer to peer.\n"
-    )
+    usage = "usage: shoal COMMAND ... | --version"
+    head = f"{usage}\n\nStrangers train one model together, peer to peer.\n"
     return "\n".join([head, *lines, "", "Each explains itself: shoal COMMAND --help."])
 
 

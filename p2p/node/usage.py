@@ -21,10 +21,9 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
 from itertools import islice
 from pathlib import Path
-from typing import Any, Final, NoReturn, TextIO
+from typing import Final, NoReturn, TextIO
 
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError
@@ -65,36 +64,9 @@ def did_you_mean(word: str, known: Iterable[str], what: str = "there are") -> st
     return f"{what}: {', '.join(names[:MAX_NAMED]) or 'none'}{rest}"
 
 
-class ParserShown(Exception):
-    """Raised in place of parsing while somebody wants to know what there is to parse."""
-
-    def __init__(self, parser: argparse.ArgumentParser) -> None:
-        super().__init__(parser.prog)
-        self.parser = parser
-
-
-_showing: ContextVar[bool] = ContextVar("showing", default=False)
-
-
-@contextlib.contextmanager
-def showing_parsers() -> Iterator[None]:
-    """Within the block a command raises `ParserShown` instead of doing anything."""
-    token = _showing.set(True)
-    try:
-        yield
-    finally:
-        _showing.reset(token)
-
-
 class CommandParser(argparse.ArgumentParser):
     """argparse's, and an option that there is not is answered with the nearest that there
     is."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """argparse's. Raises `ParserShown` where that is asked for."""
-        if _showing.get():
-            raise ParserShown(self)
-        return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
         """End with `WRONG_USAGE` and one sentence."""

@@ -5,8 +5,7 @@ The files, in the order in which to read them
 Formats, pure functions of bytes: `manifest` (what a version is, signed), `index` (its files and
 spans, content-addressed), `layout` (where files are cut in spans), `codec` (spans as chunks),
 `delta` (what changed between two versions), `patch` (the deltas of a whole policy, as a file),
-`paths` (which patches there are and which to take), `selection` (a part of the files),
-`chunkset` (some chunks of a version),
+`selection` (a part of the files), `chunkset` (some chunks of a version),
 `forest` (which peer forwards what to which), `messages`, `config`.
 
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one

@@ -35,11 +35,6 @@ class ShardcastConfig:
     chunk_bytes: int = 0
     """Raw bytes per chunk of what we publish; 0 chooses by the size of the policy."""
 
-    patches: bool = True
-    """Whether to offer what we publish as patches on versions that we still have, too (with
-    ``keep_versions`` of 17 up to 16 versions back). One costs as much as reading both versions:
-    a core does 0.9 GB/s from the version before, and from older ones a fifth of that."""
-
     stall: float = 0.5
     """Least seconds after which a chunk that others hold is pulled instead of awaited. A
     shorter wait pulls what a short queue is about to bring."""

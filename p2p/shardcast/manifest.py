@@ -48,7 +48,7 @@ PROTOCOL_ID: Final = ProtocolId("/shoal/shardcast/1.0.0")
 """Control messages, and the domain of everything SHARDCAST signs."""
 
 MAX_ENCODINGS: Final = 16
-"""An anchor, and skip deltas over 1, 2, 4 ... 2^14 versions."""
+"""An anchor, and patches: publishers make one, older ones made up to seven."""
 MAX_MANIFEST: Final = 4 * KI
 """Bytes of a signed manifest: 16 encodings of at most 150 bytes and 300 bytes of the rest,
 rounded up."""

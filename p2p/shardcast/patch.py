@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from p2p.errors import BadMessage
-from p2p.shardcast.delta import DeltaMode, decode_delta_untrusted, encode_delta
+from p2p.shardcast.delta import decode_delta_untrusted, encode_delta
 from p2p.shardcast.index import (
     DIGEST_BYTES,
     MAX_CHUNKS,
@@ -42,7 +42,7 @@ TAIL_BYTES: Final = _TAIL.size
 MAX_TABLE: Final = MAX_CHUNKS * _ROW.size + MAX_INDEX + TAIL_BYTES
 """Bytes of the longest table: 3.1 MiB."""
 
-ENCODE_RUN_RATE: Final = {DeltaMode.FAST: 900e6, DeltaMode.BY_EXPONENT: 200e6}
+ENCODE_RUN_RATE: Final = 900e6
 """Bytes of policy per second of `encode_run`, one core: its modelled cost."""
 APPLY_RATE: Final = 1200e6
 """Bytes of policy per second of `apply_run_untrusted`, hashes included, one core: its modelled
@@ -108,14 +108,12 @@ def runs_of(index: Index) -> list[SpanRun]:
     return runs
 
 
-def encode_run(
-    run: SpanRun, mode: DeltaMode, spans: Sequence[Span], old: Bytes, new: Bytes
-) -> bytes | None:
+def encode_run(run: SpanRun, spans: Sequence[Span], old: Bytes, new: Bytes) -> bytes | None:
     """The delta of one run; None if ``old`` is not what ``spans`` of the base say, or one of
     the two was cut short meanwhile."""
     if len(old) != run.size or len(new) != run.size or not is_right(spans, old):
         return None
-    return encode_delta(old, new, run.kind, mode)
+    return encode_delta(old, new, run.kind)
 
 
 def is_right(spans: Sequence[Span], raw: Bytes) -> bool:

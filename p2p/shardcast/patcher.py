@@ -1,4 +1,4 @@
-"""How a trainer makes patches: from two versions on its disk to files that none names yet.
+"""How a trainer makes a patch: from two versions on its disk to files that none names yet.
 
 Runs are coded on all cores, a few at a time, and written as they are done: neither version is
 ever in memory as a whole.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from p2p.shardcast.delta import DeltaMode
 from p2p.shardcast.index import Index
 from p2p.shardcast.patch import (
     ENCODE_RUN_RATE,
@@ -42,7 +41,6 @@ class Patcher:
         root: str,
         draft: str,
         *,
-        mode: DeltaMode,
         most: int,
     ) -> int | None:
         """Write the patch from ``base`` to the policy of ``index``, which is at ``root``, at
@@ -52,7 +50,7 @@ class Patcher:
             return None
         disk, runs = self._world.disk, runs_of(index)
         wires: list[int] = []
-        work = _RunWork(disk, self._cores, base, index, root, mode)
+        work = _RunWork(disk, self._cores, base, index, root)
         step = 2 * self._world.cores
         for first in range(0, len(runs), step):
             some = runs[first : first + step]
@@ -81,14 +79,12 @@ class _RunWork:
         base: StoredPolicy,
         index: Index,
         root: str,
-        mode: DeltaMode,
     ) -> None:
         self._disk = disk
         self._cores = cores
         self._base = base
         self._index = index
         self._root = root
-        self._mode = mode
         self._deltas: dict[int, bytes | None] = {}
 
     async def do(self, run: SpanRun) -> None:
@@ -104,9 +100,9 @@ class _RunWork:
         except FileNotFoundError:
             old = new = b""
         spans = self._base.index.spans[run.first : run.end]
-        cost = run.size / ENCODE_RUN_RATE[self._mode]
+        cost = run.size / ENCODE_RUN_RATE
         self._deltas[run.first] = await self._cores.run(
-            encode_run, run, self._mode, spans, old, new, cost=cost
+            encode_run, run, spans, old, new, cost=cost
         )
 
     def take(self, runs: Sequence[SpanRun]) -> list[bytes] | None:

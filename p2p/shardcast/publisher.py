@@ -17,7 +17,6 @@ from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.delta import DeltaMode
 from p2p.shardcast.forest import Roster, RosterEntry, capacity_class
 from p2p.shardcast.index import (
     MAX_CHUNKS,
@@ -46,7 +45,6 @@ from p2p.shardcast.manifest import (
     PolicyVersion,
 )
 from p2p.shardcast.patcher import WORTH, Patcher
-from p2p.shardcast.paths import delta_bases
 from p2p.shardcast.store import DRAFT, HASH_RATE, READ_BATCH, Cores, PolicyStore
 from p2p.shardcast.stored import StoredPolicy
 from p2p.wire import MIB
@@ -313,52 +311,40 @@ class PolicyPublisher:
                         " out"
                     )
                 manifest = newest  # signed before, and its files were gone since
-                patches: list[_PatchDraft] = []
+                patch = None
             else:
-                patches = await self._make_patches(version, newest, digested, path)
-                manifest = self._sign(version, digested, newest, patches)
+                patch = await self._make_patch(newest, digested, path)
+                manifest = self._sign(version, digested, newest, patch)
             await self._store.commit_own(manifest, index, path)
             self._cache(manifest.digest, wires)
-            for patch in patches:
+            if patch is not None:
                 await self._store.commit_patch(manifest, patch.digested.index, patch.path)
                 self._cache(patch.digested.index.digest, patch.digested.wires)
             roster = self._next_roster()
             if roster is not None:
                 await self._keep_roster(roster)
-            made = tuple(patch.digested.index for patch in patches)
-            return ev.Publish(manifest, index, roster, made)
+            return ev.Publish(
+                manifest, index, roster, patch.digested.index if patch is not None else None
+            )
 
     def _cache(self, name: bytes, wires: dict[int, bytes]) -> None:
         for chunk, wire in wires.items():
             self._store.cache_nowait(name, chunk, wire)
 
-    async def _make_patches(
-        self,
-        version: PolicyVersion,
-        newest: Manifest | None,
-        digested: Digested,
-        path: str,
-    ) -> list[_PatchDraft]:
-        """Make patches from the versions that `delta_bases` names, where they are worth it."""
-        if newest is None or not self._config.patches:
-            return []
+    async def _make_patch(
+        self, newest: Manifest | None, digested: Digested, path: str
+    ) -> _PatchDraft | None:
+        """Make the patch from the version before, if that is here and the patch is worth it."""
+        entry = self._store.stored(newest.version) if newest is not None else None
+        if newest is None or entry is None or entry.manifest.trainer != newest.trainer:
+            return None
         folder = f"{self._store.folder}/{DRAFT}"
         await self._world.disk.remove(folder)
-        made: list[_PatchDraft] = []
-        for base in delta_bases(version, newest.version, self._store.versions):
-            entry = self._store.stored(base)
-            if entry is None or entry.manifest.trainer != newest.trainer:
-                continue
-            mode = DeltaMode.FAST if base == newest.version else DeltaMode.BY_EXPONENT
-            draft, most = f"{folder}/{base}.patch", int(WORTH * digested.wire)
-            with entry.pin():
-                size = await self._patcher.write(
-                    entry, digested.index, path, draft, mode=mode, most=most
-                )
-            patch = await self._digester.digest_patch(draft, size) if size else None
-            if patch is not None:
-                made.append(_PatchDraft(base, draft, patch))
-        return made
+        draft, most = f"{folder}/{newest.version}.patch", int(WORTH * digested.wire)
+        with entry.pin():
+            size = await self._patcher.write(entry, digested.index, path, draft, most=most)
+        patch = await self._digester.digest_patch(draft, size) if size else None
+        return _PatchDraft(newest.version, draft, patch) if patch is not None else None
 
     async def regroup(self) -> Roster | None:
         """A new roster in the middle of a hand-out, durable; None if it would be the old
@@ -374,9 +360,10 @@ class PolicyPublisher:
         version: PolicyVersion,
         digested: Digested,
         newest: Manifest | None,
-        patches: Sequence[_PatchDraft],
+        patch: _PatchDraft | None,
     ) -> Manifest:
         index = digested.index
+        patches = [Encoding.patch(patch.digested.index, patch.base)] if patch else []
         body = ManifestBody(
             self._run,
             version,
@@ -384,10 +371,7 @@ class PolicyPublisher:
             newest.digest if newest is not None else b"",
             index.digest,
             index.size,
-            (
-                Encoding.anchor(index, digested.wire),
-                *(Encoding.patch(patch.digested.index, patch.base) for patch in patches),
-            ),
+            (Encoding.anchor(index, digested.wire), *patches),
         )
         return body.sign(self._world.signer)
 

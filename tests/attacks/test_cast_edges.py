@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import trio
 
+from p2p.cast.commands.pull_http import LEAST_RATE, OriginsFailed
 from p2p.cast.delivery import deliver
 from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.node.process import locked_folder
-from p2p.shardcast.http.mirrors import LEAST_RATE, MirrorsFailed
 from p2p.shardcast.http.server import EdgeConfig
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.http_world import edge_of, get, shelf_of
-from tests.e2e.test_http_follow import DATA, ORIGIN, following
+from tests.e2e.test_pull_http import DATA, ORIGIN, following
 from tests.unit.test_cast_ticket import ticket
 
 WEIGHTS = bytes(range(256)) * 4000
@@ -93,24 +93,22 @@ async def drip(send: Any) -> None:
 
 async def test_a_listing_that_drips_is_given_up_for_another_servers(tmp_path: Path) -> None:
     listing = {**ORIGIN, "distribution.txt": drip}
-    async with following(tmp_path, listing, ORIGIN, silence=0.2) as (follower, mirrors, _):
+    async with following(tmp_path, listing, ORIGIN, silence=0.2) as (origins, _):
         with trio.fail_after(10):
-            [entry] = await follower.listed()
+            [entry] = await origins.listed()
         assert entry.version == 3
-        assert "drips" in mirrors.all[0].trouble
-    async with following(tmp_path, listing, silence=0.2) as (follower, _, _):
-        with trio.fail_after(10), pytest.raises(MirrorsFailed, match="drips"):
-            await follower.listed()
+    async with following(tmp_path, listing, silence=0.2) as (origins, _):
+        with trio.fail_after(10), pytest.raises(OriginsFailed, match="drips"):
+            await origins.listed()
     assert LEAST_RATE < 17_000, "what the edge asks of its own clients"
 
 
 async def test_a_shard_that_drips_is_given_up(tmp_path: Path) -> None:
     origin = {**ORIGIN, "v3/shard_00001.bin": drip}
-    async with following(tmp_path, origin, silence=0.2) as (follower, mirrors, world):
-        [entry] = await follower.listed()
-        with trio.fail_after(10), pytest.raises(MirrorsFailed):
-            await follower.fetch(entry)
-        assert "drips" in mirrors.all[0].trouble
+    async with following(tmp_path, origin, silence=0.2) as (origins, world):
+        [entry] = await origins.listed()
+        with trio.fail_after(10), pytest.raises(OriginsFailed, match="drips"):
+            await origins.fetch(entry)
         assert await world.disk.list("followed") == []
 
 
@@ -128,9 +126,9 @@ async def test_what_lies_where_a_version_is_put_together_is_no_part_of_it(
     ):
         (folder / "v3.bin").unlink(missing_ok=True)
         prepare()
-        async with following(tmp_path, ORIGIN) as (follower, _, _):
-            [entry] = await follower.listed()
-            await follower.fetch(entry)
+        async with following(tmp_path, ORIGIN) as (origins, _):
+            [entry] = await origins.listed()
+            await origins.fetch(entry)
         assert (folder / "v3.bin").read_bytes() == DATA
         assert not (folder / "v3.bin").is_symlink()
         assert mine.read_bytes() == b"mine"

@@ -14,10 +14,9 @@ from subprocess import DEVNULL, PIPE
 import pytest
 import trio
 
+from p2p.cast.commands.pull_http import open_origins
 from p2p.shardcast.http.app import HttpEdge
-from p2p.shardcast.http.follow import Follower
 from p2p.shardcast.http.library import Release, Shelf
-from p2p.shardcast.http.mirrors import open_mirrors
 from p2p.shardcast.http.server import serve_http
 from tests.e2e.http_world import edge_of, shelf_of, world_at
 
@@ -79,9 +78,9 @@ async def running(code: str, *arguments: str) -> AsyncIterator[None]:
 async def followed(folder: Path, upstream: str) -> AsyncIterator[tuple[Release, str]]:
     """What we took from ``upstream``, and the address at which we offer it again."""
     world, shelf = world_at(folder), Shelf()
-    async with open_mirrors(world, [upstream]) as mirrors:
+    async with open_origins(world, [upstream], "followed") as origins:
         with trio.fail_after(60):
-            release = await Follower(world, mirrors, "followed").wait_newer()
+            release = await origins.wait_newer()
     shelf.add(release)
     async with serve_http(HttpEdge(world, shelf), "127.0.0.1", 0) as [(host, port)]:
         yield release, f"http://{host}:{port}"

@@ -1,7 +1,8 @@
-"""What runs nodes for people: completion in shells, a systemd unit, containers."""
+"""What runs nodes for people: a systemd unit, containers."""
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import shutil
@@ -14,43 +15,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from p2p.node.commands import load_command, main
-from p2p.node.completion import parser_of
+from p2p.node.commands import load_command
+from p2p.node.usage import CommandParser
 from tests.unit.test_run_file import TRAINER
 
 ROOT = Path(__file__).parent.parent.parent
 DEPLOY = ROOT / "deploy"
-ASK = """
-ask() { COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shoal; echo "${COMPREPLY[*]}"; }
-"""
-
-
-def test_a_shell_offers_commands_options_and_choices(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    if shutil.which("bash") is None:
-        pytest.skip("no bash")
-    assert main(["--print-completion", "bash"]) == 0
-    script = capsys.readouterr().out
-    asked = {
-        "shoal sta": "status",
-        "shoal run cr": "create",
-        "shoal run create --o": "--out",
-        "shoal node --log-format ''": "text json",
-        "shoal node --die": "",  # hidden from people
-        "shoal sim sweep --level ''": "0 1 2 3",
-        "shoal node --data ''": "",  # files, which the shell knows
-        "shoal --print-completion z": "zsh",
-    }
-    lines = [f"ask {words}" for words in asked]
-    said = subprocess.run(
-        ["bash", "--norc", "-u"], input="\n".join([script, ASK, *lines]), text=True,
-        capture_output=True, check=True,
-    )  # fmt: skip
-    assert said.stdout.split("\n")[:-1] == list(asked.values())
-    assert main(["--print-completion", "zsh"]) == 0
-    assert capsys.readouterr().out.startswith("autoload -U +X bashcompinit")
-    assert main(["--print-completion", "fish"]) == 2
 
 
 def commands_in(folder: Path) -> Iterator[list[str]]:
@@ -73,13 +43,22 @@ def unit() -> str:
     return (DEPLOY / "shoal@.service").read_text()
 
 
-def test_every_command_line_that_is_deployed_is_one_of_ours() -> None:
+def test_every_command_line_that_is_deployed_is_one_of_ours(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Parsed(Exception):
+        pass
+
+    def parse(self: CommandParser, words: list[str]) -> None:
+        argparse.ArgumentParser.parse_args(self, words)
+        raise Parsed
+
+    monkeypatch.setattr(CommandParser, "parse_args", parse)
     lines = list(commands_in(DEPLOY))
     assert [words[0] for words in lines] == ["run", *["node"] * 5]
     for words in lines:
-        parser = parser_of(load_command(words[0]))
-        assert parser is not None
-        parser.parse_args(words[1:])
+        with pytest.raises(Parsed):
+            load_command(words[0])(words[1:])
 
 
 def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:

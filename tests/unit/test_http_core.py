@@ -25,7 +25,6 @@ from p2p.shardcast.http.core.ranges import (
     RangeNotSatisfiable,
     etag,
     has_tag_untrusted,
-    parse_content_range_untrusted,
     parse_range_untrusted,
 )
 from p2p.shardcast.http.core.tar import tar_of
@@ -97,22 +96,6 @@ def test_whatever_a_header_says_the_range_lies_in_the_body(header: str, size: in
         except RangeNotSatisfiable:
             continue
         assert part is None or 0 <= part.start < part.end <= size
-
-
-@given(st.integers(0, 10**12), st.integers(1, 10**12), st.integers(0, 10**6))
-def test_what_we_say_of_a_part_is_read_back(start: int, length: int, behind: int) -> None:
-    part, size = ByteRange(start, start + length), start + length + behind
-    assert parse_content_range_untrusted(part.content_range(size)) == (part, size)
-
-
-@given(st.text(max_size=60))
-def test_a_servers_content_range_raises_nothing_else(text: str) -> None:
-    for value in (text, f"bytes {text}"):
-        try:
-            part, size = parse_content_range_untrusted(value)
-        except BadMessage:
-            continue
-        assert part.start < part.end <= (size or part.end)
 
 
 def test_a_tag_is_found_among_several_and_weak_ones() -> None:

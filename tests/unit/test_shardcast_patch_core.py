@@ -8,7 +8,6 @@ import pytest
 
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.index import Index
 from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest, ManifestBody, PolicyVersion
 from p2p.wire import KI, MIB
 from tests.shardcast_policies import pack_policy
@@ -28,13 +27,11 @@ class PatchingSwarm(Swarm):
     wrong: ChunkSet = ChunkSet.of([])
     fails = False
 
-    def publish_on(self, version: int, bases: dict[int, int]) -> Manifest:
-        """A version with patches of so many bytes on others."""
+    def publish_on(self, version: int, size: int = 0) -> Manifest:
+        """A version with a patch of so many bytes on the one before."""
         rng, before = Random(version), self.policies.last
         index, wires = pack_policy(rng.randbytes(POLICY), 128 * KI)
-        patches: list[tuple[Index, list[bytes], int]] = [
-            (*pack_policy(rng.randbytes(size), 32 * KI), base) for base, size in bases.items()
-        ]
+        patches = [pack_policy(rng.randbytes(size), 32 * KI)] if size else []
         body = ManifestBody(
             RUN,
             v(version),
@@ -44,18 +41,18 @@ class PatchingSwarm(Swarm):
             POLICY,
             (
                 Encoding.anchor(index, sum(map(len, wires))),
-                *(Encoding.patch(patch, v(base)) for patch, _, base in patches),
+                *(Encoding.patch(patch, v(version - 1)) for patch, _ in patches),
             ),
         )
         manifest = self.policies.last = body.sign(self.trainer)
         for name, chunks in [
             (manifest.digest, wires),
-            *((patch.digest, chunks) for patch, chunks, _ in patches),
+            *((patch.digest, chunks) for patch, chunks in patches),
         ]:
             self.origin.chunks |= {(name, number): wire for number, wire in enumerate(chunks)}
         self.indexes[manifest.digest] = index
-        made = tuple(patch for patch, _, _ in patches)
-        self.give(self.origin, ev.Publish(manifest, index, self.roster, made))
+        patch = patches[0][0] if patches else None
+        self.give(self.origin, ev.Publish(manifest, index, self.roster, patch))
         self.roster = None
         return manifest
 
@@ -87,7 +84,7 @@ def came(node: Node) -> int:
 def brought_up(count: int, **options: object) -> PatchingSwarm:
     """A swarm in which everyone holds version 1."""
     swarm = PatchingSwarm(count, **options)  # type: ignore[arg-type]
-    swarm.publish_on(1, {})
+    swarm.publish_on(1)
     swarm.run(100)
     assert all(1 in node.whole for node in swarm.peers if node.alive)
     return swarm
@@ -98,7 +95,7 @@ def test_an_update_takes_the_time_of_its_patch(count: int) -> None:
     swarm = brought_up(count)
     sent, before = swarm.origin.sent, [came(node) for node in swarm.peers]
     start = swarm.now
-    manifest = swarm.publish_on(2, {1: PATCH})
+    manifest = swarm.publish_on(2, PATCH)
     swarm.run(swarm.now + 30)
     assert swarm.time_to_all(2) - start <= 0.25 + 3 * bound(PATCH, swarm)
     assert swarm.origin.sent - sent <= 1.2 * PATCH
@@ -110,7 +107,7 @@ def test_a_joiner_takes_one_anchor_from_three_holders_and_the_patch_that_comes()
     swarm = brought_up(4, outsiders=1)
     joiner = swarm.peers[-1]
     del swarm.nodes[joiner.peer]
-    swarm.publish_on(2, {1: PATCH})
+    swarm.publish_on(2, PATCH)
     swarm.run(swarm.now + 20)
     swarm.nodes[joiner.peer] = joiner
     for node in swarm.peers:
@@ -118,7 +115,7 @@ def test_a_joiner_takes_one_anchor_from_three_holders_and_the_patch_that_comes()
             swarm.give(joiner, ev.PeerUp(node.peer))
             swarm.give(node, ev.PeerUp(joiner.peer))
     before = came(joiner)
-    swarm.at(swarm.now + 2, lambda: swarm.publish_on(3, {2: PATCH}))
+    swarm.at(swarm.now + 2, lambda: swarm.publish_on(3, PATCH))
     swarm.run(swarm.now + 30)
     assert 3 in joiner.whole
     assert came(joiner) - before <= 1.03 * (POLICY + PATCH)
@@ -129,7 +126,7 @@ def test_wrong_spans_are_pulled_from_the_anchor() -> None:
     swarm = brought_up(8)
     before = [came(node) for node in swarm.peers]
     swarm.wrong = ChunkSet.of([3, 4, 77])
-    swarm.publish_on(2, {1: PATCH})
+    swarm.publish_on(2, PATCH)
     swarm.run(swarm.now + 30)
     for node, count in zip(swarm.peers, before, strict=True):
         assert 2 in node.whole
@@ -139,7 +136,7 @@ def test_wrong_spans_are_pulled_from_the_anchor() -> None:
 def test_a_patch_of_no_use_is_given_up_for_the_anchor() -> None:
     swarm = brought_up(4)
     swarm.fails = True
-    swarm.publish_on(2, {1: PATCH})
+    swarm.publish_on(2, PATCH)
     swarm.run(swarm.now + 60)
     assert all(2 in node.whole for node in swarm.peers)
 
@@ -148,9 +145,9 @@ def straggler(swarm: PatchingSwarm) -> Node:
     """A node that was away while versions 2 and 3 came."""
     node = swarm.peers[-1]
     node.alive = False
-    swarm.publish_on(2, {1: PATCH})
+    swarm.publish_on(2, PATCH)
     swarm.run(swarm.now + 10)
-    swarm.publish_on(3, {2: PATCH})
+    swarm.publish_on(3, PATCH)
     swarm.run(swarm.now + 10)
     return node
 
@@ -176,25 +173,15 @@ def test_who_was_away_hears_of_the_versions_between() -> None:
     assert took <= 1.1 * (2 * PATCH)
 
 
-def test_who_was_away_takes_the_skip_patch() -> None:
-    swarm = brought_up(5)
-    node = straggler(swarm)
-    swarm.publish_on(4, {3: PATCH, 1: 2 * PATCH})
-    swarm.run(swarm.now + 10)
-    took = back(swarm, node)
-    assert 4 in node.whole
-    assert took <= 1.1 * (3 * PATCH)
-
-
 def test_a_patch_that_no_peer_has_any_more_is_gone_round() -> None:
     swarm = brought_up(5)
     node = straggler(swarm)
-    manifest = swarm.publish_on(4, {3: PATCH, 1: 2 * PATCH})
+    (gone,) = swarm.policies.last.patches
+    swarm.publish_on(4, PATCH)
     swarm.run(swarm.now + 10)
-    gone = next(patch.index for patch in manifest.patches if patch.base == 1)
     for other in [swarm.origin, *swarm.peers]:
         if other is not node:
-            swarm.give(other, ev.Forgotten(gone))
+            swarm.give(other, ev.Forgotten(gone.index))
     took = back(swarm, node)
     assert 4 in node.whole
     assert took <= 1.05 * (POLICY + 2 * PATCH)
@@ -204,7 +191,7 @@ def test_a_node_slower_than_the_run_gets_on() -> None:
     swarm = brought_up(5, down=lambda n: (2 if n == 5 else 40) * MBIT)
     slow = swarm.peers[-1]
     for version in range(2, 22):
-        swarm.publish_on(version, {version - 1: PATCH})
+        swarm.publish_on(version, PATCH)
         swarm.run(swarm.now + 1.0)
     swarm.run(swarm.now + 40)
     assert 21 in slow.whole

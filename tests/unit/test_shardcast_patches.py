@@ -16,7 +16,6 @@ from p2p.errors import BadMessage
 from p2p.machine import open_world
 from p2p.shardcast import PolicyVersion, ShardcastConfig
 from p2p.shardcast.codec import PATCH
-from p2p.shardcast.delta import DeltaMode
 from p2p.shardcast.index import Index, PolicyFile, Span, digest_of
 from p2p.shardcast.patch import (
     MAX_RUN,
@@ -148,25 +147,6 @@ async def test_patches_count_against_what_a_disk_keeps(
             assert store.versions == kept
 
 
-async def test_who_missed_versions_takes_a_skip_patch(town: Town, course: Course) -> None:
-    town.config = ShardcastConfig(roster_interval=0.0, keep_versions=10)
-    with trio.fail_after(30):
-        async with AsyncExitStack() as stack:
-            trainer, _ = await everybody(town, stack, 2)
-            await course.publish(trainer, 0)
-            async with town.member(2) as absent:
-                assert await course.is_right_at(absent, 0)
-            for version in range(1, 5):
-                await course.publish(trainer, version)
-            bases = [patch.base for patch in trainer.shardcast.manifest(v(4)).patches]
-            assert bases == [3, 2, 0]
-            async with town.member(2) as absent:
-                assert await course.is_right_at(absent, 4)
-                wires = {p.base: p.wire for p in trainer.shardcast.manifest(v(4)).patches}
-                assert came(absent) < 1.1 * (wires[0] + wires[3])
-                assert absent.shardcast.held == (4, 0)
-
-
 async def test_a_base_that_rotted_costs_the_spans_that_rotted(
     town: Town, course: Course
 ) -> None:
@@ -238,7 +218,7 @@ def test_a_patch_is_runs_and_a_table() -> None:
     base, index = policy(old, sizes), policy(new, sizes)
     (run,) = runs_of(index)
     assert (run.first, run.end, run.size, run.kind) == (0, 3, 100_000, 2)
-    delta = encode_run(run, DeltaMode.FAST, base.spans, old.tobytes(), new.tobytes())
+    delta = encode_run(run, base.spans, old.tobytes(), new.tobytes())
     assert delta is not None
     patch = delta + encode_table(base, index, [run], [len(delta)])
     room = len(patch) - table_bytes_untrusted(patch[-TAIL_BYTES:], len(patch))
@@ -250,7 +230,7 @@ def test_a_patch_is_runs_and_a_table() -> None:
     old[25_000] ^= 1
     assert apply_run_untrusted(row.run, index.spans, old.tobytes(), patch[:room])[1] == 0b101
     assert apply_run_untrusted(row.run, index.spans, old.tobytes(), b"\xff")[1] == 0
-    assert encode_run(run, DeltaMode.FAST, base.spans, old.tobytes(), new.tobytes()) is None
+    assert encode_run(run, base.spans, old.tobytes(), new.tobytes()) is None
 
 
 def test_runs_end_with_files_kinds_and_room() -> None:

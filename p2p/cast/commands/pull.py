@@ -85,10 +85,10 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
 def _begin(options: argparse.Namespace) -> Coroutine[Any, Any, int]:
     if not options.is_http:
         return _pull(options)
-    from p2p.cast.commands.follow import follow
+    from p2p.cast.commands.pull_http import pull_http
 
     out = (options.out or Path()).absolute()
-    return follow(options, out, out / STATE)
+    return pull_http(options, out, out / STATE)
 
 
 async def _pull(options: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ owns its own state; a part changes another's only by calling a method that says 
 file              what it decides                                                   per
 ================= ================================================================= ========
 `statements`      which manifests and rosters are trusted; who contradicted itself  trainer
-`versions`        which versions are fetched and held, and along which path         node
+`versions`        which versions are fetched and held, and by which patches         node
 `peers`           which peers are connected, gone, banned                           peer
 `download`        which chunks are here, asked for, late; made of:                  version
   `chunks`        the life of a chunk, as a table

@@ -609,8 +609,9 @@ class ShardcastCore:
         self.statements.record(event.manifest)
         if event.roster is not None and self.statements.add_roster(event.roster):
             self._out.append(ev.Gossip(RosterNews(event.roster.encode())))
-        for index in (event.index, *event.patches):
-            self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
+        for index in (event.index, event.patch):
+            if index is not None:
+                self._hold(event.manifest, index, ChunkSet.below(len(index)), stored=True)
         self._advance_newest(event.manifest)
         self._hand_out(event.manifest, resumed=False)
 
@@ -727,7 +728,6 @@ class ShardcastCore:
         lost = self._downloads.get(name)
         if lost is None:
             return
-        self._versions.give_up(name)
         self._abandon(lost)
         for download in self._adopt(self._versions.newest_known(lost.manifest)):
             self._out += self._repair.inquire(download, self._now)

@@ -19,8 +19,8 @@ class Publish:
     manifest: Manifest
     index: Index
     roster: Roster | None
-    patches: tuple[Index, ...] = ()
-    """The index of each patch that the manifest names."""
+    patch: Index | None = None
+    """The index of the patch that the manifest names, if it names one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,10 @@
 
 A higher version is better, and one trainer leads a run: of two manifests of one version the
 node keeps to the one that it heard of first. At most `MAX_FETCHES` policies are fetched at a
-time: the newest, and of the others the one that will be whole first. A version is fetched along
-the cheapest path (`p2p.shardcast.paths`); what its origin hands out is fetched by every member
-of the roster, who relays it even if its own path is another.
+time: the newest, and of the others the one that will be whole first. A version is fetched as a
+chain of patches from one that is here or under way, or as its anchor, whichever has fewer bytes
+left; what its origin hands out is fetched by every member of the roster, who relays it even if
+it needs another encoding itself.
 """
 
 from __future__ import annotations
@@ -19,9 +20,8 @@ from p2p.shardcast.core.announcer import MAX_SUBSCRIBERS
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
 from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import NO_POLICY, Manifest
+from p2p.shardcast.manifest import NO_POLICY, Encoding, Manifest
 from p2p.shardcast.messages import Ask, Have, Skipped, Taken, Want
-from p2p.shardcast.paths import Hop, cheapest_path
 from p2p.shardcast.selection import Selection
 
 MAX_FETCHES: Final = 2
@@ -50,8 +50,6 @@ class Versions:
         self._early: BoundedDict[bytes, BoundedDict[PeerId, None]] = BoundedDict(
             MAX_SUBSCRIBERS
         )
-        self._useless: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        """Patches that no peer has, and versions that none has whole."""
         self._postponed: dict[bytes, Manifest] = {}
         """The newest versions that will be fetched once the disk takes data again."""
         self._patching: dict[bytes, bytes] = {}
@@ -133,37 +131,53 @@ class Versions:
         if self.is_disk_full:
             self.postpone(manifest)
             return [], []
-        handed_out = Hop(manifest, manifest.handed_out)
+        handed_out = manifest.name_of(manifest.handed_out)
         is_fed = self.is_fed(manifest)
-        hops = self._way_to(manifest)
+        needed = self._needed_for(manifest)
         if is_fed:
-            hops.setdefault(handed_out.name, handed_out)
+            needed.setdefault(handed_out, (manifest, manifest.handed_out))
         begun = []
-        for name, hop in hops.items():
+        for name, (version, encoding) in needed.items():
             if name not in self.downloads:
-                download = Download(hop.manifest, now, self._stall, hop.encoding)
-                if not is_fed or hop != handed_out:
+                download = Download(version, now, self._stall, encoding)
+                if not is_fed or name != handed_out:
                     download.pull_only = True
                 self.downloads[name] = download
                 begun.append(download)
         fetched = [d for d in self.downloads.values() if not d.is_whole]
         given_up = superfluous(d for d in fetched if not d.is_patch)
-        given_up += [d for d in fetched if d.is_patch and d.name not in hops]
+        given_up += [d for d in fetched if d.is_patch and d.name not in needed]
         return [d for d in begun if d not in given_up], given_up
 
-    def _way_to(self, manifest: Manifest) -> dict[bytes, Hop]:
-        """The objects to fetch for a version, given what is here and under way. Patches make
-        whole versions of whole ones."""
+    def _needed_for(self, manifest: Manifest) -> dict[bytes, tuple[Manifest, Encoding]]:
+        """Return the encodings to fetch for a version, by name: the patches since a version
+        that is here or under way, or the anchor if that has fewer bytes.
+
+        So a joiner that has most of an anchor when the next version comes out finishes it and
+        takes a patch, instead of beginning again.
+        """
+        needed = {manifest.digest: (manifest, manifest.anchor)}
         if self._selection is not None:
-            return {manifest.digest: Hop(manifest, manifest.anchor)}
+            return needed
         held = {
             d.manifest.version: 0 if d.stored else d.left_bytes
             for d in self.downloads.values()
             if not d.is_patch and d.manifest.trainer == manifest.trainer
         }
-        known = self._statements.manifests(manifest.trainer)
-        path = cheapest_path(manifest, known, held, self._useless)
-        return {hop.name: hop for hop in path.hops}
+        known = {one.version: one for one in self._statements.manifests(manifest.trainer)}
+        fewest, wire = held.get(manifest.version, manifest.anchor.wire), 0
+        chain: dict[bytes, tuple[Manifest, Encoding]] = {}
+        step: Manifest | None = manifest
+        while step is not None:
+            patch = step.handed_out
+            name = step.name_of(patch)
+            if patch.is_anchor or name in self._over:
+                break
+            chain[name], wire = (step, patch), wire + patch.wire
+            if patch.base in held and wire + held[patch.base] < fewest:
+                needed, fewest = dict(chain), wire + held[patch.base]
+            step = known.get(patch.base)
+        return needed
 
     def hold(
         self, manifest: Manifest, index: Index, verified: ChunkSet, now: float, *, stored: bool
@@ -190,10 +204,6 @@ class Versions:
     def reopen(self, name: bytes) -> None:
         """It may be fetched again."""
         self._over.pop(name, None)
-
-    def give_up(self, name: bytes) -> None:
-        """No peer has it any more, or it is of no use: no path leads over it."""
-        self._useless[name] = None
 
     def advance(self, manifest: Manifest) -> list[Download]:
         """A version is whole; returns the older ones that are not, and need not be."""

@@ -1,7 +1,7 @@
 """The HTTP edge: whole versions for curl, browsers, CDNs and the PyPI package shardcast.
 
 Inside the swarm, chunks travel over SHARDCAST's own streams. This package serves programs that
-speak only HTTP, and fetches versions that only HTTP servers have.
+speak only HTTP. `p2p.cast.commands.pull_http` fetches the versions that only HTTP servers have.
 
 The files, in the order in which to read them
 ---------------------------------------------
@@ -9,8 +9,6 @@ The files, in the order in which to read them
   a `PolicyLibrary` offers what a node's `Shardcast` holds, a `Shelf` what its owner puts there;
 - `app`: which answer belongs to which path, as an ASGI application;
 - `server`: its sockets, by hypercorn, and what one client may hold;
-- `mirrors`: fetching over HTTP from several servers, by aiohttp;
-- `follow`: the versions of shardcast 0.3.2's origins and middle nodes, as files of ours;
 - `core`: the pure functions below all that (ranges, archives, listings).
 
 How a download flows
@@ -18,11 +16,9 @@ How a download flows
 ::
 
     client -> server -> app: path -> Release -> Body -> pieces -> disk -> client
-    another's server -> mirrors -> follow: shards -> one file, digest -> Release -> Shelf
 
 What a newcomer calls
 ---------------------
-``async with serve_http(HttpEdge(world, library), host, port)`` to serve, and
-``async with open_mirrors(world, addresses)`` with `Follower` to fetch. This package imports
-hypercorn and aiohttp, which take a third of a second: import it where it is used.
+``async with serve_http(HttpEdge(world, library), host, port)``. This package imports hypercorn,
+which takes a fifth of a second: import it where it is used.
 """

@@ -11,13 +11,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from p2p.errors import BadMessage
-
 MAX_HEADER: Final = 1024
 """Characters of a header that is read here: a range has 45 at most, twelve tags have 800."""
 _RANGE: Final = re.compile(r"bytes=\s*(?:(\d{1,18})-(\d{1,18})?|-(\d{1,18}))\s*", re.ASCII)
 """Eighteen digits say up to 10^18 - 1: more bytes than any disk has, and a bounded number."""
-_CONTENT_RANGE: Final = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 _TAG: Final = re.compile(r'(?:W/)?"([\x21\x23-\x7e]{0,200})"', re.ASCII)
 
 
@@ -59,20 +56,6 @@ def parse_range_untrusted(value: str, size: int) -> ByteRange | None:
     if start >= end:
         raise RangeNotSatisfiable
     return ByteRange(start, end)
-
-
-def parse_content_range_untrusted(value: str) -> tuple[ByteRange, int | None]:
-    """What an answer with part of a body says that it holds, and the size of the whole (None
-    if the server does not say). Raises `BadMessage`, and nothing else."""
-    match = _CONTENT_RANGE.fullmatch(value) if len(value) <= MAX_HEADER else None
-    if match is None:
-        raise BadMessage(f"a Content-Range that cannot be read: {value[:80]!r}")
-    first, last, whole = match.groups()
-    part = ByteRange(int(first), int(last) + 1)
-    size = None if whole == "*" else int(whole)
-    if part.start >= part.end or (size is not None and part.end > size):
-        raise BadMessage(f"a Content-Range that cannot be: {value[:80]!r}")
-    return part, size
 
 
 def etag(digest: bytes, what: str) -> str:

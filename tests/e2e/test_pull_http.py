@@ -1,22 +1,20 @@
-"""Following shardcast's servers and fetching from mirrors, honest and hostile ones."""
+"""Taking versions from shardcast's servers, honest and hostile ones."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 import trio
 from blake3 import blake3
 
-from p2p.errors import BadMessage, ConfigError
+from p2p.cast.commands.pull_http import Origins, OriginsFailed, open_origins
+from p2p.errors import ConfigError
 from p2p.machine import RealWorld
 from p2p.shardcast.http.core.listing import MAX_SHARDS
-from p2p.shardcast.http.follow import Follower
-from p2p.shardcast.http.mirrors import Mirror, Mirrors, MirrorsFailed, choose, open_mirrors
 from p2p.shardcast.http.server import serve_http
 from tests.e2e.http_world import edge_of, shelf_of, world_at
 
@@ -31,7 +29,7 @@ Answer = bytes | Callable[[Any], Awaitable[None]]
 
 
 class Server:
-    """Answers each path with what it was given, ranges passed over, as Python's own server."""
+    """Answers each path with what it was given."""
 
     def __init__(self, answers: Mapping[str, Answer]) -> None:
         self.answers = answers
@@ -53,7 +51,7 @@ class Server:
 @asynccontextmanager
 async def following(
     folder: Path, *servers: Mapping[str, Answer], silence: float = 5.0
-) -> AsyncIterator[tuple[Follower, Mirrors, RealWorld]]:
+) -> AsyncIterator[tuple[Origins, RealWorld]]:
     world = world_at(folder)
     async with AsyncExitStack() as stack:
         bases = []
@@ -63,14 +61,14 @@ async def following(
                 serve_http(server, "127.0.0.1", 0)
             )
             bases.append(f"http://{host}:{port}/")
-        mirrors = await stack.enter_async_context(open_mirrors(world, bases, silence=silence))
-        yield Follower(world, mirrors, "followed"), mirrors, world
+        opened = open_origins(world, bases, "followed", silence=silence)
+        yield await stack.enter_async_context(opened), world
 
 
 async def test_a_listed_version_becomes_one_file(tmp_path: Path) -> None:
-    async with following(tmp_path, ORIGIN) as (follower, _, _):
-        [entry] = await follower.listed()
-        release = await follower.fetch(entry)
+    async with following(tmp_path, ORIGIN) as (origins, _):
+        [entry] = await origins.listed()
+        release = await origins.fetch(entry)
     assert (release.version, release.files) == (3, (("v3.bin", len(DATA)),))
     assert (tmp_path / release.paths[0]).read_bytes() == DATA
 
@@ -79,28 +77,27 @@ async def test_what_an_edge_serves_can_be_followed(tmp_path: Path) -> None:
     shelf = shelf_of(tmp_path, {"a": b"old"}, {"w": DATA, "x": b"config"})
     async with edge_of(tmp_path, shelf) as port:
         world = world_at(tmp_path)
-        async with open_mirrors(world, [f"http://127.0.0.1:{port}"]) as mirrors:
-            release = await Follower(world, mirrors, "followed").wait_newer()
+        async with open_origins(world, [f"http://127.0.0.1:{port}"], "followed") as origins:
+            release = await origins.wait_newer()
     assert release.version == 2
     assert (tmp_path / release.paths[0]).read_bytes()[1024 - 512 :].startswith(DATA[:100])
 
 
 async def test_a_wrong_shard_of_one_server_is_found_and_the_other_taken(tmp_path: Path) -> None:
     liar = {**ORIGIN, "v3/shard_00002.bin": b"x" * 500_000}
-    async with following(tmp_path, liar, ORIGIN, liar) as (follower, _, _):
-        [entry] = await follower.listed()
-        release = await follower.fetch(entry)
+    async with following(tmp_path, liar, ORIGIN, liar) as (origins, _):
+        [entry] = await origins.listed()
+        release = await origins.fetch(entry)
         assert (tmp_path / release.paths[0]).read_bytes() == DATA
-    async with following(tmp_path, liar) as (follower, mirrors, _):
-        with pytest.raises(MirrorsFailed):
-            await follower.fetch(entry)
-        assert mirrors.all[0].success == 0
+    async with following(tmp_path, liar) as (origins, _):
+        with pytest.raises(OriginsFailed):
+            await origins.fetch(entry)
 
 
 async def test_most_servers_are_believed_about_a_digest(tmp_path: Path) -> None:
     other = {**ORIGIN, "distribution.txt": f"v3: {'0' * 64}|1\n".encode()}
-    async with following(tmp_path, other, ORIGIN, ORIGIN) as (follower, _, _):
-        [entry] = await follower.listed()
+    async with following(tmp_path, other, ORIGIN, ORIGIN) as (origins, _):
+        [entry] = await origins.listed()
         assert entry.digest == blake3(DATA).digest()
 
 
@@ -131,10 +128,10 @@ async def test_a_shard_that_never_comes_whole_is_given_up(
     tmp_path: Path, answer: Answer
 ) -> None:
     bad = {**ORIGIN, "v3/shard_00002.bin": answer}
-    async with following(tmp_path, bad, silence=0.3) as (follower, _, world):
-        [entry] = await follower.listed()
-        with trio.fail_after(20), pytest.raises(MirrorsFailed):
-            await follower.fetch(entry)
+    async with following(tmp_path, bad, silence=0.3) as (origins, world):
+        [entry] = await origins.listed()
+        with trio.fail_after(20), pytest.raises(OriginsFailed):
+            await origins.fetch(entry)
         assert await world.disk.list("followed") == []
 
 
@@ -143,10 +140,10 @@ async def test_a_wrong_count_of_shards_costs_no_more_than_the_shards(
     tmp_path: Path, count: int
 ) -> None:
     listing = f"v3: {blake3(DATA).hexdigest()}|{count}\n".encode()
-    async with following(tmp_path, {**ORIGIN, "distribution.txt": listing}) as (f, _, world):
-        [entry] = await f.listed()
-        with trio.fail_after(20), pytest.raises(MirrorsFailed):
-            await f.fetch(entry)
+    async with following(tmp_path, {**ORIGIN, "distribution.txt": listing}) as (origins, world):
+        [entry] = await origins.listed()
+        with trio.fail_after(20), pytest.raises(OriginsFailed):
+            await origins.fetch(entry)
         assert await world.disk.list("followed") == []
 
 
@@ -154,56 +151,18 @@ async def test_a_wrong_count_of_shards_costs_no_more_than_the_shards(
 async def test_a_listing_that_cannot_be_is_its_servers_fault(
     tmp_path: Path, answer: Answer
 ) -> None:
-    async with following(tmp_path, {"distribution.txt": answer}, ORIGIN) as (follower, m, _):
-        [entry] = await follower.listed()
+    async with following(tmp_path, {"distribution.txt": answer}, ORIGIN) as (origins, _):
+        [entry] = await origins.listed()
         assert entry.version == 3
-        assert m.all[0].trouble
-    async with following(tmp_path, {"distribution.txt": answer}) as (follower, _, _):
-        with pytest.raises(MirrorsFailed, match=r"distribution\.txt"):
-            await follower.listed()
-
-
-async def test_a_later_part_is_fetched_whether_or_not_the_server_knows_ranges(
-    tmp_path: Path,
-) -> None:
-    async def part_of(mirrors: Mirrors, path: str) -> bytes:
-        parts = []
-
-        async def keep(offset: int, data: bytes) -> None:
-            parts.append((offset, data))
-
-        await mirrors.fetch_to(path, len(DATA), keep, start=100_000)
-        assert [at for at, _ in parts] == sorted(at for at, _ in parts)
-        return b"".join(data for _, data in parts)
-
-    async with following(tmp_path, {"w": DATA}) as (_, mirrors, _):
-        assert await part_of(mirrors, "w") == DATA[100_000:]
-    shelf = shelf_of(tmp_path, {"w": DATA})
-    async with edge_of(tmp_path, shelf) as port:
-        world = world_at(tmp_path)
-        async with open_mirrors(world, [f"http://127.0.0.1:{port}/v/1/files/{{path}}"]) as m:
-            assert await part_of(m, "w") == DATA[100_000:]
-
-
-async def test_a_part_that_begins_elsewhere_is_refused(tmp_path: Path) -> None:
-    async def elsewhere(send: Any) -> None:
-        where = [(b"content-range", b"bytes 5-9/10"), (b"content-length", b"5")]
-        await send({"type": "http.response.start", "status": 206, "headers": where})
-        await send({"type": "http.response.body", "body": b"55555", "more_body": False})
-
-    async with following(tmp_path, {"w": elsewhere}) as (_, mirrors, _):
-
-        async def keep(offset: int, data: bytes) -> None:
-            raise BadMessage("never")
-
-        with pytest.raises(MirrorsFailed, match="from 5 on, not from 3"):
-            await mirrors.fetch_to("w", 100, keep, start=3)
+    async with following(tmp_path, {"distribution.txt": answer}) as (origins, _):
+        with pytest.raises(OriginsFailed, match=r"distribution\.txt"):
+            await origins.listed()
 
 
 async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    async with open_mirrors(world_at(tmp_path), ["http://127.0.0.1:1"]) as mirrors:
-        with pytest.raises(MirrorsFailed, match=r"http://127\.0\.0\.1:1: Client"):
-            await mirrors.fetch("x", 10)
+    async with open_origins(world_at(tmp_path), ["http://127.0.0.1:1"], "f") as origins:
+        with pytest.raises(OriginsFailed, match=r"http://127\.0\.0\.1:1: Client"):
+            await origins.listed()
 
 
 @pytest.mark.parametrize(
@@ -211,20 +170,22 @@ async def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
 )
 async def test_what_is_no_address_is_refused(tmp_path: Path, base: str) -> None:
     with pytest.raises(ConfigError):
-        async with open_mirrors(world_at(tmp_path), [base]):
+        async with open_origins(world_at(tmp_path), [base], "f"):
             pass
 
 
-def test_the_better_server_is_asked_more_often_and_the_worse_one_still_sometimes() -> None:
-    good, slow, dead = Mirror("good"), Mirror("slow"), Mirror("dead")
-    for _ in range(20):
-        good.note_success(10e6)
-        slow.note_success(1e6)
-        dead.note_success(10e6)
-    for _ in range(30):
-        dead.note_failure("refused")
-    rng = Random(1)
-    asked = [choose([good, slow, dead], rng).base for _ in range(2000)]
-    assert 0.85 < asked.count("good") / 2000 < 0.95
-    assert asked.count("slow") > 100
-    assert 10 < asked.count("dead") < 60
+async def test_a_server_that_fails_is_asked_once(tmp_path: Path) -> None:
+    """Each shard asks another server first, and those that failed last."""
+    asked: list[str] = []
+
+    async def failing(send: Any) -> None:
+        asked.append("failing")
+        await send({"type": "http.response.start", "status": 500, "headers": []})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    bad = {path: failing for path in ORIGIN if path.startswith("v3/")}
+    listing = {"distribution.txt": ORIGIN["distribution.txt"]}
+    async with following(tmp_path, {**listing, **bad}, ORIGIN) as (origins, _):
+        [entry] = await origins.listed()
+        await origins.fetch(entry)
+    assert len(asked) == 1
