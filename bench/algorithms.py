@@ -2,8 +2,8 @@
 
 ``python -m bench algorithms [--json FILE] [--model DIR] [--steps 10] [--only NAME ...]``
 
-The setup is that of ``llm-controls``, with 8 groups of 8 answers a step in two minibatches, so
-that the second one is off its policy: at a ratio of 1 most algorithms are the same. 128
+The setup is that of ``llm-controls``, with 6 groups of 8 answers a step in two minibatches, so
+that the second one is off its policy: at a ratio of 1 most algorithms are the same. 64
 held-out questions before and after. The distance to the base is the mean of k3 over the tokens
 of answers that the last policy, as it would be published, draws to these questions. The table
 says how algorithms differ in one setting and one seed, and not which is best.
@@ -46,7 +46,7 @@ def run(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench algorithms")
     parser.add_argument("--model", type=Path, default=MODEL)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--questions", type=int, default=128)
+    parser.add_argument("--questions", type=int, default=64)
     parser.add_argument("--only", nargs="+", default=list(SUBJECTS), choices=SUBJECTS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(args)
@@ -60,7 +60,7 @@ def run(args: list[str]) -> int:
     for subject in options.only:
         name, own = SUBJECTS[subject]
         learner = replace(
-            learner_of(RATE), algorithm=name, options=own, groups=8, minibatches=2
+            learner_of(RATE), algorithm=name, options=own, groups=6, minibatches=2
         )
         start, course = time.process_time(), Course(subject, 0)
         learning = OneProcess(
@@ -69,6 +69,7 @@ def run(args: list[str]) -> int:
             sampling_of(options.steps),
             learner,
             questions=options.questions,
+            drawn=12,
         )
         learning.evaluate()
         for _ in range(options.steps):

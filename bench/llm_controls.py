@@ -145,11 +145,12 @@ class OneProcess:
         *,
         checkpoint: Path = Path("/nonexistent/checkpoint"),
         questions: int = 128,
+        drawn: int = DRAWN,
         device: torch.device = CPU,
     ) -> None:
         """At ``checkpoint``, or at the base."""
         shape = read_config(model).shape
-        self._sampling, self._groups = sampling, learner.groups
+        self._sampling, self._groups, self._drawn = sampling, learner.groups, drawn
         config = EngineConfig(
             shape=shape,
             dtype=Dtype.BFLOAT16,
@@ -183,8 +184,8 @@ class OneProcess:
         wrong."""
         start = time.process_time()
         groups = list[TrainingGroup]()
-        for _ in range(MOST // DRAWN):
-            questions = [self._task.draw(self._rng, held_out=False) for _ in range(DRAWN)]
+        for _ in range(MOST // self._drawn):
+            questions = [self._task.draw(self._rng, held_out=False) for _ in range(self._drawn)]
             drawn = self._answers(questions, 1.0, self._sampling.group_size, self._rng)
             groups += [group for group in drawn if has_spread(group.rewards)]
             if len(groups) >= self._groups:
