@@ -35,7 +35,7 @@ LIMITS = {
     "roles/demo": 824,
     "roles/diloco": 4193,
     "roles/doctor": 649,
-    "roles/engines": 5069,
+    "roles/engines": 5068,
     "roles/envs": 2215,
     "roles/inference": 1386,
     "roles/ledger": 840,

@@ -189,7 +189,7 @@ def test_what_the_learner_needs_and_is_not_there_is_said() -> None:
         (GpuOptions(ranks=2, offload=True), "keeps a GPU's weights in the CPU's memory"),
     ):
         with pytest.raises(ConfigError, match=said):
-            rank_device(replace(ALONE, learner=options), 0)
+            rank_device(replace(ALONE, gpus=options), 0)
     with pytest.raises(ValueError, match="the GPUs of one machine"):
         GpuOptions(ranks=0)
 

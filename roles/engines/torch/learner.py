@@ -252,9 +252,9 @@ class TorchLearner:
                 found = add_gradient(
                     self.model, batch, aim if counts else nothing, before, reference
                 )
-            if counts:
-                found.loss /= self._rank.size
-                tally += found
+            found.loss /= self._rank.size
+            # what does not count still names its metrics, which all processes add up together
+            tally += found if counts else Tally(sums=dict.fromkeys(found.sums, 0.0))
         return tally
 
     def _reference_log_probs(self, batch: LearningBatch) -> Tensor | None:
