@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from p2p.errors import ConfigError
+from roles.contract.core.file import Model
 from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport
 from roles.rl.learner import LearnerConfig, Schedule
@@ -20,6 +21,7 @@ from roles.rl.recipes import (
     SORTER,
     check_suits,
     kind_of,
+    read_learner,
 )
 from roles.trainer.core.guards import LearningGuards
 
@@ -120,3 +122,18 @@ def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: 
 def test_a_group_of_one_is_refused() -> None:
     with pytest.raises(ValueError, match="group_size"):
         SamplingTerms(steps=1, group_size=1, max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"algorithm": "ppo"}, "learner.toml: there is no algorithm 'ppo'; installed are"),
+        ({"options": {"clips": 1}}, "learner.toml: the algorithm 'grpo' has no option 'clips'"),
+        ({"options": {"clip": -1}}, "learner.toml: the algorithm 'grpo': clip is from 0"),
+    ],
+)
+def test_an_algorithm_or_option_that_is_not_there_is_told(
+    table: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", Model())
