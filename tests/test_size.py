@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1430,
     "sim/workloads": 5043,
-    "tests": 57001,
+    "tests": 57016,
 }
 
 NO_CODE = {
