@@ -11,12 +11,20 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Final
+from typing import Any, Final
 
 import msgpack
 
 from proofs.checks import Evidence
-from roles.engines.base import Answers, Completion, Group, GroupTask, Scored, TrainingGroup
+from roles.engines.base import (
+    Answers,
+    Completion,
+    Group,
+    GroupTask,
+    Scored,
+    TrainingGroup,
+    Turn,
+)
 
 TOKEN: Final = "I"
 """Four bytes, in the machine's order: what embeddings are indexed by."""
@@ -68,17 +76,26 @@ def decode_answers(record: bytes) -> Answers:
     return tuple(map(_tokens, msgpack.unpackb(record)))
 
 
-def _columns(completions: Sequence[Completion]) -> list[list[bytes]]:
+def _columns(completions: Sequence[Completion]) -> list[list[object]]:
     return [
-        [_numbers(TOKEN, one.tokens), _numbers(LOGPROB, one.logprobs), one.proof]
+        [_numbers(TOKEN, one.tokens), _numbers(LOGPROB, one.logprobs), one.proof, _turns(one)]
         for one in completions
     ]
 
 
-def _completions(columns: Sequence[Sequence[bytes]]) -> tuple[Completion, ...]:
+def _turns(completion: Completion) -> list[list[object]]:
+    return [[turn.after, _numbers(TOKEN, turn.inserted)] for turn in completion.turns]
+
+
+def _completions(columns: Sequence[Sequence[Any]]) -> tuple[Completion, ...]:
     return tuple(
-        Completion(_tokens(tokens), tuple(array(LOGPROB, logprobs)), proof)
-        for tokens, logprobs, proof in columns
+        Completion(
+            _tokens(tokens),
+            tuple(array(LOGPROB, logprobs)),
+            proof,
+            tuple(Turn(after, _tokens(inserted)) for after, inserted in turns),
+        )
+        for tokens, logprobs, proof, turns in columns
     )
 
 

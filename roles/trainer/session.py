@@ -231,7 +231,9 @@ class TrainerSession:
         await self.publish(step)
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
-        numbers = {name: value for name, value in asdict(report).items() if name != "step"} | {
+        numbers = asdict(report)
+        del numbers["step"]
+        numbers |= numbers.pop("metrics") | {
             "reward": reward,
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from roles.engines.base import Completion, EngineError, TrainingGroup
@@ -270,3 +271,25 @@ def test_the_head_that_is_there_is_the_models(tmp_path: Path, shards: int, dtype
         opened(tmp_path, base)
     with pytest.raises(EngineError, match="has a head of its own"), OpenWeights(base, LLAMA):
         pass
+
+
+def test_the_distance_to_the_base_is_learnt_from_and_told(tmp_path: Path) -> None:
+    """With `kl_reference` a frozen copy of the base stays beside the policy, also after a
+    restart."""
+    base = make_folder(tmp_path / "base")
+    pulled = replace(LEARNER, options={"kl_reference": 10.0})
+    config = replace(CONFIG, learner=pulled)
+    learner = TorchLearner(config)
+    learner.open(tmp_path / "checkpoint", base)
+    assert learner.step(some_groups()).metrics["k3_reference"] == pytest.approx(0.0, abs=1e-6)
+    away = learner.step(some_groups()).metrics["k3_reference"]
+    assert away > 0
+    learner.save(tmp_path / "checkpoint", None)
+    again = TorchLearner(config)
+    assert again.open(tmp_path / "checkpoint", base) == 2
+    assert again.step(some_groups()).metrics == learner.step(some_groups()).metrics
+    free = TorchLearner(CONFIG)
+    free.open(tmp_path / "none", base)
+    assert all(free.step(some_groups()).metrics == {} for _ in range(3))
+    with pytest.raises(ConfigError, match="set kl_reference = 0, or begin with a model"):
+        TorchLearner(config).open(tmp_path / "none")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import TrainingGroup
-from roles.rl.advantage import has_spread
+from roles.rl.algorithms.base import has_spread
 
 
 @dataclass(frozen=True, slots=True)
