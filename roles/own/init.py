@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Final
 
 from p2p.errors import ConfigError, ShoalError
-from p2p.identity import PeerId
 from p2p.machine import load_or_create_key
 from p2p.node.process import check_key_place, check_platform
 from p2p.node.toml import load_toml, parse_toml, write_toml
@@ -53,7 +52,10 @@ def main(options: argparse.Namespace) -> int:
     """Make the folder, and say how each node is started; the exit code."""
     try:
         check_platform()
-        _check(options)
+        if options.draft is not None and (options.model or options.env):
+            raise ConfigError(
+                "--draft says what --model and --env say: give the one or the others"
+            )
         folder = RunFolder(expanded(options.folder).absolute())
         text, place = _draft(options, folder)
         beside = place / LEARNER if options.draft is not None else None
@@ -67,12 +69,6 @@ def main(options: argparse.Namespace) -> int:
         return FAILED
     say("\n".join(describe(folder, run)))
     return 0
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Raise `ConfigError` if the options do not go together."""
-    if options.draft is not None and (options.model or options.env):
-        raise ConfigError("--draft says what --model and --env say: give the one or the others")
 
 
 def _draft(options: argparse.Namespace, folder: RunFolder) -> tuple[str, Path]:
@@ -121,7 +117,7 @@ def make(folder: RunFolder, text: str, place: Path, nodes: int, learner: str = "
     except OSError as error:
         raise ConfigError(f"{folder.path} cannot be made: {error.strerror}") from None
     names = [TRAINER, VALIDATOR, *folder.workers(nodes)]
-    peers = {name: _peer(folder.node(name) / "key") for name in names}
+    peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in names}
     _copy_data(folder, data_files(tomllib.loads(text), place))
     people = {"trainers": [str(peers[TRAINER])], "validators": [str(peers[VALIDATOR])]}
     now = time.time()  # noqa: TID251 - a tool for people, outside any node
@@ -198,10 +194,6 @@ def renew(folder: RunFolder) -> str:
     write_edition(edition, folder.owner, folder.document, digest)
     why = f"was changed ({', '.join(changed)})" if changed else "would be void within a day"
     return f"{folder.draft.name} {why}: signed as epoch {edition.epoch}"
-
-
-def _peer(key: Path) -> PeerId:
-    return load_or_create_key(key).peer_id
 
 
 def _copy_data(folder: RunFolder, files: Iterable[Path]) -> None:

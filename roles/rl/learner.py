@@ -181,6 +181,8 @@ class LearnerConfig:
 REASONS: Final[Mapping[str, str]] = {
     "algorithm": "or dapo, dr_grpo, cispo, gspo, or that of an installed package",
     "options": "of the algorithm",
+    "groups": "tasks a step whose answers are not all equally good",
+    "minibatches": "optimiser updates a step; a base takes one",
     "schedule": "of the rate: linear, cosine or wsd",
     "ramp": "steps over which the rate climbs",
     "floor": "share of the rate that is left at the end",

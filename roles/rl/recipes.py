@@ -48,7 +48,7 @@ class ModelKind:
     """Where the numbers come from."""
 
     reasons: Mapping[str, str] = field(default_factory=dict)
-    """By key of the two tables, why it has this value."""
+    """By key of the learner, why it has this value."""
 
 
 SORTER: Final = ModelShape(
@@ -67,6 +67,9 @@ learns."""
 SORTING: Final = Model(shape=SORTER)
 """The same as a run's model."""
 
+OPTIONS: Final = {"clip": 0.2, "clip_negative": 4.0, "importance_cap": 2.0}
+"""Of grpo: its own defaults, written out for whoever wants to change them."""
+
 NETWORK: Final = ModelKind(
     name="a network that is drawn from a seed and warmed up",
     has_base=False,
@@ -80,7 +83,7 @@ NETWORK: Final = ModelKind(
         max_new_tokens=12,  # the longest answer has eight digits and an end token
     ),
     learner=LearnerConfig(
-        options={"clip": 0.2, "clip_negative": 4.0, "importance_cap": 2.0},
+        options=OPTIONS,
         # With one update on an easier task 6e-4 was calm; with eight 1e-3 at lag 2 walked
         # randomly.
         rate=8e-4,
@@ -91,10 +94,7 @@ NETWORK: Final = ModelKind(
         minibatches=4,
         ramp=5,
         floor=0.1,  # without decay the end is 0.06 to 0.12 worse, and not monotone
-        betas=(
-            0.9,
-            0.99,
-        ),  # the second remembers 100 updates, a dozen steps, of noisy gradients
+        betas=(0.9, 0.99),  # the second remembers 100 updates, a dozen steps
         gradient_norm=0.1,  # raw norms are 0.2 to 2: every update is clipped
         # With 400 steps (8 CPU s) greedy starts at 0.19 to 0.43 over five seeds and ends at
         # 0.80 to 0.96: more leave RL nothing to do, fewer nothing to reinforce. The rate is
@@ -103,15 +103,7 @@ NETWORK: Final = ModelKind(
     ),
     max_rate=4e-3,
     source="measured for 105,088 parameters that sort digits, five seeds",
-    reasons={
-        "steps": "each is a policy; the rate falls over them",
-        "rate": "of AdamW at its peak; with width 128 and four layers take 1e-4",
-        "groups": "tasks a step whose answers are not all equally good",
-        "group_size": "answers to each task",
-        "max_new_tokens": "an answer that is longer is cut, and wrong",
-        "lag": "oldest usable policy, in steps behind the trainer",
-        "minibatches": "optimiser updates a step",
-    },
+    reasons={"rate": "of AdamW at its peak; with width 128 and four layers take 1e-4"},
 )
 """The highest rate is that of its supervised warm-up."""
 
@@ -120,23 +112,11 @@ SMALL_MODEL: Final = ModelKind(
     has_base=True,
     parameters=1e9,
     sampling=SamplingTerms(steps=30, group_size=8, submission=8, max_new_tokens=12),
-    learner=LearnerConfig(
-        options={"clip": 0.2, "clip_negative": 4.0, "importance_cap": 2.0},
-        rate=6e-5,
-        groups=20,
-        ramp=3,
-        gradient_norm=1.0,
-    ),
+    learner=LearnerConfig(options=OPTIONS, rate=6e-5, groups=20, ramp=3, gradient_norm=1.0),
     max_rate=3e-4,
     source="measured for SmolLM2-135M-Instruct on two-digit addition (docs/performance.md)",
     reasons={
-        "steps": "each is a policy; the rate falls over them",
         "rate": "of AdamW at its peak; at 2e-5 steps are rounded away",
-        "groups": "tasks a step whose answers are not all equally good",
-        "group_size": "answers to each task",
-        "max_new_tokens": "an answer that is longer is cut, and wrong",
-        "lag": "oldest usable policy, in steps behind the trainer",
-        "minibatches": "optimiser updates a step; a base takes one",
         "gradient_norm": "raw norms are 2 to 7",
     },
 )
@@ -149,24 +129,12 @@ LARGE_MODEL: Final = ModelKind(
     has_base=True,
     parameters=float("inf"),
     sampling=SamplingTerms(steps=200, group_size=16, submission=4, max_new_tokens=1024),
-    learner=LearnerConfig(
-        options={"clip": 0.2, "clip_negative": 4.0, "importance_cap": 2.0},
-        rate=1e-6,
-        groups=64,
-        ramp=25,
-        gradient_norm=0.1,
-    ),
+    learner=LearnerConfig(options=OPTIONS, rate=1e-6, groups=64, ramp=25, gradient_norm=0.1),
     max_rate=1e-4,
     source="by INTELLECT-2's recipe for 32 B (3e-7, ramp 25, 16 answers a task, norm 0.1) and"
     " the usual 1e-6 for 7 B; not measured here",
     reasons={
-        "steps": "each is a policy; the rate falls over them",
         "rate": "of AdamW at its peak; too low if `changed` is near 0 in metrics",
-        "groups": "tasks a step whose answers are not all equally good",
-        "group_size": "answers to each task",
-        "max_new_tokens": "an answer that is longer is cut, and wrong",
-        "lag": "oldest usable policy, in steps behind the trainer",
-        "minibatches": "optimiser updates a step; a base takes one",
         "gradient_norm": "gradients grow in long runs even while the reward is stable",
     },
 )
