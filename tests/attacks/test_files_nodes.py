@@ -66,6 +66,7 @@ ROWS: Final = (
         ends=dict.fromkeys(HARM, "restore the ledger")),
     Row("ledgers/*", "ledgers/12D3[A-Za-z0-9]*", ("inference-1",)),
     Row("ledger/synced", "ledger/synced", ("validator-1", "trainer-1")),
+    Row("learner.toml", "learner[.]toml", ()),  # its owner's: tests/unit/test_learner_toml.py
     Row("trainer/checkpoint", "trainer/checkpoint", ("trainer-1",)),
     Row(".previous", "trainer/checkpoint[.]previous", ("trainer-1",)),
     Row("trainer/accounts.json", "trainer/accounts[.]json", ("trainer-1",)),
@@ -88,7 +89,8 @@ ROWS: Final = (
 
 ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
-    "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
+    "engine/*": "../unit/test_engine_content.py::"
+    "test_killed_between_writing_and_reading_it_leaves_nothing",
     "trainer/metrics.jsonl": "../unit/test_metrics.py"
     "::test_a_line_that_a_crash_cut_off_spoils_no_other",
     "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
