@@ -44,8 +44,8 @@ from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, tota
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
+from roles.diloco.pretrain import Pretrainer
 from roles.engines.config import EngineConfig
-from roles.engines.torch.pretrain import Pretrainer
 
 MEMBERS: Final = 4
 DEMO_MEMBERS: Final = 3

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-ENGINE = str(Path(__file__).parent.parent / "roles/engines")
+ENGINE = tuple(
+    str(Path(__file__).parent.parent / place) for place in ("roles/engines", "roles/diloco")
+)
 FACTORIES = {
     torch.tensor, torch.as_tensor, torch.arange, torch.linspace, torch.eye, torch.empty,
     torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.randint, torch.randperm,

@@ -42,8 +42,9 @@ class InnerServer:
     ) -> None:
         """``environments`` are those of a run that learns from rewards."""
         try:
-            from roles.engines.torch.objectives import Objective, RewardLoss
-            from roles.engines.torch.pretrain import Pretrainer
+            from roles.diloco.objectives import Objective, RewardLoss
+            from roles.diloco.pretrain import Pretrainer
+            from roles.engines.torch.device import find_device
         except ImportError as error:
             raise MissingDependency(
                 f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
@@ -62,7 +63,9 @@ class InnerServer:
             teacher = None if base else open_teaching(config.environment)
             rewards = Rewards(open_mix(environments), teacher, config, terms)
             self._material, objective = rewards, RewardLoss(config, terms, rewards)
-        self._trainer = Pretrainer(config, terms, Path(base) if base else None, objective)
+        first = Path(base) if base else None
+        device = find_device(config.device)
+        self._trainer = Pretrainer(config, terms, first, objective, device)
 
     def call(self, method: str, arguments: Sequence[Any]) -> object:
         """The result is fit for the pipe."""

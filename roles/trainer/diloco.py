@@ -78,7 +78,12 @@ class DilocoMember:
         members = RunMembers(node, terms.joining)
         async with open_inner(
             node.world,
-            replace(engine_config, profile=config.profile, autocast=config.autocast),
+            replace(
+                engine_config,
+                device=config.device,
+                profile=config.profile,
+                autocast=config.autocast,
+            ),
             terms,
             config.corpora,
             folder,

@@ -36,8 +36,8 @@ def rewards(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT) -> Reward
 
 def member(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT):  # type: ignore[no-untyped-def]
     pytest.importorskip("torch")
-    from roles.engines.torch.objectives import RewardLoss
-    from roles.engines.torch.pretrain import Pretrainer
+    from roles.diloco.objectives import RewardLoss
+    from roles.diloco.pretrain import Pretrainer
 
     found = rewards(terms, config)
     return Pretrainer(config, terms, None, RewardLoss(config, terms, found)), found

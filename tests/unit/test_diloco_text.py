@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -241,7 +242,7 @@ TERMS = DilocoTerms(window=8, sequences=4, warmup=1, inner_steps=30, outer_steps
 
 def pretrainer(terms: DilocoTerms = TERMS):  # type: ignore[no-untyped-def]
     pytest.importorskip("torch")
-    from roles.engines.torch.pretrain import Pretrainer
+    from roles.diloco.pretrain import Pretrainer
 
     return Pretrainer(EngineConfig(shape=SHAPE, environment=None), terms, None)
 
@@ -263,6 +264,36 @@ def test_inner_steps_learn_and_are_the_same_again(inner: Inner) -> None:
     one.load(one.vector())
     assert one.loss(batches(4)) < before - 0.3
     assert np.array_equal(one.vector(), two.vector())
+
+
+def test_inner_steps_stay_on_their_device(tmp_path: Path) -> None:
+    """No tensor of the host meets one of the device; what comes of it is the same."""
+    pytest.importorskip("torch")
+    from roles.diloco.pretrain import Pretrainer
+    from tests.pretended_device import NamedDevices, PretendedDevice
+
+    def round_of(device: Any, folder: Path) -> tuple[float, np.ndarray, list[int]]:
+        config = EngineConfig(shape=SHAPE, environment=None)
+        one = Pretrainer(config, TERMS, None, device=device)
+        one.load(one.vector())
+        one.train(batches(5), 1)
+        one.save(folder / "state", folder / "previous", 1)
+        assert one.restore(folder / "state") == 1
+        one.shift(one.vector())
+        return one.loss(batches(2)), one.update(), one.continue_text([1, 2], 3, 0)
+
+    (tmp_path / "host").mkdir()
+    (tmp_path / "there").mkdir()
+    from roles.engines.torch.device import CPU
+
+    with NamedDevices():
+        host = round_of(CPU, tmp_path / "host")
+    with PretendedDevice() as pretended:
+        there = round_of(pretended.DEVICE, tmp_path / "there")
+    assert pretended.operations > 100
+    assert host[0] == pytest.approx(there[0])
+    assert np.allclose(host[1], there[1], atol=1e-6)
+    assert host[2] == there[2]
 
 
 def test_the_inner_optimiser_is_torchs_adamw() -> None:
@@ -378,7 +409,7 @@ def test_the_optimisers_state_survives_and_a_damaged_file_is_refused(tmp_path: P
 
 def test_the_model_is_written_as_a_folder_that_can_be_read_again(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from roles.engines.torch.pretrain import Pretrainer
+    from roles.diloco.pretrain import Pretrainer
 
     one = pretrainer()
     one.train(batches(2), 1)

@@ -154,7 +154,7 @@ class DataParallel:
     """Adam's two."""
 
     def after(self, state: OuterState, mean: Values, step: int) -> OuterState:
-        """As one machine with the whole batch would (`roles.engines.torch.pretrain`)."""
+        """As one machine with the whole batch would (`roles.diloco.pretrain`)."""
         terms, (early, late) = self.terms, self.terms.betas
         one = np.float32
         length = math.sqrt(_folded(np.square(mean, dtype=np.float64)))

@@ -4,8 +4,7 @@ Read `model` first, the transformer. `engine` is what the worker process calls, 
 policy. `sampler` draws completions from it, `scorer` replays other nodes' completions.
 `learner` trains: `packing` lays a group into one row, `gradient` computes loss and
 gradients batch by batch. `files` reads and writes weights, `policy` those of a step,
-`checkpoint` what a learner needs to go on. `pretrain` takes the inner steps of a DiLoCo member,
-`objectives` says what they lower: the loss on text, or GRPO's.
+`checkpoint` what a learner needs to go on.
 
 How data flows: `sampler` keeps the hidden state behind each token, from which `proofs.toploc`
 makes the proof; `scorer` computes the same states by one prefill, and the logits from them, and
@@ -15,6 +14,5 @@ hands both to `instruments`: `proofs` on the CPU, the same arithmetic in torch o
 What computes is a `device`, by which every tensor here is made. A learner may be several
 processes, a GPU each: `ranks` starts them, each is a `rank`, `sharding` spreads the weights.
 
-Only `roles.engines.worker`, `roles.diloco.worker` (of this, `pretrain` and `objectives`) and
-``python -m bench alone`` call this.
+Only `roles.engines.worker`, `roles.diloco.pretrain` and ``python -m bench alone`` call this.
 """

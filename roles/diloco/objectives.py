@@ -2,7 +2,7 @@
 
 A batch is whatever the member's `roles.diloco.material` gives for a step: rows of tokens, or
 questions. An objective adds the gradient of one to the weights' own; what steps with it is
-`roles.engines.torch.pretrain`.
+`roles.diloco.pretrain`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
+from roles.engines.torch.device import send
 from roles.engines.torch.gradient import Aim, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import supervised
 from roles.engines.torch.model import TransformerModel
@@ -63,8 +64,8 @@ class TextLoss:
 
     def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
         """See `Objective`."""
-        read = torch.from_numpy(batch)
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._is_bfloat16):
+        read = send(batch, model.device)
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=self._is_bfloat16):
             hidden = model(read[:, :-1])
         logits = model.logits(hidden.float()).float()
         loss = F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten())
@@ -75,7 +76,7 @@ class TextLoss:
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`."""
-        read = torch.from_numpy(batch)
+        read = send(batch, model.device)
         logits = model.logits(model(read[:, :-1])).float()
         return float(
             F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum")

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from roles.contract.core.diloco import DilocoTerms, Inner, Outer
 from roles.diloco.core.outer import RAMP
+from roles.diloco.objectives import Objective, TextLoss
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
-from roles.engines.torch.device import uses_bfloat16
+from roles.engines.torch.device import CPU, send_numbers, uses_bfloat16
 from roles.engines.torch.files import load_weights, save_folder
 from roles.engines.torch.model import TransformerModel
-from roles.engines.torch.objectives import Objective, TextLoss
 
 _STEPS: Final = "steps"
 """In a checkpoint: inner steps taken, and the outer step that they led to."""
@@ -56,18 +56,27 @@ class Pretrainer:
         terms: DilocoTerms,
         base: Path | None,
         objective: Objective | None = None,
+        device: torch.device = CPU,
     ) -> None:
-        """``objective`` is what an inner step lowers; left out: the loss on text."""
+        """Make the model on ``device``.
+
+        Args:
+            config: The engine's.
+            terms: The run's.
+            base: Folder of the first weights; None: drawn from the run's seed.
+            objective: What an inner step lowers; left out: the loss on text.
+            device: Where weights and moments are; vectors come and go in the host's memory.
+        """
         torch.set_num_threads(threads_of(config))
         self._config, self._terms = config, terms
-        self.model = TransformerModel(config.shape)
+        self.model = TransformerModel(config.shape, device=device)
         if base is None:
             self.model.initialise(config.seed)
         else:
             load_weights(self.model, base)
         self._parameters = [weight for _, weight in sorted(self.model.named_parameters())]
         self._names = [name for name, _ in sorted(self.model.named_parameters())]
-        self._objective = objective or TextLoss(terms, uses_bfloat16(config))
+        self._objective = objective or TextLoss(terms, uses_bfloat16(config, device))
         self._begin_moments()
         self._outer = self._sent = self.vector()
         self._gradient: NDArray[np.float32] | None = None
@@ -86,7 +95,8 @@ class Pretrainer:
     def vector(self) -> NDArray[np.float32]:
         """The weights end to end."""
         with torch.no_grad():
-            return torch.cat([one.detach().reshape(-1) for one in self._parameters]).numpy()
+            parts = [one.detach().reshape(-1) for one in self._parameters]
+            return torch.cat(parts).cpu().numpy()
 
     def load(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
         """Begin a round from these outer weights; outside ``span`` from the inner ones. Raises
@@ -119,7 +129,7 @@ class Pretrainer:
         with torch.no_grad():
             for weight in self._parameters:
                 part = torch.from_numpy(vector[at : at + weight.numel()])
-                weight.copy_(part.view(weight.shape))
+                weight.copy_(part.view(weight.shape).to(weight.device))
                 at += weight.numel()
 
     @contextmanager
@@ -163,7 +173,7 @@ class Pretrainer:
         ]
         for weight in self._parameters:
             weight.grad = None
-        return torch.cat([one.detach().reshape(-1) for one in parts]).numpy()
+        return torch.cat([one.detach().reshape(-1) for one in parts]).cpu().numpy()
 
     def _take_step(self, rate: float) -> None:
         """Of the optimiser, against the clipped gradient; none without one."""
@@ -211,22 +221,22 @@ class Pretrainer:
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
         """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator(device=CPU).manual_seed(seed)
         read = list(tokens)
         with torch.no_grad(), self._at(self._outer):
             for _ in range(count):
-                context = torch.tensor([read[-self._terms.window :]])
+                context = send_numbers([read[-self._terms.window :]], self.model.device)
                 hidden = self.model(context)[0, -1:]
                 odds = torch.softmax(self.model.logits(hidden).float()[0] / 0.7, -1)
-                read.append(int(torch.multinomial(odds, 1, generator=generator)))
+                read.append(int(torch.multinomial(odds.cpu(), 1, generator=generator)))
         return read[len(tokens) :]
 
     def save(self, path: Path, previous: Path, step: int) -> None:
         """The optimiser's state after the outer step ``step``, atomically; what was there is
         kept at ``previous``."""
-        tensors = {_STEPS: torch.tensor([self._taken, step])}
+        tensors = {_STEPS: torch.tensor([self._taken, step], device=CPU)}
         for name, first, second in zip(self._names, self._first, self._second, strict=True):
-            tensors |= {f"first.{name}": first, f"second.{name}": second}
+            tensors |= {f"first.{name}": first.cpu(), f"second.{name}": second.cpu()}
         write_checkpoint(path, previous, tensors)
 
     def restore(self, path: Path) -> int | None:
@@ -240,8 +250,8 @@ class Pretrainer:
         if found.keys() != {_STEPS, *expected} or found[_STEPS].numel() != 2:
             raise EngineError(f"{path} holds the optimiser of another model")
         for name, first, second in zip(self._names, self._first, self._second, strict=True):
-            first.copy_(found[f"first.{name}"])
-            second.copy_(found[f"second.{name}"])
+            first.copy_(found[f"first.{name}"].to(first.device))
+            second.copy_(found[f"second.{name}"].to(second.device))
         self._taken = int(found[_STEPS][0])
         return int(found[_STEPS][1])
 
