@@ -26,7 +26,7 @@ LIMITS = {
     "p2p/membership": 3021,
     "p2p/node": 4505,
     "p2p/sandbox": 913,
-    "p2p/shardcast": 7660,
+    "p2p/shardcast": 7675,
     "p2p/swarm": 1891,
     "p2p/transport": 2730,
     "proofs": 1020,
@@ -35,7 +35,7 @@ LIMITS = {
     "roles/demo": 824,
     "roles/diloco": 4193,
     "roles/doctor": 649,
-    "roles/engines": 4951,
+    "roles/engines": 4945,
     "roles/envs": 2215,
     "roles/inference": 1386,
     "roles/ledger": 840,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/protocol": 2228,
     "roles/rl": 304,
     "roles/shared": 102,
-    "roles/trainer": 3177,
+    "roles/trainer": 3179,
     "roles/validator": 574,
     "roles/workers": 455,
     "sim": 609,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1360,
     "sim/run": 1430,
     "sim/workloads": 5049,
-    "tests": 56766,
+    "tests": 56783,
 }
 
 NO_CODE = {

@@ -249,7 +249,7 @@ class Trainer:
         return TrainerSession(
             node,
             sampling.steps,
-            learner.groups,
+            learner,
             engine,
             intake,
             desk,

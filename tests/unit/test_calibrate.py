@@ -326,6 +326,8 @@ def test_what_cannot_be_calibrated_is_one_sentence(
     arguments: list[str], match: str, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = [str(run_file) if one == "RUN" else one for one in arguments]
+    if "RUN" in arguments:
+        asked += ["--learner", str(run_file.with_name(FILE))]
     assert main(asked) in (1, 2)
     error = capsys.readouterr().err
     assert error.startswith("error: ")
