@@ -44,11 +44,11 @@ demo-diloco: $(STAMP)
 	$(PYTHON) -m roles.demo --diloco $(ARGS)
 
 demo-llm: model
-	$(PYTHON) -m roles.demo --model "$$($(PYTHON) -m roles.models.fetch smollm2)" $(ARGS)
+	$(PYTHON) -m roles.demo --model "$$($(PYTHON) -m roles.models fetch smollm2)" $(ARGS)
 
 # The tests of the real model skip by name where it cannot be had.
 test: $(STAMP)
-	-@$(PYTHON) -m roles.models.fetch smollm2 >/dev/null
+	-@$(PYTHON) -m roles.models fetch smollm2 >/dev/null
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
@@ -71,7 +71,7 @@ lint: $(STAMP)
 	$(VENV)/bin/lint-imports
 
 model: $(STAMP)
-	$(PYTHON) -m roles.models.fetch smollm2
+	$(PYTHON) -m roles.models fetch smollm2
 
 interop: $(STAMP)
 	cd tests/interop/js && npm install --silent --no-audit --no-fund

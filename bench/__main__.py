@@ -18,6 +18,7 @@ NOT_BENCHES = (
     "engine_work",
     "falsified",
     "foreign_generate",
+    "prime",
     "report",
     "rl_like",
 )

@@ -20,7 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -30,7 +32,6 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from p2p.node.tables import read_table
 from p2p.node.usage import STANDARD_OUTPUT
 from roles.demo.gate import LearningGate
 from roles.engines.base import GroupTask, Sampling, StepReport, TrainingGroup
@@ -40,11 +41,10 @@ from roles.engines.torch import sampler
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.envs.base import open_teaching
-from roles.rl.advantage import group_advantages, has_spread
-from roles.rl.losses import GrpoOptions
+from roles.rl.algorithms.base import has_spread
 from roles.rl.recipes import NETWORK
 
-Advantages = list[list[float]]
+Advantages = list[NDArray[np.float32]]
 Progressed = Callable[[int, Evaluation | None], None]
 
 
@@ -111,7 +111,6 @@ class Alone:
         self._config = config
         assert config.learner is not None
         self._sampling, self._learner = config.sampling, config.learner
-        self._options = read_table(GrpoOptions, config.learner.options, "[options]")
         self._environment = open_teaching(config.environment)
         self._rng = Random(1000 + config.seed)
         self._shuffled = shuffled
@@ -192,15 +191,12 @@ class Alone:
 
     def _advantages(self, groups: Sequence[TrainingGroup]) -> Advantages:
         """Group by group; for the control, permuted over all completions of the step."""
-        advantages = [
-            group_advantages(group.rewards, self._options.advantage_epsilon) for group in groups
-        ]
+        advantages = self.learner.advantages(groups)
         if not self._shuffled:
             return advantages
-        flat = [one for group in advantages for one in group]
+        flat = np.concatenate(advantages).tolist()
         self._rng.shuffle(flat)
-        values = iter(flat)
-        return [[next(values) for _ in group] for group in advantages]
+        return np.split(np.array(flat, np.float32), np.cumsum([*map(len, advantages)])[:-1])
 
 
 def learn(

@@ -41,6 +41,7 @@ from p2p.dht.core.events import (
 from p2p.dht.core.table import RoutingTable
 from p2p.dht.core.validation import ADDRESSES, RecordValidator
 from p2p.dht.messages import (
+    BUCKET_SIZE,
     Contact,
     FindNode,
     FindValue,
@@ -202,7 +203,7 @@ class Swarm:
         nonce = make_stamp(key.peer_id, self.config.difficulty)
         own = Contact(key.peer_id, nonce, ())
         judge = RecordValidator(verify, self.config.difficulty, {ADDRESSES.name: ADDRESSES})
-        table = RoutingTable(own, self.config.bucket_size)
+        table = RoutingTable(own, BUCKET_SIZE)
         core = DhtCore(own, key, judge, table, self.config, Random(self.rng.random()))
         node = Node(key, core, addr)
         self.nodes[node.peer] = node

@@ -34,15 +34,13 @@ import torch
 from numpy.typing import NDArray
 from rich.console import Console
 
+from bench.prime import prime_decode, prime_encode
 from bench.report import Report
 from p2p.identity import KeyPair
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.demo.pretraining import SHAPE, TERMS as DEMO_TERMS
-from roles.diloco.core.algorithm import algorithm_of
-from roles.diloco.core.fragments import Fragments
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import Fragments, OuterState, algorithm_of
 from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, total_norm
-from roles.diloco.core.prime import prime_decode, prime_encode
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
@@ -79,7 +77,7 @@ class Case:
         return replace(
             common, inner_steps=self.inner_steps, codec=self.codec, outer=self.outer,
             outer_steps=common.total_steps // self.inner_steps, fragments=self.fragments,
-            outer_rate=self.outer_rate, outer_momentum=self.outer_momentum, gauntlet=False,
+            outer_rate=self.outer_rate, outer_momentum=self.outer_momentum,
         )  # fmt: skip
 
 

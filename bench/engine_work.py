@@ -12,7 +12,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from enum import Enum
 from pathlib import Path
 from random import Random
@@ -179,14 +179,12 @@ class Store:
 
     def keep_evidence(self, way: Way, piece: int, evidence: Sequence[Evidence]) -> None:
         """What the reader saw."""
-        _write(
-            self._seen / _name(way, piece), [codec.evidence_to_wire(one) for one in evidence]
-        )
+        _write(self._seen / _name(way, piece), [astuple(one) for one in evidence])
 
     def evidence(self, way: Way) -> list[Evidence]:
         """Of all pieces that were read."""
         found = (_read(self._seen / _name(way, piece)) for piece in way.pieces)
-        return [codec.evidence_from_wire(one) for value in found for one in value or ()]
+        return [Evidence(*one) for value in found for one in value or ()]
 
 
 def _name(way: Way, piece: int) -> str:
@@ -194,7 +192,7 @@ def _name(way: Way, piece: int) -> str:
 
 
 def _read(path: Path) -> Any:
-    return msgpack.unpackb(path.read_bytes()) if path.exists() else None
+    return msgpack.unpackb(path.read_bytes(), use_list=False) if path.exists() else None
 
 
 def _write(path: Path, value: object) -> None:

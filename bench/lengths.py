@@ -33,7 +33,6 @@ from roles.contract.core.shape import MAX_END_TOKENS, ModelShape
 from roles.engines.base import Engine, Group, GroupTask, Sampling, draw_all
 from roles.engines.client import WorkerEngine, open_engine
 from roles.engines.config import EngineConfig
-from roles.engines.lasting import LastingWorker
 from roles.engines.torch.model import TransformerModel
 from roles.models import safetensors
 from roles.models.safetensors import RawTensor
@@ -159,8 +158,7 @@ def write_chance(shape: ModelShape, path: Path) -> None:
 def _cpu_seconds(engine: Engine) -> float:
     """Of this process and the engine's."""
     assert isinstance(engine, WorkerEngine)
-    assert isinstance(engine._worker, LastingWorker)
-    process = engine._worker._worker
+    process = engine._remote.process
     assert isinstance(process, ProcessWorker)
     spent = 0
     for pid in process.pids:

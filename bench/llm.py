@@ -74,7 +74,7 @@ def run(args: list[str]) -> int:
         print(json.dumps(score_long(options.long_alone)), file=sys.__stdout__)
         return 0
     if not (options.model / "config.json").exists():
-        print(f"{options.model} is no model: python -m roles.models.fetch smollm2 fetches one")
+        print(f"{options.model} is no model: shoal models fetch smollm2 fetches one")
         return 2
     report = Report("llm")
     for dtype in Dtype:

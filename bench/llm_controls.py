@@ -28,7 +28,9 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.console import Console
 
 from bench.report import Report
@@ -42,7 +44,7 @@ from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
 from roles.models.bundle import read_config
 from roles.models.tokenizer import Tokenizer
-from roles.rl.advantage import group_advantages, has_spread
+from roles.rl.algorithms.base import has_spread
 from roles.rl.learner import LearnerConfig
 
 MODEL: Final = Path.home() / ".cache/shoal/models/smollm2-135m-instruct"
@@ -143,11 +145,12 @@ class OneProcess:
         *,
         checkpoint: Path = Path("/nonexistent/checkpoint"),
         questions: int = 128,
+        drawn: int = DRAWN,
         device: torch.device = CPU,
     ) -> None:
         """At ``checkpoint``, or at the base."""
         shape = read_config(model).shape
-        self._sampling, self._groups = sampling, learner.groups
+        self._sampling, self._groups, self._drawn = sampling, learner.groups, drawn
         config = EngineConfig(
             shape=shape,
             dtype=Dtype.BFLOAT16,
@@ -172,13 +175,17 @@ class OneProcess:
             rewards.append(math.fsum(one.rewards[0] for one in groups) / len(self._held_out))
         self._spent("evaluation", start)
 
+    def held_out(self, rng: Random) -> Iterator[TrainingGroup]:
+        """One drawn answer to each held-out question."""
+        return self._answers(self._held_out, 1.0, 1, rng)
+
     def step(self) -> StepReport | None:
         """None if no group had spread: a policy that the control has spoilt answers all
         wrong."""
         start = time.process_time()
         groups = list[TrainingGroup]()
-        for _ in range(MOST // DRAWN):
-            questions = [self._task.draw(self._rng, held_out=False) for _ in range(DRAWN)]
+        for _ in range(MOST // self._drawn):
+            questions = [self._task.draw(self._rng, held_out=False) for _ in range(self._drawn)]
             drawn = self._answers(questions, 1.0, self._sampling.group_size, self._rng)
             groups += [group for group in drawn if has_spread(group.rewards)]
             if len(groups) >= self._groups:
@@ -192,14 +199,13 @@ class OneProcess:
         self._course.reports.append(report)
         return report
 
-    def _advantages(self, groups: Sequence[TrainingGroup]) -> list[list[float]]:
-        advantages = [group_advantages(group.rewards, 1e-6) for group in groups]
+    def _advantages(self, groups: Sequence[TrainingGroup]) -> list[NDArray[np.float32]]:
+        advantages = self.learner.advantages(groups)
         if self._permute is None:
             return advantages
-        flat = [one for group in advantages for one in group]
+        flat = np.concatenate(advantages).tolist()
         self._permute.shuffle(flat)
-        values = iter(flat)
-        return [[next(values) for _ in group] for group in advantages]
+        return np.split(np.array(flat, np.float32), np.cumsum([*map(len, advantages)])[:-1])
 
     def _answers(
         self, questions: Sequence[Question], temperature: float, size: int, rng: Random

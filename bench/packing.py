@@ -17,6 +17,7 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
+import numpy as np
 import torch
 from rich.console import Console
 
@@ -25,10 +26,10 @@ from roles.contract.core.shape import ModelShape
 from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig
 from roles.engines.torch.device import uses_bfloat16
-from roles.engines.torch.gradient import add_gradient, learning_batches
+from roles.engines.torch.gradient import Aim, add_gradient, learning_batches
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS
-from roles.rl.losses import GrpoOptions
+from roles.rl.algorithms.find import find_algorithm
 from roles.rl.recipes import SORTER
 
 SHAPES: Final = {
@@ -99,13 +100,20 @@ def cost(
     model: TransformerModel, groups: list[TrainingGroup], subject: str, bf16: bool
 ) -> float:
     """CPU seconds of one step's gradients."""
-    advantages = [[1.0 - 2 * (one % 2) for one in range(SIZE)] for _ in groups]
+    advantages = [np.array([1.0 - 2 * (one % 2) for one in range(SIZE)], np.float32)] * GROUPS
+    aim = Aim(
+        objective=find_algorithm("grpo"),
+        temperature=1.0,
+        limit=ANSWER,
+        tokens=GROUPS * SIZE * ANSWER,
+        sequences=GROUPS * SIZE,
+    )
     model.zero_grad()
     start = time.process_time()
     limit = ROW_TOKENS if subject == PACKED else 1
     for batch in learning_batches(groups, advantages, row_tokens=limit):
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-            add_gradient(model, batch, None, GrpoOptions(), 1.0, GROUPS * SIZE * ANSWER)
+            add_gradient(model, batch, aim)
     return time.process_time() - start
 
 

@@ -148,20 +148,20 @@ class BenchNode:
                 def hear(peer: PeerId, data: bytes) -> None:
                     shardcast.receive_announcement(peer, data)
 
-                host.set_message_handler(ANNOUNCE, hear)
-                if self.traces:
-                    self.trace(shardcast)
-                nursery.start_soon(self.report_newest, shardcast)
-                self.say(listens=str(host.addrs[0]), newest=shardcast.newest)
-                lines = trio.wrap_file(sys.stdin)
-                async for line in lines:
-                    order = json.loads(line)
-                    if "dial" in order:
-                        for addr in order["dial"]:
-                            await host.connect_addr(addr)
-                        self.say(dialled=len(order["dial"]))
-                    else:
-                        await self.publish(shardcast, order["publish"], order["path"])
+                with host.receiving(ANNOUNCE, hear):
+                    if self.traces:
+                        self.trace(shardcast)
+                    nursery.start_soon(self.report_newest, shardcast)
+                    self.say(listens=str(host.addrs[0]), newest=shardcast.newest)
+                    lines = trio.wrap_file(sys.stdin)
+                    async for line in lines:
+                        order = json.loads(line)
+                        if "dial" in order:
+                            for addr in order["dial"]:
+                                await host.connect_addr(addr)
+                            self.say(dialled=len(order["dial"]))
+                        else:
+                            await self.publish(shardcast, order["publish"], order["path"])
             nursery.cancel_scope.cancel()
 
     def trace(self, shardcast: Shardcast) -> None:

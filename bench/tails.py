@@ -18,7 +18,8 @@ import argparse
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from itertools import starmap
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -35,7 +36,6 @@ from roles.calibrate.limits import fit, rejected_groups, rejected_pools, resampl
 from roles.calibrate.measure import make_tasks
 from roles.calibrate.weights import rewrite, to_int8
 from roles.contract.core.shape import Dtype
-from roles.engines import codec
 from roles.engines.base import Sampling
 from roles.engines.config import EngineConfig
 from roles.engines.worker import LocalEngine, draw_all, make_engine
@@ -91,7 +91,7 @@ class Recorder:
             if path.exists() or perf_counter() > end:
                 continue
             engines = engines or (self._open(way.draws), self._open(way.claims))
-            values = list(map(codec.evidence_to_wire, self._submit(way, start, *engines)))
+            values = list(map(astuple, self._submit(way, start, *engines)))
             unfinished = path.with_suffix(".tmp")
             unfinished.write_bytes(msgpack.packb(values))
             unfinished.rename(path)
@@ -116,7 +116,7 @@ class Recorder:
 def read(folder: Path) -> Iterator[Evidence]:
     """What a folder of the store has, in order."""
     for path in sorted(folder.glob("[0-9]*[0-9]")):
-        yield from map(codec.evidence_from_wire, msgpack.unpackb(path.read_bytes()))
+        yield from starmap(Evidence, msgpack.unpackb(path.read_bytes(), use_list=False))
 
 
 def run(args: list[str]) -> int:

@@ -27,11 +27,11 @@ async def main(simulation):
                     heard[node.name] = int(message)
                     tell(int(message))
 
-            host.set_message_handler(RUMOUR, hear)
-            while True:  # n0 starts a rumour every ten seconds
-                await node.world.sleep(10)
-                if node.name == "n0":
-                    hear(None, b"%d" % node.world.now())
+            with host.receiving(RUMOUR, hear):
+                while True:  # n0 starts a rumour every ten seconds
+                    await node.world.sleep(10)
+                    if node.name == "n0":
+                        hear(None, b"%d" % node.world.now())
 
     async with open_swarm(simulation) as swarm:
         churn = Churn(swarm, ChurnModel(up=Lognormal(120, 1.5), down=Lognormal(20, 1.3)))

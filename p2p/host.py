@@ -107,10 +107,6 @@ class PeerWatchers:
     def __init__(self) -> None:
         self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
 
-    def add(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` on every change from now on."""
-        self._listeners = (*self._listeners, listener)
-
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
         """Call ``listener`` on every change for the length of the block.
@@ -118,7 +114,7 @@ class PeerWatchers:
         At its end one registration of it goes. The tuple is a new one: an event that is being
         told to the old one, and ends a listener's block, skips no other.
         """
-        self.add(listener)
+        self._listeners = (*self._listeners, listener)
         try:
             yield
         finally:
@@ -278,25 +274,6 @@ class Host(Protocol):
 
         Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
         """
-        ...
-
-    def set_message_handler(
-        self,
-        protocol: str,
-        handler: MessageHandler,
-        *,
-        max_message: int = MAX_MESSAGE,
-        replaces: bool = False,
-    ) -> None:
-        """Take incoming messages of ``protocol`` while the host is open.
-
-        Raises `ValueError` as `serving` does, unless the handler ``replaces`` an earlier one.
-        """
-        ...
-
-    def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` (which must not block) whenever a peer connects or disconnects,
-        while the host is open."""
         ...
 
     def add_addrs(

@@ -147,7 +147,7 @@ class FrameReader:
 
     `receive` returns at once, without a schedule point, while a whole frame is buffered: a
     reader that does work for each frame makes its own. A deadline on a frame belongs to the
-    caller, which knows the time: `is_mid_frame` says whether the peer owes us the rest of one.
+    caller, which knows the time: `pending` says whether the peer owes us the rest of one.
     """
 
     def __init__(self, stream: _Receives, max_bytes: int) -> None:
@@ -163,11 +163,6 @@ class FrameReader:
         `receive` waits.
         """
         return self._parser.pending
-
-    @property
-    def is_mid_frame(self) -> bool:
-        """Whether a part of a frame has come."""
-        return self._parser.pending > 0
 
     async def receive(self) -> bytes | None:
         """The next frame, or None when the peer has ended the stream between frames.

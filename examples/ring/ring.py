@@ -25,19 +25,19 @@ class Ring:
                 def take(peer, message):
                     arrived.set()
 
-                host.set_message_handler(TOKEN, take)
-                if node.name == names[0]:
-                    arrived.set()
-                while True:
-                    await arrived.wait()
-                    arrived = trio.Event()
+                with host.receiving(TOKEN, take):
                     if node.name == names[0]:
-                        self.rounds.append(node.world.now())
-                        swarm.simulation.plot("rounds", len(self.rounds))
-                    await node.world.sleep(hold)
-                    friend = swarm.nodes[following]
-                    host.add_addrs(friend.peer_id, [friend.addr])
-                    host.send(friend.peer_id, TOKEN, b"token")
+                        arrived.set()
+                    while True:
+                        await arrived.wait()
+                        arrived = trio.Event()
+                        if node.name == names[0]:
+                            self.rounds.append(node.world.now())
+                            swarm.simulation.plot("rounds", len(self.rounds))
+                        await node.world.sleep(hold)
+                        friend = swarm.nodes[following]
+                        host.add_addrs(friend.peer_id, [friend.addr])
+                        host.send(friend.peer_id, TOKEN, b"token")
 
         for name in names:
             swarm.add(name, live, link=scenario.link)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2p.dht.messages import MAX_CONTACTS
+from p2p.dht.messages import BUCKET_SIZE
 from p2p.dht.record import MAX_ADDR_LIFETIME
 from p2p.dht.stamp import DIFFICULTY, MAX_DIFFICULTY
 from p2p.door import check_fields
@@ -16,10 +16,6 @@ class DhtConfig:
 
     difficulty: int = DIFFICULTY
     """Leading zero bits of a work stamp. The same for all nodes of a swarm."""
-
-    bucket_size: int = 20
-    """Kademlia's k: contacts per bucket and per reply. The paper's 20: so many that all of them
-    are most unlikely to fail within an hour."""
 
     alpha: int = 3
     """Requests open at a time, per path of a lookup. The paper's 3: where one contact of three
@@ -57,8 +53,8 @@ class DhtConfig:
         check_fields(self)
         if not 0 <= self.difficulty <= MAX_DIFFICULTY:
             raise ValueError(f"difficulty is 0 to {MAX_DIFFICULTY} bits")
-        if not 1 <= self.replicas <= self.bucket_size <= MAX_CONTACTS:
-            raise ValueError(f"1 <= replicas <= bucket_size <= {MAX_CONTACTS} must hold")
+        if not 1 <= self.replicas <= BUCKET_SIZE:
+            raise ValueError(f"replicas is 1 to {BUCKET_SIZE}, the contacts of one reply")
         if min(self.alpha, self.paths, self.quorum) < 1:
             raise ValueError("alpha, paths and quorum are at least 1")
         intervals = (self.refresh_interval, self.republish_interval)

@@ -22,8 +22,9 @@ from p2p.identity import PeerId, decode_peer_id_untrusted
 from p2p.multiaddr import Multiaddr
 from p2p.wire import KI, Layout, fields_untrusted, message_untrusted, pack, unpack_untrusted
 
-MAX_CONTACTS: Final = 20
-"""Contacts in one reply: Kademlia's k, so no `bucket_size` can be larger."""
+BUCKET_SIZE: Final = 20
+"""Kademlia's k: contacts per bucket and per reply. The paper's 20: so many that all of them are
+most unlikely to fail within an hour."""
 MAX_RECORDS: Final = 64
 """Records in one reply: every publisher that one key may have."""
 MAX_CONTACT: Final = KI
@@ -31,7 +32,7 @@ MAX_CONTACT: Final = KI
 needed."""
 MAX_VALUES_BYTES: Final = 64 * KI
 """Bytes of records in one reply: all 64 publishers of a membership key at 1 KiB each."""
-_MAX_CONTACTS_BYTES: Final = (MAX_CONTACTS + 1) * (MAX_CONTACT + 3)
+_MAX_CONTACTS_BYTES: Final = (BUCKET_SIZE + 1) * (MAX_CONTACT + 3)
 """Bytes of all contacts of a reply and of the sender's own, each behind three bytes of
 msgpack."""
 MAX_DATAGRAM: Final = MAX_VALUES_BYTES + MAX_RECORD + _MAX_CONTACTS_BYTES + KI
@@ -217,8 +218,8 @@ def _key(data: bytes) -> bytes:
 
 
 def _contacts(items: list[Any]) -> tuple[Contact, ...]:
-    if len(items) > MAX_CONTACTS:
-        raise BadMessage(f"an answer names at most {MAX_CONTACTS} contacts")
+    if len(items) > BUCKET_SIZE:
+        raise BadMessage(f"an answer names at most {BUCKET_SIZE} contacts")
     return tuple(decode_contact_untrusted(item) for item in items)
 
 

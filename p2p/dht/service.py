@@ -41,7 +41,7 @@ from p2p.dht.core.events import (
 )
 from p2p.dht.core.publications import MAX_PUBLICATIONS
 from p2p.dht.core.validation import ADDRESSES, MAX_LIFETIME, Namespace, RecordValidator
-from p2p.dht.messages import MAX_DATAGRAM, Contact
+from p2p.dht.messages import BUCKET_SIZE, MAX_DATAGRAM, Contact
 from p2p.dht.record import (
     ADDR_NAMESPACE,
     MAX_NAME,
@@ -432,7 +432,7 @@ async def open_dht(
     own = Contact(world.signer.peer_id, await _load_stamp(world, config.difficulty), ())
     seqno = await _load_seqno(world)
     validator = RecordValidator(world.verify, config.difficulty, known)
-    table = RoutingTable(own, config.bucket_size)
+    table = RoutingTable(own, BUCKET_SIZE)
     core = DhtCore(own, world.signer, validator, table, config, world.rng("dht"), seqno)
     dht = Dht(world, host, core, config, known)
     async with dht._serving():

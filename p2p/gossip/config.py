@@ -3,9 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from p2p.door import check_fields
 from p2p.wire import KI, MIB
+
+LAZY: Final = 6
+"""Peers outside the mesh that get an IHAVE in each heartbeat (D_lazy), or a quarter of them if
+that is more (the gossip factor of 0.25)."""
+HISTORY: Final = 5
+"""Heartbeats for which a message can be asked for (mcache_len): two more than it is advertised
+for, so that an IWANT that was under way finds it."""
+HISTORY_GOSSIP: Final = 3
+"""How many of these heartbeats IHAVE advertises (mcache_gossip)."""
+FANOUT: Final = 60.0
+"""Seconds for which the fanout of a topic is kept after the last publication (fanout_ttl)."""
+BACKOFF: Final = 60.0
+"""Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff)."""
+PROMISE: Final = 3.0
+"""Seconds in which a message must come that was asked for by IWANT (iwant_followup_time)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,29 +43,10 @@ class GossipConfig:
     outbound: int = 2
     """Mesh peers that are to be outbound, that is dialled by us; as many of the ``high`` places
     are closed to inbound peers (D_out)."""
-    lazy: int = 6
-    """Peers outside the mesh that get an IHAVE in each heartbeat (D_lazy), or a quarter of them
-    if that is more (the gossip factor of 0.25)."""
-    history: int = 5
-    """Heartbeats for which a message can be asked for (mcache_len): two more than it is
-    advertised for, so that an IWANT that was under way finds it."""
-    history_gossip: int = 3
-    """How many of these heartbeats IHAVE advertises (mcache_gossip): each peer that has a
-    message tells six others of it in each of three."""
-    fanout: float = 60.0
-    """Seconds for which the fanout of a topic is kept after the last publication
-    (fanout_ttl)."""
     seen: float = 120.0
     """Seconds for which a message id is known as seen (seen_ttl), or a message that comes late
     would be delivered twice. One that waits in each cache for its five seconds takes twenty
     hops in less."""
-    backoff: float = 60.0
-    """Seconds after a PRUNE before a GRAFT may be tried again (prune_backoff). gossipsub's
-    minute: a mesh that is full stays full for a while, and to be asked each second is a
-    flood."""
-    promise: float = 3.0
-    """Seconds in which a message must come that was asked for by IWANT (iwant_followup_time):
-    gossipsub's 3, a round trip and an upload of 256 KiB at 1 Mbit/s."""
     rate: float = 256.0 * KI
     """Units a second that one peer may cost us for long (`p2p.gossip.core.quotas`): 1.3 % of a
     core, or 2 Mbit/s of bytes. A trainer's announcements cost 1 Ki."""
@@ -63,9 +60,7 @@ class GossipConfig:
             raise ValueError("the degrees must be 0 < low <= degree <= high <= 64")
         if not 0 <= self.outbound <= self.degree / 2:
             raise ValueError("outbound is 0 to half the degree")
-        if not 0 < self.history_gossip <= self.history <= 64 or self.lazy < 0:
-            raise ValueError("history_gossip is 1 to history, that at most 64, lazy at least 0")
-        if self.interval <= 0 or self.seen < self.interval * self.history:
+        if self.interval <= 0 or self.seen < self.interval * HISTORY:
             raise ValueError("seen must outlast the history, or old messages come back")
         if self.rate <= 0 or self.burst < MIB:
             raise ValueError("rate must be positive, and burst hold the largest RPC (1 MiB)")

@@ -17,7 +17,7 @@ must not start as many as the machine has numbers for."""
 OPEN_FILES: Final = 256
 """Files of one worker. Each costs the kernel up to 64 KiB where it is a pipe."""
 REPLY: Final = 64 * MIB
-"""Bytes of one reply: what engines and environments say at most (`roles.engines.codec`)."""
+"""Bytes of one reply: what engines and environments say at most (`roles.workers.calls`)."""
 CHATTER: Final = 16 * MIB
 """Bytes that a worker may print during one call, on its way to where they are forgotten."""
 HEARD: Final = 64 * KI

@@ -48,7 +48,7 @@ from p2p.swarm.core.limits import (
     Usage,
     group_of,
 )
-from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.connection import CLOSE_TIMEOUT, Connection, ConnectionConfig
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
@@ -88,9 +88,6 @@ ACCEPT_BACKOFF: Final = 0.1
 """Seconds to wait when the machine has no more sockets, which is what trio's own server
 does.
 """
-CLOSE_TIMEOUT: Final = 2.0
-"""Seconds to flush all connections when the host closes: the 8 MiB that they may hold together
-leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
 SWEEP: Final = 15.0
 """Seconds between two looks for connections that are of no use: half of `UNUSED_TIMEOUT`, so an
 unused one goes after 30 to 45 s. A look costs a pass over all connections, and a timer for each

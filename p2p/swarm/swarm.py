@@ -223,31 +223,6 @@ class SwarmHost:
         self._message_handlers.pop(checked, None)
         self._handlers[checked] = handler
 
-    def set_message_handler(
-        self,
-        protocol: str,
-        handler: MessageHandler,
-        *,
-        max_message: int = MAX_MESSAGE,
-        replaces: bool = False,
-    ) -> None:
-        """Take incoming messages of ``protocol`` of at most ``max_message`` bytes.
-
-        A peer has one stream for them: when it opens another, the newest counts, as in
-        go-libp2p-pubsub.
-        """
-        self._check_open()
-        served = () if replaces else self._handlers
-        checked = check_handler(protocol, served, handler, takes_messages=True)
-        check_number("max_message", max_message, 0, MAX_MESSAGE)
-        self._handlers[checked] = partial(self._take_messages, max_message)
-        self._message_handlers[checked] = handler
-
-    def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` whenever a peer connects or disconnects."""
-        check_function("listener", listener, 1)
-        self._connector.watchers.add(listener)
-
     @contextmanager
     def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
@@ -259,8 +234,17 @@ class SwarmHost:
     def receiving(
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> Iterator[None]:
-        """Take incoming messages of ``protocol`` for the length of the block."""
-        self.set_message_handler(protocol, handler, max_message=max_message)
+        """Take incoming messages of ``protocol``, of at most ``max_message`` bytes, for the
+        length of the block.
+
+        A peer has one stream for them: when it opens another, the newest counts, as in
+        go-libp2p-pubsub.
+        """
+        self._check_open()
+        checked = check_handler(protocol, self._handlers, handler, takes_messages=True)
+        check_number("max_message", max_message, 0, MAX_MESSAGE)
+        self._handlers[checked] = partial(self._take_messages, max_message)
+        self._message_handlers[checked] = handler
         with self._until_end_of_block(ProtocolId(protocol)):
             yield
 

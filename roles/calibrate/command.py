@@ -6,9 +6,9 @@ import argparse
 import datetime
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -36,9 +36,7 @@ from p2p.node.usage import (
     write_text,
 )
 from proofs.checks import FALSE_REJECTIONS, Limits
-from proofs.sampling import DrawRule
 from roles.calibrate.limits import (
-    Rate,
     check_enough,
     fit,
     loosest,
@@ -51,21 +49,15 @@ from roles.calibrate.limits import (
 )
 from roles.calibrate.measure import PLAIN_CHEATS, Measured, WorkBench, make_tasks
 from roles.calibrate.weights import one_step_away, rewrite, to_fp8, to_int4, to_int8
-from roles.contract import Run, decode_run_untrusted
-from roles.contract.core.file import MAX_RUN, Calibration, Model
-from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.shape import Dtype
-from roles.engines.base import GroupTask, Sampling
-from roles.engines.config import EngineConfig, MachineLimits, engine_of
-from roles.engines.worker import LocalEngine, make_engine
+from roles.contract import decode_run_untrusted
+from roles.contract.core.file import MAX_RUN, Calibration
+from roles.engines.base import Sampling
+from roles.engines.config import MachineLimits, engine_of
+from roles.engines.worker import make_engine
 from roles.envs.base import Ration, check_pins
 from roles.envs.client import WorkerEnvironment, setup_of
-from roles.envs.mix import EnvironmentPart, EnvironmentSetup
-from roles.envs.text import TextModel
-from roles.models.bundle import pin_folder, read_config
-from roles.models.ends import need_end_tokens
+from roles.envs.mix import EnvironmentSetup
 from roles.models.trial import try_tokenizer
-from roles.rl.learner import LearnerConfig
 from roles.rl.recipes import read_learner
 
 MIN_SEQUENCES: Final = 64
@@ -82,8 +74,6 @@ TASK_SECONDS: Final = 600.0
 families of reasoning-gym take 10 ms. A stranger's chat template may take for ever."""
 ASKED: Final = 64
 """Tasks that an environment makes in one call, which may take 30 s."""
-STEP_RATE: Final = 2e-5
-"""How far weights move in a step of a run that names no rate: that of a model with a base."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,78 +98,40 @@ def _main(argv: Sequence[str] | None) -> int:
     return 0
 
 
+# fmt: off
 def _parser() -> argparse.ArgumentParser:
     parser = CommandParser(prog="shoal calibrate", description=__doc__)
-    parser.add_argument("--run", type=Path, help="a signed run file: its model, recipe, tasks")
-    parser.add_argument(
-        "--learner", type=Path, help="of a run without a base: its learner.toml"
-    )
-    parser.add_argument("--model", type=Path, help="weights: a model's folder, or a file")
-    parser.add_argument("--env", default="arithmetic", help="tasks, without --run")
-    parser.add_argument("--dtype", choices=[one.value for one in Dtype], help="without --run")
-    parser.add_argument("--draw", choices=[one.value for one in DrawRule], help="without --run")
-    parser.add_argument(
-        "--group-size", type=whole_number(2, 1024), default=16, help="without --run"
-    )
-    parser.add_argument(
-        "--tokens",
-        type=whole_number(1, 1 << 17),
-        default=64,
-        help="of an answer, without --run",
-    )
-    parser.add_argument("--policy", type=Path, help="an older policy, as a cheat")
+    add = parser.add_argument
+    add("--run", type=Path, required=True, help="a signed run file: its model, sampling, tasks")
+    add("--learner", type=Path, help="of a run without a base: its learner.toml")
+    add("--model", type=Path, help="weights: a model's folder, or a file")
+    add("--policy", type=Path, help="an older policy, as a cheat")
     for option, does in (("--generator", "draw"), ("--validator", "score")):
-        parser.add_argument(
-            option,
-            nargs="+",
-            default=["torch"],
-            help=f"engines that {does}; of several the limits hold for each pair",
-        )
-    parser.add_argument(
-        "--sequences", type=whole_number(MIN_SEQUENCES, MAX_SEQUENCES), default=1024
-    )
-    parser.add_argument("--json", action="store_true", help="figures for machines")
-    parser.add_argument(
-        "--out", type=Path, help="where [limits] and [calibration] go; - is standard output"
-    )
+        add(option, nargs="+", default=["torch"],
+            help=f"engines that {does}; of several the limits hold for each pair")
+    add("--sequences", type=whole_number(MIN_SEQUENCES, MAX_SEQUENCES), default=1024)
+    add("--json", action="store_true", help="figures for machines")
+    add("--out", type=Path, help="where [limits] and [calibration] go; - is standard output")
     return parser
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """What is calibrated."""
-
-    model: Model
-    """As the run has it, or would."""
-    config: EngineConfig
-    setup: EnvironmentSetup
-    learner: LearnerConfig
-
-    def record(self, options: argparse.Namespace, tokens: int, held_out: Rate) -> Calibration:
-        """What the run file will say of it. ``held_out`` are honest submissions."""
-        today = datetime.datetime.now(datetime.UTC).date()
-        return Calibration(
-            model=self.model.digest,
-            dtype=self.config.dtype,
-            draw=self.config.draw,
-            generators=tuple(options.generator),
-            validators=tuple(options.validator),
-            environments={part.name: part.weight for part in self.setup.parts},
-            tokens=tokens,
-            submissions=held_out.of,
-            rejected=held_out.rejected,
-            date=today.isoformat(),
-        )
+# fmt: on
 
 
 def _calibrate(options: argparse.Namespace) -> None:
     if options.policy is not None and not options.policy.exists():
         raise ConfigError(f"--policy {options.policy} is not there")
-    subject = _from_run(options) if options.run else _from_model(options)
-    config = subject.config
+    with options.run.open("rb") as file:
+        run = decode_run_untrusted(file.read(MAX_RUN + 1))
+    check_pins(run)
+    if run.terms.model.base and options.model is None:
+        raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
+    given: Path | None = options.learner
+    table = None if given is None else load_toml(given)
+    learner = read_learner(table, str(given or "--learner"), run.name, run.terms.model)
+    config = engine_of(run, learner=learner)
+    setup = setup_of(run, MachineLimits(), str(options.model) if run.terms.model.base else None)
     recipe = config.sampling
     groups = max(32, -(-options.sequences // recipe.group_size))
-    prompts = _prompts(subject.setup, groups)
+    prompts = _prompts(setup, groups)
     sampling = Sampling(
         recipe.temperature, recipe.max_new_tokens, recipe.group_size, recipe.proof_values
     )
@@ -189,10 +141,22 @@ def _calibrate(options: argparse.Namespace) -> None:
         # vLLM sets up the process before torch is there
         kinds = sorted({*options.generator, *options.validator}, reverse=True)
         engines = {kind: make_engine(replace(config, kind=kind)) for kind in kinds}
-        policy = options.model or _warmed_up(
-            engines.get(config.kind) or make_engine(config), Path(folder)
-        )
-        others = _other_weights(options, policy, Path(folder), subject.learner.rate)
+        policy = options.model
+        if policy is None:  # the first one of a run without a base
+            policy = Path(folder) / "policy.safetensors"
+            engine = engines.get(config.kind) or make_engine(config)
+            engine.open(str(Path(folder) / "checkpoint"))
+            engine.save("", str(policy))
+        rate = learner.rate
+        others = [] if options.policy is None else [("older policy", options.policy)]
+        for name, change in (
+            (f"one step of {rate:g}", one_step_away(rate)),
+            ("int8 weights", to_int8),
+            ("fp8 weights", to_fp8),
+            ("int4 weights", to_int4),
+        ):
+            made = Path(folder) / f"{len(others)}{policy.suffix}"
+            others.append((name, rewrite(policy, made, change)))
         few = prompts[: max(16, groups // CHEAT_SHARE)]
         bar_of = bar.add_task(
             "", total=len(pairs) * (groups + (len(others) + PLAIN_CHEATS) * len(few))
@@ -209,39 +173,66 @@ def _calibrate(options: argparse.Namespace) -> None:
         }
         tasks = make_tasks(prompts, recipe.group_size, "honest")
         fitted = [bench.honest(tasks[::2]) for bench in benches.values()]
-        limits = _fit(fitted, config, is_written=options.out is not None)
+        if options.out is not None:
+            for one in fitted:
+                check_enough(one.evidence)
+        size = recipe.submission
+        limits = loosest([fit(one.evidence, config.draw, size) for one in fitted])
         dishonest = make_tasks(few, recipe.group_size, "cheat")
-        ways = _judge(benches, tasks[1::2], dishonest, others)
+        ways = list[tuple[str, Measured]]()
+        for pair, bench in benches.items():
+            # What limits were fitted to says nothing about how often they are wrong.
+            ways.append((pair, replace(bench.honest(tasks[1::2]), name=HELD_OUT)))
+            ways += [(pair, way) for way in bench.cheats(dishonest, others)]
+    held_out = [way.evidence for _, way in ways if way.name == HELD_OUT]
+    honest = (*(one.evidence for one in fitted), *held_out)
+    tokens = sum(one.tokens for evidence in honest for one in evidence)
+    apart = sum_rates([rejected_pools(evidence, limits, size) for evidence in held_out])
+    again = sum_rates([resampled(evidence, limits, size) for evidence in held_out])
+    what = f"{config.dtype.value}, {config.draw.value}, {recipe.proof_values} values"
     rows = [_row(pair, way, limits) for pair, way in ways]
-    held_out = [way for _, way in ways if way.name == HELD_OUT]
-    tokens = sum(one.tokens for way in (*fitted, *held_out) for one in way.evidence)
-    honest = _honest(held_out, limits, recipe.submission, tokens)
-    _report(options, subject, limits, rows, honest, console)
-
-
-def _fit(fitted: Sequence[Measured], config: EngineConfig, *, is_written: bool) -> Limits:
-    """Limits for every pair of engines. Raises `ConfigError` if they are to be written, and
-    this is too little work to fit them to."""
-    if is_written:
-        for one in fitted:
-            check_enough(one.evidence)
-    groups = config.sampling.submission
-    return loosest([fit(one.evidence, config.draw, groups) for one in fitted])
-
-
-def _judge(
-    benches: Mapping[str, WorkBench],
-    honest: Sequence[GroupTask],
-    dishonest: Sequence[GroupTask],
-    others: Sequence[tuple[str, Path]],
-) -> list[tuple[str, Measured]]:
-    """Every way to work of every pair. What limits were fitted to says nothing about how often
-    they are wrong, so honest work is other work."""
-    ways = list[tuple[str, Measured]]()
-    for pair, bench in benches.items():
-        ways.append((pair, replace(bench.honest(honest), name=HELD_OUT)))
-        ways += [(pair, way) for way in bench.cheats(dishonest, others)]
-    return ways
+    if options.json:
+        figures = {
+            "what": what,
+            "pairs": list(benches),
+            "tokens": tokens,
+            "limits": asdict(limits),
+            "submissions": {
+                "groups": size,
+                "apart": asdict(apart),
+                "drawn_again": asdict(again),
+                "rejected_at_most": apart.bound,
+                "promised": FALSE_REJECTIONS,
+            },
+            "ways": rows,
+        }
+        write_text("--json", Path("-"), json.dumps(figures) + "\n")
+    else:
+        for pair in benches:
+            console.print(_table([row for row in rows if row["pair"] == pair], pair))
+        for line in (
+            f"{what}.",
+            f"{tokens:,} honest tokens. Of {again.of:,} submissions of {size} groups, drawn"
+            f" again and again from those held out, {again.rejected} are refused; of {apart.of}"
+            f" that share no group {apart.rejected}: at most {100 * apart.bound:.2g} % of"
+            " submissions are (95 % confidence).",
+            f"By the fit it is 1 honest submission in {1 / FALSE_REJECTIONS:,.0f}.",
+        ):
+            console.print(line, soft_wrap=True, highlight=False)
+    if options.out is not None:
+        record = Calibration(
+            model=run.terms.model.digest,
+            dtype=config.dtype,
+            draw=config.draw,
+            generators=tuple(options.generator),
+            validators=tuple(options.validator),
+            environments={part.name: part.weight for part in setup.parts},
+            tokens=tokens,
+            submissions=apart.of,
+            rejected=apart.rejected,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        )
+        write_text("--out", options.out, f"{to_toml(limits)}\n{record_to_toml(record)}")
 
 
 def _prompts(setup: EnvironmentSetup, count: int) -> list[tuple[int, ...]]:
@@ -274,144 +265,6 @@ async def _ask_prompts(
                 numbers = range(len(prompts), min(count, len(prompts) + ASKED))
                 seeds = [number.to_bytes(32, "big") for number in numbers]
                 prompts += [task.prompt for task in await environment.tasks(seeds)]
-
-
-def _from_run(options: argparse.Namespace) -> Subject:
-    with options.run.open("rb") as file:
-        run: Run = decode_run_untrusted(file.read(MAX_RUN + 1))
-    check_pins(run)
-    if run.terms.model.base and options.model is None:
-        raise ConfigError(f"run {run.name!r} has a base: give its folder as --model")
-    folder = str(options.model) if run.terms.model.base else None
-    given: Path | None = options.learner
-    table = None if given is None else load_toml(given)
-    learner = read_learner(table, str(given or "--learner"), run.name, run.terms.model)
-    config = engine_of(run, learner=learner)
-    return Subject(run.terms.model, config, setup_of(run, MachineLimits(), folder), learner)
-
-
-def _from_model(options: argparse.Namespace) -> Subject:
-    if options.model is None:
-        raise ConfigError("say what to calibrate: --run FILE, or --model DIR")
-    model = read_config(options.model)
-    sampling = SamplingTerms(
-        steps=0, group_size=options.group_size, max_new_tokens=options.tokens
-    )
-    ends = need_end_tokens(options.model, model).tokens
-    config = EngineConfig(
-        environment=options.env,
-        shape=model.shape,
-        dtype=Dtype(options.dtype or Dtype.FLOAT32),
-        draw=DrawRule(options.draw or DrawRule.CDF),
-        context=model.context,
-        end_tokens=ends,
-        sampling=sampling,
-    )
-    text = TextModel(
-        folder=str(options.model),
-        end_tokens=ends,
-        vocabulary=model.shape.vocabulary,
-        context=model.context,
-        max_new_tokens=sampling.max_new_tokens,
-    )
-    pinned = Model(
-        shape=model.shape,
-        base=pin_folder(options.model),
-        end_tokens=ends,
-        context=model.context,
-    )
-    setup = EnvironmentSetup(parts=(EnvironmentPart(name=options.env),), model=text)
-    return Subject(pinned, config, setup, LearnerConfig(rate=STEP_RATE))
-
-
-def _warmed_up(engine: LocalEngine, folder: Path) -> Path:
-    """The first policy of a run without a base."""
-    weights = folder / "policy.safetensors"
-    engine.open(str(folder / "checkpoint"))
-    engine.save("", str(weights))
-    return weights
-
-
-def _other_weights(
-    options: argparse.Namespace, policy: Path, folder: Path, rate: float
-) -> list[tuple[str, Path]]:
-    older = [] if options.policy is None else [("older policy", options.policy)]
-    step = one_step_away(rate)
-    made = [
-        (f"one step of {rate:g}", step),
-        ("int8 weights", to_int8),
-        ("fp8 weights", to_fp8),
-        ("int4 weights", to_int4),
-    ]
-    return older + [
-        (name, rewrite(policy, folder / f"{number}{policy.suffix}", change))
-        for number, (name, change) in enumerate(made)
-    ]
-
-
-@dataclass(frozen=True, slots=True)
-class Honest:
-    """How often the limits refuse honest work that they were not fitted to."""
-
-    tokens: int
-    """Honest ones, with those that limits were fitted to."""
-    apart: Rate
-    """Submissions that share no group."""
-    again: Rate
-    """Submissions drawn from all groups again and again."""
-
-    def lines(self, groups: int) -> Iterator[str]:
-        """For people."""
-        yield (
-            f"{self.tokens:,} honest tokens. Of {self.again.of:,} submissions of {groups}"
-            f" groups, drawn again and again from those held out, {self.again.rejected} are"
-            f" refused; of {self.apart.of} that share no group {self.apart.rejected}: at most"
-            f" {100 * self.apart.bound:.2g} % of submissions are (95 % confidence)."
-        )
-        yield f"By the fit it is 1 honest submission in {1 / FALSE_REJECTIONS:,.0f}."
-
-
-def _honest(ways: Sequence[Measured], limits: Limits, groups: int, tokens: int) -> Honest:
-    apart = [rejected_pools(way.evidence, limits, groups) for way in ways]
-    again = [resampled(way.evidence, limits, groups) for way in ways]
-    return Honest(tokens, sum_rates(apart), sum_rates(again))
-
-
-def _report(
-    options: argparse.Namespace,
-    subject: Subject,
-    limits: Limits,
-    rows: Sequence[dict[str, object]],
-    honest: Honest,
-    console: Console,
-) -> None:
-    config = subject.config
-    pairs = list(dict.fromkeys(str(row["pair"]) for row in rows))
-    what = f"{config.dtype.value}, {config.draw.value}, {config.sampling.proof_values} values"
-    if options.json:
-        table = {
-            "what": what,
-            "pairs": pairs,
-            "tokens": honest.tokens,
-            "limits": asdict(limits),
-            "submissions": {
-                "groups": config.sampling.submission,
-                "apart": asdict(honest.apart),
-                "drawn_again": asdict(honest.again),
-                "rejected_at_most": honest.apart.bound,
-                "promised": FALSE_REJECTIONS,
-            },
-            "ways": rows,
-        }
-        write_text("--json", Path("-"), json.dumps(table) + "\n")
-    else:
-        for pair in pairs:
-            console.print(_table([row for row in rows if row["pair"] == pair], pair))
-        for line in (f"{what}.", *honest.lines(config.sampling.submission)):
-            console.print(line, soft_wrap=True, highlight=False)
-    if options.out is not None:
-        record = subject.record(options, honest.tokens, honest.apart)
-        write_text("--out", options.out, f"{to_toml(limits)}\n{record_to_toml(record)}")
 
 
 def _row(pair: str, way: Measured, limits: Limits) -> dict[str, object]:

@@ -40,6 +40,7 @@ from roles.demo.shows import SORTING, RewardDemo, arithmetic
 from roles.engines.hardware import free_memory
 from roles.models.errors import BadModel
 from roles.own import add_dashboard
+from roles.own.draft import read_draft
 from roles.own.editions import sign_edition, write_edition
 from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes
@@ -52,8 +53,6 @@ Demo = RewardDemo | PretrainingDemo
 
 MAX_STEPS: Final = 100_000
 """Steps of a demo: a day and a half at 1.3 s a step, which it takes on two cores."""
-RUN_SECONDS: Final = 24 * 3600
-"""How long a demo's run is valid."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,10 +64,9 @@ def parser() -> argparse.ArgumentParser:
     add("--steps", type=steps, metavar="N", help=f"optimiser steps ({defaults})")
     add(
         "--model",
-        type=Path,
-        metavar="DIR",
-        help="let this chat model learn arithmetic, a Hugging Face folder (shoal models fetch"
-        " smollm2 makes one)",
+        metavar="MODEL",
+        help="let this chat model learn arithmetic: smollm2 (after shoal models fetch smollm2),"
+        " or a folder in Hugging Face's layout",
     )
     add(
         "--diloco",
@@ -223,30 +221,29 @@ def prepare(demo: Demo, seed: int, folder: RunFolder) -> Run:
     Raises:
         ConfigError: The folder has a run of other terms, or one that has expired.
     """
-    peers = {name: load_or_create_key(folder.node(name) / "key").peer_id for name in demo.cast}
-    expiry = int(time.time()) + RUN_SECONDS  # noqa: TID251 - a command line tool
-    terms = demo.terms(seed, expiry, peers)
+    keys = {name: load_or_create_key(folder.node(name) / "key") for name in demo.cast}
+    table = demo.draft(seed, {name: str(key.peer_id) for name, key in keys.items()})
+    now = time.time()  # noqa: TID251 - a command line tool
+    terms = read_draft(table | {"days": 1}, "the demo", now)
     if folder.document.exists():
-        run = _earlier(folder.document, expiry - RUN_SECONDS)
-        if run is None or replace(run.terms, expiry=expiry) != terms:
+        run = _earlier(folder.document)
+        if run is None or run.expiry <= now or replace(run.terms, expiry=terms.expiry) != terms:
             raise ConfigError(
                 f"--data {folder.path} holds the nodes of an earlier demo, whose run has its"
                 " own seed and steps, and ends after a day: name another folder, or remove that"
                 " one"
             )
-    else:
-        run = sign_edition(
-            terms, load_or_create_key(folder.owner), folder.owner, folder.document
-        )
-        write_edition(run, folder.owner, folder.document)
+        demo.furnish(folder, run)
+        return run
+    run = sign_edition(terms, load_or_create_key(folder.owner), folder.owner, folder.document)
     demo.furnish(folder, run)
+    write_edition(run, folder.owner, folder.document)  # last: without it there is no run
     return run
 
 
-def _earlier(document: Path, now: int) -> Run | None:
+def _earlier(document: Path) -> Run | None:
     with contextlib.suppress(BadMessage):
-        run = decode_run_untrusted(document.read_bytes())
-        return run if run.expiry > now else None
+        return decode_run_untrusted(document.read_bytes())
     return None
 
 

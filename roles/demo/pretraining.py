@@ -15,11 +15,9 @@ from typing import Any, ClassVar, Final, Self
 import trio
 from rich.table import Table
 
-from p2p.identity import PeerId
-from roles.contract import Run, Terms
-from roles.contract.core.diloco import Algorithm, Codec, DilocoTerms
-from roles.contract.core.file import Model
-from roles.contract.core.sampling import NO_SAMPLING
+from p2p.node.tables import write_table
+from roles.contract import Run
+from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.own.layout import RunFolder
 from roles.own.nodes import FINISH_SECONDS, LocalNodes
 from roles.own.view import size
@@ -93,19 +91,15 @@ class PretrainingDemo:
         """Return the same demo with another number of rounds."""
         return replace(self, diloco=replace(self.diloco, outer_steps=steps))
 
-    def terms(self, seed: int, expiry: int, peers: Mapping[str, PeerId]) -> Terms:
-        """Return what the run file says, which names all trainers."""
-        return Terms(
-            name=f"pretraining-{seed}",
-            expiry=expiry,
-            environments=(),
-            trainers=tuple(peers[name] for name in TRAINERS),
-            validators=(),
-            model=Model(shape=SHAPE, seed=seed),
-            sampling=NO_SAMPLING,
-            algorithm=Algorithm.DILOCO,
-            diloco=self.diloco,
-        )
+    def draft(self, seed: int, peers: Mapping[str, str]) -> dict[str, Any]:
+        """Return the draft, which names all trainers."""
+        return {
+            "name": f"pretraining-{seed}",
+            "trainers": [peers[name] for name in TRAINERS],
+            "model": {"shape": write_table(SHAPE), "seed": seed},
+            "algorithm": "diloco",
+            "diloco": write_table(self.diloco),
+        }
 
     def furnish(self, folder: RunFolder, run: Run) -> None:
         """Write the nodes' configuration."""

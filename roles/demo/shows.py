@@ -6,36 +6,31 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Final, Self
 
-from p2p.identity import PeerId
-from p2p.node.usage import remark
-from p2p.wire import KI, MIB
-from proofs.checks import Limits
-from roles.contract import Run, Terms
-from roles.contract.core.file import Delivery, EnvironmentPin, Model
-from roles.contract.core.sampling import SamplingTerms
-from roles.contract.core.trust import TrustTerms
+from p2p.wire import MIB
+from roles.contract import Run
 from roles.demo.gate import ARITHMETIC_PROMISE, SORTING_PROMISE, LearningGate, Promise
 from roles.engines.config import GIB
 from roles.engines.evaluation import Evaluation
 from roles.envs import sort
 from roles.envs.arithmetic import EVALUATION_TASKS
-from roles.envs.base import environment_digest
-from roles.models.bundle import check_weights, pin_folder, read_config
+from roles.models.bundle import read_config
 from roles.models.ends import need_end_tokens
-from roles.models.errors import NO_TEMPLATE, BadModel
-from roles.own.layout import RunFolder, lay_base
+from roles.models.fetch import base_folder
+from roles.own.draft import Plan, write_draft
+from roles.own.layout import TRAINER, VALIDATOR, RunFolder, lay_base
 from roles.own.nodes import LocalNodes
+from roles.own.trial import try_run
 from roles.own.view import Learning, gain, plain, size
 from roles.protocol.model_files import FOLDER
-from roles.rl.learner import FILE as LEARNER, LearnerConfig, write_learner
-from roles.rl.recipes import NETWORK, SMALL_MODEL, SORTING as SORTING_MODEL, TRAINED
+from roles.rl.learner import write_learner
+from roles.rl.recipes import NETWORK, SMALL_MODEL, TRAINED, kind_of
 
-DEMO_TRUST: Final = TrustTerms(share=0.25, probation=8, window=4)
+DEMO_TRUST: Final = {"share": 0.25, "probation": 8, "window": 4}
 """How workers earn it that not all of their work is checked: a demo is short, so a newcomer
 owes little, and more is looked at to make up for it."""
 KEEPS: Final = 0.1
@@ -53,7 +48,7 @@ SUMMARY: Final = """\
   rollouts          {rollouts_accepted} accepted, {rollouts_rejected} rejected{staleness}
   the cheater       {cheater_submitted} submissions, {cheater_accepted} accepted; honest work \
 rejected: {honest_rejected}
-  its bans          {cheater_bans}{proof}"""
+  its bans          {bans}"""
 WEIGHTS: Final = """\
   weights           {size} a whole policy; for {policies} the trainer sent {sent},
                     five receivers got {leaf_share_from_peers:.0%} from each other"""
@@ -67,75 +62,61 @@ class RewardDemo(Learning):
 
     cast: ClassVar[Mapping[str, str]] = {
         "relay-1": "none",
-        "trainer-1": "trainer",
-        "validator-1": "validator",
+        TRAINER: "trainer",
+        VALIDATOR: "validator",
         "inference-1": "inference",
         "inference-2": "inference",
         "cheat-1": "roles.demo.cheats:Cheat",
     }
 
-    environment: str
-    """Where the tasks come from."""
-    kinds: Mapping[str, float] = field(default_factory=dict)
-    """Weights of the environment's kinds of tasks; empty: its own."""
-    model: Model
-    sampling: SamplingTerms
-    learner: LearnerConfig
-    limits: Limits
+    model: str = ""
+    """A folder, or the name of a model that can be fetched; empty: a network that sorts."""
+    steps: int
+    tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What differs from the draft that ``shoal run init`` writes."""
+    learner: Mapping[str, Any] = field(default_factory=dict)
+    """What differs from the ``learner.toml`` that it writes."""
     promise: Promise
     held_out: int
     """Held-out tasks of the kind that the promise is about: by them chance is reckoned."""
     judged: str = ""
     """The kind of task that the promise is about; empty: all."""
-    chunk_bytes: int = 0
-    """Of SHARDCAST; 0 chooses by the policy's size."""
-    base: Path | None = None
-    """The model's folder, if it has one."""
     memory: int
     """Bytes that all processes together need."""
     disk: int
     """Bytes that the nodes' folders need."""
 
-    @property
-    def steps(self) -> int:
-        return self.sampling.steps
-
     def with_steps(self, steps: int) -> Self:
         """Return the same demo of another length."""
-        return replace(self, sampling=replace(self.sampling, steps=steps))
+        return replace(self, steps=steps)
 
-    def terms(self, seed: int, expiry: int, peers: Mapping[str, PeerId]) -> Terms:
-        """Return what the run file says. ``seed`` is of the weights and of the warm-up."""
-        pin = EnvironmentPin(
-            name=self.environment,
-            digest=environment_digest(self.environment),
-            kinds=self.kinds,
-        )
-        return Terms(
-            name=f"demo-{seed}",
-            expiry=expiry,
-            environments=(pin,),
-            trainers=(peers["trainer-1"],),
-            validators=(peers["validator-1"],),
-            model=replace(self.model, seed=seed),
-            sampling=self.sampling,
-            limits=self.limits,
-            delivery=Delivery(chunk_bytes=self.chunk_bytes),
-            trust=DEMO_TRUST,
-        )
+    def draft(self, seed: int, peers: Mapping[str, str]) -> dict[str, Any]:
+        """Return the draft that ``shoal run init`` writes, for a short run. ``seed`` is of the
+        weights and of the warm-up."""
+        table = tomllib.loads(write_draft(Plan(f"demo-{seed}", self.model)))
+        for name, changes in self.tables.items():
+            table[name] |= changes
+        table["model"]["seed"] = seed
+        table["sampling"]["steps"] = self.steps
+        officers = {"trainers": [peers[TRAINER]], "validators": [peers[VALIDATOR]]}
+        return table | officers | {"trust": DEMO_TRUST}
 
     def furnish(self, folder: RunFolder, run: Run) -> None:
-        """Write the nodes' configuration, and put the model where its trainer looks for it."""
-        learner = write_learner(replace(self.learner, run=run.name))
-        (folder.node("trainer-1") / LEARNER).write_text(learner)
+        """Write the nodes' configuration, and put the model where its trainer looks for it.
+        Raises `ConfigError` and `BadModel` if nodes could not work with that."""
+        kind = kind_of(run.terms.model.shape.parameters, has_base=bool(self.model))
+        learner = replace(kind.learner, **{"run": run.name, **self.learner})
+        folder.learner.write_text(write_learner(learner))
         folder.config.write_text(
-            f"[role.trainer]\n{_ONE_THREAD}checkpoint_every = {10 if self.base else 1}\n\n"
+            f"[role.trainer]\n{_ONE_THREAD}checkpoint_every = {10 if self.model else 1}\n\n"
             f"[role.inference]\n{_TORCH}\n[role.validator]\n{_TORCH}\n{_MEMBERSHIP}"
         )
         # A node refuses the table of a role that it cannot find; the cheat alone finds its own.
         (folder.path / "cheat-1.toml").write_text(f"[role.cheat]\n{_TORCH}\n{_MEMBERSHIP}")
-        if self.base is not None:
-            lay_base(self.base, folder.node("trainer-1") / FOLDER, run)
+        if self.model:
+            lay_base(base_folder(self.model, "--model"), folder.node(TRAINER) / FOLDER, run)
+            if not folder.document.exists():
+                try_run(run, folder.node(TRAINER), "")
 
     def figures(self, nodes: LocalNodes) -> dict[str, Any]:
         """Return what came of it."""
@@ -161,18 +142,14 @@ class RewardDemo(Learning):
         yield from self._gate(figures).shortfalls()
         first, last = figures["kinds_start"], figures["kinds_end"]
         for kind, (before, _) in first.items():
-            if kind != self._judged_kind and last[kind][0] < before - KEEPS:
+            if kind != self.judged and last[kind][0] < before - KEEPS:
                 after = last[kind][0]
                 yield f"{kind} fell from {before:.3f} to {after:.3f}, by more than {KEEPS}"
-
-    @property
-    def _judged_kind(self) -> str:
-        return self.judged and f"{self.environment}/{self.judged}"
 
     def _gate(self, figures: Mapping[str, Any]) -> LearningGate:
         """The first evaluation against the last, of the kind that the promise is about."""
         start, end = (
-            Evaluation(*figures[f"kinds_{when}"][self._judged_kind])
+            Evaluation(*figures[f"kinds_{when}"][self.judged])
             if self.judged
             else Evaluation(figures[f"greedy_{when}"], figures[f"reward_{when}"])
             for when in ("start", "end")
@@ -181,6 +158,7 @@ class RewardDemo(Learning):
 
     def summary(self, figures: dict[str, Any], *, promised: bool) -> Iterator[str]:
         """Yield what came of it, for people."""
+        times = figures["cheater_bans"]
         words = {
             **figures,
             "gain": gain(figures),
@@ -189,7 +167,7 @@ class RewardDemo(Learning):
                 if figures["policies"] > 1
                 else ""
             ),
-            "proof": ", proven by the trainer's own replay" if figures["cheater_bans"] else "",
+            "bans": f"{times}, proven by the trainer's own replay" if times else "none",
             "size": size(figures["policy_bytes"] or 0),
             "sent": size(figures["origin_upload_bytes"]),
         }
@@ -206,9 +184,11 @@ class RewardDemo(Learning):
         if len(first) > 1:
             yield "\n  held-out by kind    greedy          sampled"
             for kind, rewards in first.items():
-                name, pairs = kind.rpartition("/")[2], zip(rewards, last[kind], strict=True)
+                environment, _, name = kind.partition("/")
+                pairs = zip(rewards, last[kind], strict=True)
                 gains = "   ".join(f"{a:.3f} → {b:.3f}" for a, b in pairs)
-                yield f"  {name:<18}  {gains}{'' if name in self.kinds else '   not trained'}"
+                is_trained = name in TRAINED.get(environment, ())
+                yield f"  {name:<18}  {gains}{'' if is_trained else '   not trained'}"
         before, after = figures["shown_start"] or [], figures["shown_end"] or []
         asked = list(zip(before, after, strict=False))[: self.answers]
         if asked:
@@ -221,21 +201,14 @@ class RewardDemo(Learning):
             yield f"  {plain(self, prompt)} {' → '.join(said)}"
 
 
-# Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most 0.047
-# and one exponent mismatch; weights one step old at the lowest rate have a mean of 1.2 in the
-# median group, and eight groups are judged at a time.
-DEMO_LIMITS: Final = replace(Limits.fp32(), mantissa_mean=0.25, exponent_mismatches=3)
-
 SORTING: Final = RewardDemo(
-    environment="sort",
-    model=SORTING_MODEL,
-    sampling=NETWORK.sampling,
-    learner=NETWORK.learner,
-    limits=DEMO_LIMITS,
+    steps=NETWORK.sampling.steps,
+    # Calibrated on the demo's own policy: 4,000 honest groups have a mantissa mean of at most
+    # 0.047 and one exponent mismatch; weights one step old at the lowest rate have a mean of
+    # 1.2 in the median group, and eight groups are judged at a time.
+    tables={"limits": {"mantissa_mean": 0.25, "exponent_mismatches": 3}},
     promise=SORTING_PROMISE,
     held_out=sort.EVALUATION_TASKS,
-    # So small that a policy of 420 kB, 13 chunks, has a forest to flow through.
-    chunk_bytes=32 * KI,
     # Measured are 1.3 GB: six nodes of 42 MB, four engines of 172 MB, the trainer's of 304 MB,
     # this process; torch with CUDA takes more. A machine that swaps is slower than any
     # deadline.
@@ -249,36 +222,23 @@ SORTING: Final = RewardDemo(
 """Lists of digits."""
 
 
-def arithmetic(folder: Path) -> RewardDemo:
-    """Return the demo of a chat model that learns arithmetic. Raises `BadModel` if ``folder``
-    holds none that can be used here."""
+def arithmetic(model: str) -> RewardDemo:
+    """Return the demo of a chat model that learns arithmetic. Raises `BadModel` if its folder
+    holds none."""
     from roles.models.tokenizer import Tokenizer
 
+    folder = base_folder(model, "--model")
     config = read_config(folder)
-    check_weights(folder, config)
-    ends = need_end_tokens(folder, config)
-    if not ends.has_template:
-        raise BadModel(NO_TEMPLATE)
-    for note in (*config.notes, *ends.notes):
-        remark(f"{folder}: {note}")
+    need_end_tokens(folder, config)  # tries its tokenizer in a process of its own
     weights = config.shape.parameters
     return RewardDemo(
-        environment="arithmetic",
-        kinds=TRAINED["arithmetic"],
-        model=Model(
-            shape=config.shape,
-            base=pin_folder(folder),
-            context=config.context,
-            end_tokens=ends.of_line,
-        ),
+        model=model,
         # After 24 steps of it addition, greedy, was at 0.69, 0.76 and, with seed 2, 0.60.
-        sampling=SMALL_MODEL.sampling,
-        learner=replace(SMALL_MODEL.learner, evaluate_every=15),
-        limits=Limits.fp32(),
+        steps=SMALL_MODEL.sampling.steps,
+        learner={"evaluate_every": 15},
         promise=ARITHMETIC_PROMISE,
         held_out=EVALUATION_TASKS["addition"],
-        judged="addition",
-        base=folder,
+        judged="arithmetic/addition",
         answers=10,
         # Weights in float32 in four engines; four times as much, and the activations, in the
         # trainer's; torch itself.

@@ -2,14 +2,12 @@
 
 Read `session` first: a member at work. What it decides and computes is in the folder `core`,
 free of I/O: rounds without a leader, quantisers, sums. `reduction` is one exchange, over the
-pieces that `exchange` gives and takes; `scoring` tries others' updates; `store` is what is on
-disk. `inner` takes the inner steps in the process of `worker`, on `material`: the text that
-`corpus` reads there, or questions of environments. `config` is the machine owner's table,
-`membership` says who may train; `role` is what the role ``trainer`` opens in a run with
-``algorithm = "diloco"``.
+pieces that `exchange` gives and takes; `store` is what is on disk. `inner` takes the inner
+steps in the process of `worker`, on `material`: the text that `corpus` reads there, or
+questions of environments. `config` is the machine owner's table. `roles.trainer.diloco` opens a
+session in a run with ``algorithm = "diloco"``.
 
 How data flows: inner steps -> an update, encoded in pieces, on disk -> its digests, signed, to
 all -> a plan -> each owner sums its pieces -> each member fetches the sums, takes the outer
-step and votes -> a majority's signatures are the record -> the next inner steps, during which
-the updates are tried.
+step and votes -> a majority's signatures are the record -> the next inner steps.
 """

@@ -38,12 +38,11 @@ from roles.diloco.core.messages import (
     Sum,
     decode_message_untrusted,
     encode_message,
+    split_digests,
 )
 from roles.diloco.core.outer import OuterState
 from roles.diloco.core.pieces import (
-    DIGEST_BYTES,
     MAX_PIECE_BYTES,
-    MAX_PIECES,
     digest_of,
     root_of,
 )
@@ -108,8 +107,6 @@ class PieceServer:
         self._world, self._may, self._may_have = world, may, may_have
         self._blobs: dict[bytes, Blob] = {}
         self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
-        self._parts: dict[bytes, tuple[int, int, Sequence[bytes]]] = {}
-        """What was summed here of others' updates, by root: step, first piece, pieces."""
         self._growing: dict[tuple[int, int], Sequence[bytes]] = {}
         self._oldest = (0, 0)
         self._news = Notifier()
@@ -132,20 +129,6 @@ class PieceServer:
         """The blob of this root, if it is here."""
         return self._blobs.get(root)
 
-    def offer_part(self, root: bytes, step: int, first: int, pieces: Sequence[bytes]) -> None:
-        """Give what this member has of an update to those that try it."""
-        self._parts[root] = step, first, pieces
-
-    def held_pieces(self, root: bytes, span: range) -> Sequence[bytes] | None:
-        """Pieces that are here, of a blob or a part of one."""
-        blob = self._blobs.get(root)
-        if blob is not None:
-            return [blob.piece(one) for one in span] if span.stop <= len(blob.digests) else None
-        _, first, pieces = self._parts.get(root, (0, 0, ()))
-        if not first <= span.start < span.stop <= first + len(pieces):
-            return None
-        return pieces[span.start - first : span.stop - first]
-
     def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
         """Give the first of what is summed to those that wait for it; told again when there are
         more. Of views that have failed, the last is kept, for members that are behind."""
@@ -159,9 +142,7 @@ class PieceServer:
         self._news.notify_all()
 
     def forget_before(self, step: int, view: int) -> None:
-        """No sum of an earlier step or view is of use any more; parts of updates are tried in
-        the step after theirs."""
-        self._parts = {root: one for root, one in self._parts.items() if one[0] >= step - 1}
+        """No sum of an earlier step or view is of use any more."""
         self._forget_sums((step, view))
         self._news.notify_all()
 
@@ -192,15 +173,10 @@ class PieceServer:
 
     async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
         blob = self._blobs.get(root)
-        span = range(max(0, first), max(0, first) + min(count, MAX_PIECES))
         if blob is not None and 0 <= first < first + count <= len(blob.digests):
-            await self._send(stream, map(blob.piece, span))
-            return
-        part = self.held_pieces(root, span) if blob is None and first >= 0 < count else None
-        if part is None:
-            await send_frame(stream, b"")
+            await self._send(stream, map(blob.piece, range(first, first + count)))
         else:
-            await self._send(stream, part)
+            await send_frame(stream, b"")
 
     async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
         given = 0
@@ -270,19 +246,6 @@ class PieceClient:
                 self.received += len(data)
                 yield data
 
-    async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
-        """The digests of a blob's pieces, or None if the peer has it not."""
-        async with aclosing(self._ask(peer, ["list", root], 1, self.patience)) as answer:
-            async for data in answer:
-                found = split(data)
-                if root_of(found) != root:
-                    self.host.penalise(
-                        peer, LIAR, "another list of pieces than it was asked for"
-                    )
-                    return None
-                return found
-        return None
-
     async def pieces(
         self,
         peer: PeerId,
@@ -314,7 +277,13 @@ class PieceClient:
             found = [data async for data in answer]
         if len(found) <= count:
             raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {count} summed pieces")
-        total = _sum_untrusted(found.pop(), peer, step, view, count)
+        total = decode_message_untrusted(found.pop())
+        if (
+            not isinstance(total, Sum)
+            or (total.author, total.step, total.view) != (peer, step, view)
+            or len(total.digests) != count
+        ):
+            raise BadMessage("an owner's sum is another than it was asked for")
         if tuple(map(digest_of, found)) != total.digests:
             raise BadMessage("a summed piece has another digest than its owner signed")
         return total, found
@@ -357,12 +326,19 @@ class PieceClient:
 
         async def ask(peer: PeerId) -> None:
             try:
-                digests = await self.digests(peer, root)
+                async with aclosing(
+                    self._ask(peer, ["list", root], 1, self.patience)
+                ) as answer:
+                    async for data in answer:
+                        if digest_of(data) != root:
+                            self.host.penalise(
+                                peer, LIAR, "another list of pieces than it was asked for"
+                            )
+                            return
+                        found.append(split_digests(data))
             except PEER_TROUBLE as error:
                 logger.info("no_list peer=%s: %r", peer.short, error)
-                return
-            if digests is not None:
-                found.append(digests)
+            if found:
                 nursery.cancel_scope.cancel()
 
         async with trio.open_nursery() as nursery:
@@ -421,22 +397,3 @@ class _Pull:
         if not self.takers[first] and first not in self.found:
             del self.takers[first]
             self.waiting.append(first)
-
-
-def split(data: bytes) -> tuple[bytes, ...]:
-    """Digests that lie end to end. Raises `BadMessage`."""
-    if len(data) % DIGEST_BYTES or len(data) > MAX_PIECES * DIGEST_BYTES:
-        raise BadMessage("a list of digests has an odd length")
-    return tuple(data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES))
-
-
-def _sum_untrusted(data: bytes, peer: PeerId, step: int, view: int, count: int) -> Sum:
-    """Raise `BadMessage` unless it is what this peer would sign now."""
-    total = decode_message_untrusted(data)
-    if (
-        not isinstance(total, Sum)
-        or (total.author, total.step, total.view) != (peer, step, view)
-        or len(total.digests) != count
-    ):
-        raise BadMessage("an owner's sum is another than it was asked for")
-    return total

@@ -5,38 +5,29 @@ Paths are those of the node's disk. Importing this does not import torch.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from p2p.errors import ConfigError, MissingDependency, ShoalError, StorageError, WorkerDied
+from p2p.errors import ConfigError, MissingDependency, StorageError
 from p2p.node.tables import write_table
 from p2p.world import World
 from roles.contract.core.diloco import DilocoTerms
-from roles.diloco.core.gauntlet import PARTS
 from roles.diloco.core.quant import Values
-from roles.engines import codec
 from roles.engines.base import EngineError
 from roles.engines.client import confinement_of
-from roles.engines.config import EngineConfig, config_to_wire
-from roles.engines.lasting import open_lasting_worker
+from roles.engines.config import EngineConfig
 from roles.envs.base import Ration
 from roles.envs.client import confinement_of as env_confinement_of
-from roles.envs.frames import setup_to_wire
 from roles.envs.mix import EnvironmentSetup
+from roles.workers.client import Remote, open_remote
 
 FOLDER: Final = "diloco"
 """Of the node's disk: states, records, updates."""
 _ARGV: Final = ("roles.diloco.worker",)
-_KINDS: Final[dict[str, type[ShoalError]]] = {
-    "ConfigError": ConfigError,
-    "MissingDependency": MissingDependency,
-    "StorageError": StorageError,
-}
-"""Errors that mean the same on both sides of the pipe; the others become `EngineError`."""
 FAKE_WEIGHTS: Final = 4096
 """Of the model that is pretended: small, since a simulation moves every byte of it."""
 
@@ -83,11 +74,6 @@ class InnerEngine(Protocol):
         """Nats a token of the weights that were loaded, on windows that are held out."""
         ...
 
-    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
-        """How much each update, taken from the weights ``before``, lowers the loss, on each of
-        `PARTS` parts of what is held out."""
-        ...
-
     async def write(self, text: str, count: int) -> str:
         """What the model would write behind ``text``."""
         ...
@@ -131,10 +117,13 @@ async def open_inner(
     if environments is not None:
         readable += env_confinement_of(environments, Ration()).readable
     confined = replace(confinement_of(world, config, FOLDER), readable=readable)
-    async with open_lasting_worker(world, _ARGV, name="trainer", confined=confined) as worker:
-        inner = WorkerInner(world, worker)
+    async with open_remote(
+        world, _ARGV, name="trainer", otherwise=EngineError,
+        raises=(ConfigError, MissingDependency, StorageError), confined=confined,
+    ) as remote:  # fmt: skip
+        inner = WorkerInner(world, remote)
         where = "" if base is None else world.disk.locate(base)
-        setup = None if environments is None else setup_to_wire(environments)
+        setup = None if environments is None else write_table(environments)
         await inner.configure(config, terms, places, where, setup)
         yield inner
 
@@ -142,9 +131,9 @@ async def open_inner(
 class WorkerInner:
     """An `InnerEngine` in a worker process."""
 
-    def __init__(self, world: World, worker: Any) -> None:
+    def __init__(self, world: World, remote: Remote) -> None:
         self._world = world
-        self._worker = worker
+        self._remote = remote
         self.size = 0
 
     async def configure(
@@ -156,21 +145,13 @@ class WorkerInner:
         environments: Mapping[str, Any] | None,
     ) -> None:
         """Once, before anything else."""
-        while not self.size:
-            try:
-                self.size = await self._call(
-                    "configure", config_to_wire(config), write_table(terms), dict(places), base,
-                    environments,
-                )  # fmt: skip
-            except WorkerDied as error:
-                self._world.trace("inner_died", error=str(error))
+        self.size = await self._remote.start(
+            "configure", write_table(config), write_table(terms), dict(places), base,
+            environments,
+        )  # fmt: skip
 
     async def _call(self, method: str, *arguments: object) -> Any:
-        request = codec.encode_request(method, *arguments)
-        value = codec.decode_reply(await self._worker.call(request))
-        if isinstance(value, codec.Failure):
-            raise _KINDS.get(value.kind, EngineError)(value.message)
-        return value
+        return await self._remote.call("call", method, *arguments)
 
     def _path(self, name: str) -> str:
         return self._world.disk.locate(f"{FOLDER}/{name}")
@@ -210,13 +191,6 @@ class WorkerInner:
     async def loss(self) -> float:
         """See `InnerEngine`."""
         return float(await self._call("loss"))
-
-    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
-        """See `InnerEngine`."""
-        vectors = np.concatenate([before, *updates]).astype("<f4")
-        await self._world.disk.write(f"{FOLDER}/trial", vectors.tobytes())
-        found = await self._call("gains", self._path("trial"), len(updates))
-        return [[float(one) for one in parts] for parts in found]
 
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""
@@ -308,12 +282,6 @@ class FakeInner:
     async def loss(self) -> float:
         """See `InnerEngine`."""
         return self._distance()
-
-    async def gains(self, before: Values, updates: Sequence[Values]) -> list[list[float]]:
-        """See `InnerEngine`; a part is an eighth of the weights."""
-        vectors = [before, *(before - one for one in updates)]
-        far = [np.square(one - self._goal).reshape(PARTS, -1).mean(1) for one in vectors]
-        return [[float(gain) for gain in far[0] - one] for one in far[1:]]
 
     async def write(self, text: str, count: int) -> str:
         """See `InnerEngine`."""

@@ -10,14 +10,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms
-from roles.diloco.core.gauntlet import PARTS, TRIED
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows
 from roles.engines.base import GroupTask
@@ -32,22 +31,6 @@ DOMAIN: Final = b"/shoal/diloco/question/1.0.0"
 """Before run seed and number, lest a question's seed be one that other runs use."""
 
 
-class Material(Protocol):
-    """What a member learns from."""
-
-    def batches(self, window: int, first: int, steps: int) -> list[Any]:
-        """Of the inner steps from ``first`` on, from the number ``window`` on."""
-        ...
-
-    def held_out(self) -> list[Any]:
-        """What no member learns from, in passes."""
-        ...
-
-    def tried(self) -> list[Any]:
-        """Parts of it, each one pass, that updates are tried on."""
-        ...
-
-
 class Texts:
     """Windows of a corpus."""
 
@@ -55,7 +38,8 @@ class Texts:
         self._corpus, self._seed, self._terms = corpus, config.seed, terms
 
     def batches(self, window: int, first: int, steps: int) -> list[NDArray[np.int64]]:
-        """See `Material`; the last steps are those of the annealing mixture."""
+        """Return the rows of the inner steps from ``first`` on, from the number ``window`` on;
+        the last steps are those of the annealing mixture."""
         corpus, sequences = self._corpus, self._terms.sequences
         plain = min(steps, max(0, self._terms.stable_steps - first))
         found = list[NDArray[np.int64]]()
@@ -72,17 +56,12 @@ class Texts:
         return found
 
     def held_out(self) -> list[NDArray[np.int64]]:
-        """See `Material`."""
+        """Return what no member learns from, in passes."""
         held = self._corpus.held_out
         return [
             self._corpus.read(held[at : at + EVALUATED])
             for at in range(0, held.size, EVALUATED)
         ]
-
-    def tried(self) -> list[NDArray[np.int64]]:
-        """See `Material`; of much text the first windows."""
-        held = self._corpus.held_out[:TRIED]
-        return [self._corpus.read(part) for part in np.array_split(held, PARTS) if part.size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +105,7 @@ class Rewards:
         return _drawn_from(f"{self._config.seed} {number}".encode())
 
     def batches(self, window: int, first: int, steps: int) -> list[list[SeededTask]]:
-        """See `Material`."""
+        """See `Texts`; a number is a question's."""
         each = self._terms.sequences
         return [
             [self._question(number) for number in range(start, start + each)]
@@ -138,13 +117,8 @@ class Rewards:
         return SeededTask(number, seed, task_of(self._environment, seed))
 
     def held_out(self) -> list[list[SeededTask]]:
-        """See `Material`."""
+        """Return what no member learns from, in passes."""
         return [self._held[at : at + EVALUATED] for at in range(0, len(self._held), EVALUATED)]
-
-    def tried(self) -> list[list[SeededTask]]:
-        """See `Material`."""
-        held = self._held[:TRIED]
-        return [held[one::PARTS] for one in range(PARTS) if held[one::PARTS]]
 
     def pay(self, question: SeededTask, tokens: Sequence[int]) -> float:
         """What an answer earns; nothing if the environment raises on it."""

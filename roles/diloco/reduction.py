@@ -22,7 +22,6 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.world import World
-from roles.diloco.core.algorithm import OuterAlgorithm
 from roles.diloco.core.events import Reduce
 from roles.diloco.core.messages import (
     BadPart,
@@ -34,7 +33,7 @@ from roles.diloco.core.messages import (
     Sum,
     Unreadable,
 )
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import OuterAlgorithm, OuterState
 from roles.diloco.core.pieces import PieceGrid, check_part, digest_of, root_of
 from roles.diloco.core.round import is_unreadable, owners_of, sum_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
@@ -182,8 +181,6 @@ class Reduction:
             await self.client.pieces(ready.author, root, first, wanted, take)
 
         await self._insist(rest)
-        if len(span) > 1:  # an auditor's single piece is of no use to those that try it
-            self.server.offer_part(root, self._plan.step, span.start, into)
         self.parts_missing.pop(ready.author, None)
 
     async def _fetch_sum(

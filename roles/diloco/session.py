@@ -36,15 +36,15 @@ from p2p.errors import BadMessage, StorageError, WorkerDied
 from p2p.host import Host
 from p2p.identity import PeerId
 from p2p.meter import StrangerMeter
+from p2p.node.admission import Capability
+from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.patience import move_on_after_own
 from p2p.wire import MIB
 from p2p.world import World
-from roles.contract.core.diloco import DilocoTerms, Goal
+from roles.contract.core.diloco import DilocoTerms, Goal, Joining
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
-from roles.diloco.core.algorithm import algorithm_of
-from roles.diloco.core.fragments import Fragments
 from roles.diloco.core.messages import (
     PIECES_PROTOCOL,
     ROUNDS_PROTOCOL,
@@ -55,16 +55,14 @@ from roles.diloco.core.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from roles.diloco.core.outer import OuterState, state_grid
+from roles.diloco.core.outer import Fragments, OuterState, algorithm_of, state_grid
 from roles.diloco.core.pieces import MAX_NORM, MAX_RATE, PieceGrid, norm_of
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
 from roles.diloco.core.windows import dealt, part_of
 from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
 from roles.diloco.inner import FOLDER, InnerEngine
-from roles.diloco.membership import MayTrain
 from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
-from roles.diloco.scoring import Trial
 from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.shared.backoff import Backoff
@@ -86,7 +84,7 @@ ROUNDS_SHOWN: Final = 200
 """Newest rounds of which figures are kept for people."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RoundFigures:
     """A round, for people."""
 
@@ -95,7 +93,7 @@ class RoundFigures:
     """First digits of the state's digest."""
     members: int
     summed: int
-    loss: float | None
+    loss: float | None = None
     """On what is held out, nats a token."""
 
 
@@ -132,6 +130,22 @@ class MemberFigures:
         return self.computed / self.present if self.present else 0.0
 
 
+class RunMembers:
+    """Who may be a member by the run's newest edition: its trainers, or all that it admits."""
+
+    def __init__(self, node: Node, joining: Joining) -> None:
+        self._node = node
+        self._capability = Capability.PUBLISH if joining is Joining.NAMED else Capability.TRAIN
+
+    def may_train(self, peer: PeerId) -> bool:
+        """Return True if ``peer`` may be a member."""
+        return self._node.may(peer, self._capability)
+
+    def why_not(self, peer: PeerId) -> str:
+        """Why ``peer`` may not be one, with the remedy; empty if it may."""
+        return self._node.book.why_not(peer, self._capability)
+
+
 class DilocoSession:
     """One member's part in one run."""
 
@@ -144,18 +158,17 @@ class DilocoSession:
         config: DilocoConfig,
         engine: InnerEngine,
         founders: Sequence[PeerId],
-        may: MayTrain,
-        seed: int = 0,
+        may_train: Callable[[PeerId], bool],
         meter: StrangerMeter | None = None,
     ) -> None:
         """``meter`` bounds what peers get that are no members of the run; none is no bound."""
         self._world, self._host, self._run, self._terms = world, host, run, terms
-        self._config, self._engine, self._may, self._seed = config, engine, may, seed
+        self._config, self._engine, self._may_train = config, engine, may_train
         self._founders = tuple(founders)
         self._store = MemberStore(world, run)
         self._durable = Durable(world, "trainer")
         self._meter = meter
-        self.server = PieceServer(world, may.may_train, self._may_have)
+        self.server = PieceServer(world, may_train, self._may_have)
         self.client = PieceClient(world, host)
         self.figures = MemberFigures()
         self.trouble = ""
@@ -180,11 +193,9 @@ class DilocoSession:
         self._means: dict[int, bytes] = {}  # roots of the newest means, by step
         self._states: dict[int, bytes] = {}  # and of the states that are served
         self._update_root = b""
-        self._residual: Values | None = None
         self._exchange: trio.CancelScope | None = None
-        self._reduced: ev.Reduce | None = None
-        self._trial: Trial | None = None
-        """Of the updates of the newest step; none if this member was not there."""
+        self.past_exchange: ev.Reduce | None = None
+        """What was computed last, from all contributions."""
         self._first_step_at: float | None = None
         self._ahead = InnerProgress()
         """Of the next round, taken during an exchange."""
@@ -238,11 +249,6 @@ class DilocoSession:
             return f"learning nothing: {self.trouble}"
         return "the run has all its rounds" if self.is_over else "learning"
 
-    @property
-    def past_exchange(self) -> ev.Reduce | None:
-        """What was computed last, from all contributions."""
-        return self._reduced
-
     # Life.
 
     async def work_forever(self) -> None:
@@ -282,7 +288,7 @@ class DilocoSession:
             held=held,
             kept=kept,
             verify=world.verify,
-            may_join=self._may.may_train,
+            may_join=self._may_train,
             anchor=terms.anchor,
             now=world.now(),
         )
@@ -316,7 +322,7 @@ class DilocoSession:
     # Events and effects.
 
     def _on_message(self, peer: PeerId, data: bytes) -> None:
-        if not self._may.may_train(peer):
+        if not self._may_train(peer):
             return  # it may have a newer edition of the run than we
         message = decode_message_untrusted(data)
         if self._waiting + len(data) > MOST_WAITING:
@@ -378,12 +384,12 @@ class DilocoSession:
             case ev.Keep():
                 self.figures.views += effect.view > 0 and effect.vote is None
                 await self._durable.insist(partial(self._store.keep, effect))
-            case ev.Store(records):
-                await self._durable.insist(partial(self._store.add, records))
             case ev.Reduce():
                 self._end_exchange()
                 self._nursery.start_soon(self._reduce, effect)
-            case ev.Commit(record):
+            case ev.Commit(records):
+                await self._durable.insist(partial(self._store.add, records))
+                record = records[-1]
                 self._end_exchange()
                 self.server.forget_before(record.step + 1, 0)
                 self._nursery.start_soon(self._put_in_force, record)
@@ -438,7 +444,7 @@ class DilocoSession:
         carried = request.carried
         if carried is None:
             pieces = await reduction.mean()
-            self._reduced = request
+            self.past_exchange = request
         else:
             pieces = await reduction.carried(carried)
         after = await self._step(pieces, request.plan.step)
@@ -535,7 +541,6 @@ class DilocoSession:
 
     async def _begin(self, record: Record, found: DigestedState) -> None:
         """Put a state in force: served, and what is older forgotten."""
-        self._trial = self._new_trial(record)
         self._state = found.state
         self._tentative.clear()
         self._means[record.step] = record.outcome.sum_root
@@ -545,21 +550,6 @@ class DilocoSession:
         self._note(record)
         if record.step >= self._terms.outer_steps:
             self.is_over = True
-
-    def _new_trial(self, record: Record) -> Trial | None:
-        """Of the updates that led to ``record``, if this member has computed it from them."""
-        request, wanted = self._reduced, self.core.to_score()
-        if (
-            not self._terms.gauntlet
-            or request is None
-            or request.plan != record.outcome.plan
-            or self.core.held != record.step - 1
-        ):
-            return None
-        return Trial(
-            self._grid, self.server, self.client, record.step, self._fragments,
-            self._state.weights, request.readys, wanted, {},
-        )  # fmt: skip
 
     def _serve_state(self, step: int, found: DigestedState) -> None:
         self._states[step] = self.server.offer(found.blob)
@@ -571,13 +561,8 @@ class DilocoSession:
 
     def _note(self, record: Record) -> None:
         plan = record.outcome.plan
-        figures = RoundFigures(
-            record.step,
-            record.outcome.state_root.hex()[:16],
-            len(plan.members),
-            len(plan.summed),
-            None,
-        )
+        digest = record.outcome.state_root.hex()[:16]
+        figures = RoundFigures(record.step, digest, len(plan.members), len(plan.summed))
         self.figures.rounds = [*self.figures.rounds[1 - ROUNDS_SHOWN :], figures]
 
     # Inner steps.
@@ -631,9 +616,6 @@ class DilocoSession:
         if self.is_over:
             self.sample = await self._engine.write("def ", 160) or " "
             return
-        trial = self._trial
-        if trial is not None:
-            self._nursery.start_soon(trial.collect)
         window = part_of(
             record,
             self._world.signer.peer_id,
@@ -650,21 +632,12 @@ class DilocoSession:
         self._feed(ev.Trained(ready))
         while self._is_current(record) and self.core.round.ready is None:
             await self._news.wait()
-        await self._score(record, trial)
         has_next = record.step + 1 < self._terms.outer_steps and not self._rests
         if self._terms.overlap and has_next:
             # The next record is not there yet: these windows are this member's if all stay.
             self._ahead = InnerProgress(record.step + 1)
             behind = window + len(record.members) * self._terms.phase_windows
             await self._inner_steps(record, self._ahead, behind)
-
-    async def _score(self, record: Record, trial: Trial | None) -> None:
-        """Try the updates of the round before, while this one's are exchanged."""
-        if trial is None or not self._is_current(record):
-            return
-        gains = await trial.judge(self._engine)
-        self._world.sometimes("diloco/tried updates", len(gains) > 1)
-        self._feed(ev.Scored(record.step, gains))
 
     async def _export(self, record: Record) -> None:
         """The model as a folder in Hugging Face's layout, with a card; a disk that refuses it
@@ -681,12 +654,9 @@ class DilocoSession:
         if not every or (record.step % every and not self.is_over):
             return
         loss = await self._engine.loss()
-        self.figures.rounds = [
-            RoundFigures(one.step, one.digest, one.members, one.summed, loss)
-            if one.step == record.step
-            else one
-            for one in self.figures.rounds
-        ]
+        for figures in self.figures.rounds:
+            if figures.step == record.step:
+                figures.loss = loss
         self._world.trace("diloco_loss", step=record.step, loss=loss)
 
     async def _inner_steps(self, record: Record, done: InnerProgress, window: int) -> None:
@@ -717,14 +687,10 @@ class DilocoSession:
     async def _encode(self, record: Record, tokens: int) -> Ready:
         """The update as it travels, durable with the optimiser's state before it is signed."""
         update = self._fragments.cut(record.step + 1, await self._engine.update())
+        cost = 4 * update.size / STEP_RATE
         encoded = await self._world.run_blocking(
-            EncodedUpdate.of,
-            self._grid,
-            update,
-            self._residual,
-            cost=4 * update.size / STEP_RATE,
+            EncodedUpdate.of, self._grid, update, cost=cost
         )
-        self._residual = encoded.residual if self._terms.feedback else None
         pieces, blob = encoded.pieces, encoded.blob
         await self._durable.insist(partial(self._store.save_update, pieces))
         await self._durable.insist(partial(self._engine.save, record.step + 1))
@@ -743,21 +709,19 @@ class DilocoSession:
 
 @dataclass(frozen=True, slots=True)
 class EncodedUpdate:
-    """An update as it travels, and what encoding lost of it."""
+    """An update as it travels."""
 
     pieces: list[bytes]
     norms: tuple[float, ...]
     """Of the pieces as they decode, in float32."""
     blob: Blob
-    residual: Values
 
     @classmethod
-    def of(cls, grid: PieceGrid, update: Values, residual: Values | None) -> EncodedUpdate:
+    def of(cls, grid: PieceGrid, update: Values) -> EncodedUpdate:
         """Raises `EngineError` if it is not finite, or longer than any update of a model that
         learns: the inner steps have diverged."""
-        whole = update if residual is None else update + residual
         try:
-            pieces = grid.encode_all(whole)
+            pieces = grid.encode_all(update)
         except ValueError as error:
             raise EngineError(f"this member's update cannot be sent: {error}") from error
         back = grid.join(pieces)
@@ -767,7 +731,7 @@ class EncodedUpdate:
             raise EngineError(
                 f"this member's update cannot be sent: a piece of it has norm {max(norms):g}"
             )
-        return cls(pieces, norms, Blob.of(pieces), whole - back)
+        return cls(pieces, norms, Blob.of(pieces))
 
 
 def model_card(run: bytes, record: Record, figures: MemberFigures, terms: DilocoTerms) -> str:

@@ -8,7 +8,7 @@ back as a `Failure`; anything else ends the process with a traceback.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from p2p.errors import MissingDependency, ShoalError
+from p2p.errors import MissingDependency
 from p2p.naming import derived
 from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.corpus import open_corpora
-from roles.diloco.material import Material, Rewards, Texts
-from roles.engines import codec
-from roles.engines.config import EngineConfig, config_from_wire
+from roles.diloco.material import Rewards, Texts
+from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.envs.base import open_teaching
-from roles.envs.frames import setup_from_wire
 from roles.envs.mix import EnvironmentSetup, open_mix
-from roles.workers.streams import serve_streams
+from roles.workers.server import serve
 
 
 class InnerServer:
@@ -51,7 +49,7 @@ class InnerServer:
                 f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
             ) from error
         self._text = _TextCodec(base)
-        self._material: Material
+        self._material: Texts | Rewards
         objective: Objective | None = None
         if environments is None:
             corpus = open_corpora(
@@ -88,9 +86,6 @@ class InnerServer:
                 return None
             case "loss", []:
                 return trainer.loss(self._material.held_out())
-            case "gains", [path, count]:
-                vectors = np.memmap(path, "<f4", "r", shape=(1 + count, trainer.size))
-                return trainer.gains(vectors[0], vectors[1:], self._material.tried())
             case "write", [text, count]:
                 return self._written(text, count)
             case "save", [path, previous, step]:
@@ -149,38 +144,33 @@ def _write(path: str, vector: NDArray[np.float32]) -> None:
     unfinished.replace(target)
 
 
-def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
-    """Answer frames until the process ends."""
-    server: InnerServer | None = None
-    while True:
-        method, arguments = codec.decode_request(receive())
-        try:
-            if server is None:
-                server = _configure(method, arguments)
-                value: object = server.size
-            else:
-                value = server.call(method, arguments)
-        except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
-            send(codec.encode_failure(codec.failure_of(error)))
-        else:
-            send(codec.encode_reply(value))
+class Server:
+    """What a node may call."""
 
+    def configure(
+        self, config: Any, terms: Any, places: Any, base: str, environments: Any
+    ) -> int:
+        """Prepare this process; the size of the model."""
+        found = read_table(EngineConfig, config, "the engine")
+        os.nice(found.nice)
+        os.environ["OMP_NUM_THREADS"] = str(threads_of(found))
+        setup = (
+            None
+            if environments is None
+            else read_table(EnvironmentSetup, environments, "the environments")
+        )
+        read = read_table(DilocoTerms, terms, "the run file")
+        self._inner = InnerServer(found, read, places, base, setup)
+        return self._inner.size
 
-def _configure(method: str, arguments: Sequence[Any]) -> InnerServer:
-    if method != "configure":
-        raise TypeError(f"the first call of a worker is configure, not {method}")
-    config, terms, places, base, environments = arguments
-    found = config_from_wire(config)
-    os.nice(found.nice)
-    os.environ["OMP_NUM_THREADS"] = str(threads_of(found))
-    setup = None if environments is None else setup_from_wire(environments)
-    read = read_table(DilocoTerms, terms, "the run file")
-    return InnerServer(found, read, places, base, setup)
+    def call(self, method: str, *arguments: Any) -> object:
+        """Call a method of the model."""
+        return self._inner.call(method, arguments)
 
 
 def main() -> None:
     """Serve one member's inner steps on the standard streams."""
-    serve_streams(serve)
+    serve(Server())
 
 
 if __name__ == "__main__":

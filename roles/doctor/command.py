@@ -24,9 +24,9 @@ from p2p.node.usage import (
     patience,
     say,
 )
-from roles.contract import Run, decode_run_untrusted
+from roles.contract import decode_run_untrusted
 from roles.contract.core.file import MAX_RUN
-from roles.doctor.checks import Finding, Level, examine
+from roles.doctor.checks import Level, examine
 from roles.doctor.sighting import look
 
 
@@ -42,13 +42,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = CommandParser(prog="shoal doctor", description=main.__doc__)
     add = parser.add_argument
     add("--run", type=Path, metavar="FILE", help="a signed run file: what it asks of a machine")
-    add(
-        "--data",
-        type=Path,
-        metavar="DIR",
-        default=DATA,
-        help="where the node's data goes; ~/.shoal",
-    )
+    add("--data", type=Path, metavar="DIR", default=DATA, help="the node's data; ~/.shoal")
     add("--port", type=int, default=0, metavar="N", help="a TCP port to listen at")
     add(
         "--bootstrap", action="append", type=bootstrap_addr, metavar="ADDR",
@@ -56,19 +50,30 @@ def _main(argv: Sequence[str] | None) -> int:
     )  # fmt: skip
     add("--json", action="store_true", help="a JSON list, for machines")
     options = parser.parse_args(argv)
+    run = document = None
     try:
         folder = expanded(options.data)
         pinned = folder / PATH
         document = options.run or (pinned if pinned.exists() else None)
-        run = None if document is None else _read(document)
+        if document is not None:
+            with document.open("rb") as file:
+                run = decode_run_untrusted(file.read(MAX_RUN + 1))
     except ConfigError as error:
         complain(error)
+        return WRONG_USAGE
+    except (OSError, BadMessage) as error:
+        complain(f"the run file {document} cannot be used: {error}")
         return WRONG_USAGE
     peers = options.bootstrap or ()
     with patience(f"looks at this machine, and asks {len(peers)} peers"):
         seen = look(folder, port=options.port, run=run, document=document, bootstrap=peers)
     findings = examine(seen)
-    say(_as_json(findings) if options.json else "\n".join(map(_line, findings)))
+    if options.json:
+        say(json.dumps([{**asdict(one), "level": one.level.value} for one in findings]))
+    for one in () if options.json else findings:
+        say(f"{one.level.value:<6}{one.name:<12}{one.seen}")
+        if one.remedy:
+            say(f"{'':<18}-> {one.remedy}")
     return FAILED if any(one.level is Level.FAIL for one in findings) else 0
 
 
@@ -81,20 +86,3 @@ def bootstrap_addr(text: str) -> Multiaddr:
     if addr.peer_id is None:
         raise argparse.ArgumentTypeError(f"{text} must end in /p2p/ and the peer's id")
     return addr
-
-
-def _read(path: Path) -> Run:
-    try:
-        with path.open("rb") as file:
-            return decode_run_untrusted(file.read(MAX_RUN + 1))
-    except (OSError, BadMessage) as error:
-        raise ConfigError(f"the run file {path} cannot be used: {error}") from None
-
-
-def _line(finding: Finding) -> str:
-    line = f"{finding.level.value:<6}{finding.name:<12}{finding.seen}"
-    return f"{line}\n{'':<18}-> {finding.remedy}" if finding.remedy else line
-
-
-def _as_json(findings: Sequence[Finding]) -> str:
-    return json.dumps([{**asdict(one), "level": one.level.value} for one in findings])

@@ -11,7 +11,7 @@ policy have no gaps.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from p2p.errors import ShoalError
@@ -24,7 +24,7 @@ class EngineError(ShoalError):
 
 class EngineUnusable(Exception):
     """An engine cannot go on, and another process could. Its own ends with this, as with a bug,
-    and the node starts another (`roles.engines.lasting`)."""
+    and the node starts another (`roles.workers.client`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,17 @@ class GroupTask:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn of a completion that is not its last one, and what the environment said then."""
+
+    after: int
+    """Drawn tokens of the completion up to its end, end token included."""
+
+    inserted: tuple[int, ...]
+    """What the model reads between this turn and the next."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """The tokens of one answer (end token included, if it ended), log-probs of them, and the
     activation proof over them."""
@@ -81,6 +92,43 @@ class Completion:
     proof: bytes = b""
     """`proofs.toploc`, one chunk for each 32 tokens; empty in a `TrainingGroup`, which a
     validator has checked."""
+    turns: tuple[Turn, ...] = ()
+    """All but the last: none where the environment says nothing in between. Whoever replays a
+    completion derives them (`with_inserted`); they are not on the wire, and there is neither a
+    log-prob nor a proof of what was inserted."""
+
+    @property
+    def text(self) -> tuple[tuple[int, ...], Sequence[int]]:
+        """All tokens in the order in which the model reads them, and the places of the drawn
+        ones among them."""
+        if not self.turns:
+            return self.tokens, range(len(self.tokens))
+        text, places, start = list[int](), list[int](), 0
+        for turn in self.turns:
+            places += range(len(text), len(text) + turn.after - start)
+            text += (*self.tokens[start : turn.after], *turn.inserted)
+            start = turn.after
+        last = self.tokens[start:]
+        return (*text, *last), [*places, *range(len(text), len(text) + len(last))]
+
+
+def with_inserted(
+    completion: Completion, inserted: Sequence[tuple[int, ...]], end_tokens: Collection[int]
+) -> Completion:
+    """Return the completion with what the environment said after each turn but the last.
+
+    A turn ends at an end token, so the drawn tokens alone say where turns begin.
+
+    Raises:
+        EngineError: There are not as many insertions as places for them.
+    """
+    ends = [end for end, one in enumerate(completion.tokens[:-1], 1) if one in end_tokens]
+    if len(ends) != len(inserted) or not all(inserted):
+        raise EngineError(
+            f"the tokens of a completion end {len(ends)} turns before the last, and"
+            f" {len(inserted)} insertions, some of them perhaps empty, do not fit them"
+        )
+    return replace(completion, turns=tuple(map(Turn, ends, inserted)))
 
 
 Answers = tuple[tuple[int, ...], ...]
@@ -135,6 +183,9 @@ class StepReport:
     changed: float
     """Share of the weights that are another number in bfloat16 than before the step: what a
     patch of the policy carries. Near 0 the rate is too low for weights that were rounded."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What else the algorithm reports, in the mean over the step's tokens: `k3_reference`, and
+    its own."""
 
 
 class Generator(Protocol):

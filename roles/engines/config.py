@@ -11,11 +11,11 @@ from enum import Enum
 from typing import Final
 
 from p2p.errors import ConfigError
-from p2p.node.tables import read_table, write_table
 from proofs.sampling import DrawRule
 from roles.contract import Run
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import Dtype, ModelShape
+from roles.envs.base import EnvironmentLimits
 from roles.rl.learner import LearnerConfig
 from roles.rl.recipes import NETWORK, SORTER
 
@@ -61,7 +61,7 @@ class Autocast(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MachineLimits:
+class MachineLimits(EnvironmentLimits):
     """What this machine's owner allows a run to ask of it, whichever run it is."""
 
     memory: int = 16 * GIB
@@ -72,23 +72,21 @@ class MachineLimits:
     """Tokens of one completion: each is a pass through the model. At 30 a second this many take
     18 minutes."""
 
-    environment_memory: int = 4 * GIB
-    """Bytes of address space for the process of the environment, libraries included
-    (`roles.envs.base.Ration.memory`)."""
-
-    environment_data: str = ""
-    """Folder with the files of questions that runs may pin and this machine has."""
-
     def __post_init__(self) -> None:
         if min(self.memory, self.max_new_tokens, self.environment_memory) < 1:
             raise ValueError("the limits of a machine are positive")
 
     def check(
-        self, shape: ModelShape, sampling: SamplingTerms, context: int, min_memory: int = 0
+        self,
+        shape: ModelShape,
+        sampling: SamplingTerms,
+        context: int,
+        min_memory: int = 0,
+        learner: LearnerConfig | None = None,
     ) -> None:
         """Raise `ConfigError`, with the remedy, if a run of this kind exceeds them."""
         asked = {
-            "memory": max(memory_needed(shape, sampling, context), min_memory),
+            "memory": max(memory_needed(shape, sampling, context, learner), min_memory),
             "max_new_tokens": sampling.max_new_tokens,
         }
         for name, amount in asked.items():
@@ -105,25 +103,32 @@ _HEAD_TOKENS: Final = 512
 """What `roles.engines.torch.gradient` takes of the answer tokens at a time."""
 
 
-def memory_needed(shape: ModelShape, sampling: SamplingTerms, context: int) -> int:
+def memory_needed(
+    shape: ModelShape,
+    sampling: SamplingTerms,
+    context: int,
+    learner: LearnerConfig | None = None,
+) -> int:
     """Bytes that the largest of the three jobs needs, by arithmetic, within a factor of about
     two.
 
     A learner holds weights, gradients and two moments in float32, and the weights in bfloat16
-    to say how many have changed; for the positions that it reads at once about 10 numbers for
-    each feature of the residual stream and 4 for each of SwiGLU, layer by layer; and four times
-    the logits of a slice of answer tokens. (One completion longer than `BATCH_TOKENS` needs
-    more.) A generator holds a cache of keys and values for `ROWS` completions at their full
-    length, or for as many as `CACHE_BYTES` allow; for one it must be all of ``context``, since
-    the run's owner writes the chat template, and with it prompts of any length. So with the
-    cosines and sines of each position, of which there are twice as many as were needed.
+    to say how many have changed; with `kl_reference` a frozen copy in float32; for the
+    positions that it reads at once about 10 numbers for each feature of the residual stream and
+    4 for each of SwiGLU, layer by layer; and four times the logits of a slice of answer tokens.
+    (One completion longer than `BATCH_TOKENS` needs more.) A generator holds a cache of keys
+    and values for `ROWS` completions at their full length, or for as many as `CACHE_BYTES`
+    allow; for one it must be all of ``context``, since the run's owner writes the chat
+    template, and with it prompts of any length. So with the cosines and sines of each position,
+    of which there are twice as many as were needed.
     Example: the demo's 105,088 parameters come to 14 MB, SmolLM2's 135 M with a context of
     8,192 to 4.3 GB (measured in bfloat16: 4.1), a 0.5 B model with 1,024 new tokens to 13 GB;
     SmolLM2's with a context of a million, which nothing but this forbids, to 50 GB.
     """
     kept = shape.layers * (10 * shape.width + 4 * shape.feed_forward)
     logits = 4 * _HEAD_TOKENS * shape.vocabulary
-    training = 18 * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
+    copy = 4 if learner is not None and learner.options.get("kl_reference") else 0
+    training = (18 + copy) * shape.parameters + 4 * (BATCH_TOKENS * kept + logits)
     answers = ROWS * sampling.max_new_tokens * cache_bytes(shape, 4)
     cache = max(context * cache_bytes(shape, 4), min(answers, CACHE_BYTES))
     rotary = 2 * context * 2 * 4 * shape.head_width
@@ -313,7 +318,9 @@ def engine_of(
     """
     terms, model = run.terms, run.terms.model
     limits = machine or MachineLimits()
-    limits.check(model.shape, terms.sampling, model.context, terms.admission.min_memory)
+    limits.check(
+        model.shape, terms.sampling, model.context, terms.admission.min_memory, learner
+    )
     is_taught = not model.base and terms.environments
     return EngineConfig(
         kind=model.engine,
@@ -329,13 +336,3 @@ def engine_of(
         threads=threads,
         nice=nice,
     )
-
-
-def config_to_wire(config: EngineConfig) -> dict[str, object]:
-    """As plain values, for the pipe to a worker."""
-    return write_table(config)
-
-
-def config_from_wire(value: object) -> EngineConfig:
-    """What `config_to_wire` made."""
-    return read_table(EngineConfig, value, "the engine's configuration")

@@ -1,30 +1,21 @@
 """The worker process of an engine: ``python -m roles.engines.worker``.
 
-Theory of operation
--------------------
-Frames come on standard input; each is answered by one on standard output, in order
-(`roles.workers.streams`). The first configures the engine (threads and niceness before
-torch is imported), the others call its methods. When standard input ends, the process ends at
-once, even in the middle of a step: files are written atomically, so there is nothing to finish.
-
-Tasks, groups and answers are in files, of which the frames say where they are
-(`roles.engines.content`).
-
-What a caller can cause (a file that is missing, a shape that does not fit) comes back as a
-`Failure`. Anything else is a bug: it ends the process with a traceback, and the node sees
-`WorkerDied`.
+`EngineServer` is what a node may call (`roles.workers`), `LocalEngine` what an engine is in its
+own process. Files are written atomically, so a process that ends in the middle of a step leaves
+nothing to finish.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import astuple
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
-from p2p.errors import ConfigError, MissingDependency, ShoalError
+from p2p.errors import ConfigError, MissingDependency
+from p2p.node.tables import read_table
 from roles.engines import codec
 from roles.engines.base import (
     Answers,
@@ -36,13 +27,10 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.config import AUTO, NODE_ENGINES, EngineConfig, config_from_wire
-from roles.engines.content import ContentFile
+from roles.engines.config import AUTO, NODE_ENGINES, EngineConfig
 from roles.engines.hardware import gpus, threads_of
-from roles.engines.mapped import MappedContent, open_content, write_content
-from roles.workers.streams import serve_streams
-
-T = TypeVar("T")
+from roles.workers.files import MappedRecords, RecordFile, write_records
+from roles.workers.server import serve
 
 
 class LocalEngine(Protocol):
@@ -53,52 +41,32 @@ class LocalEngine(Protocol):
         """What it computes with."""
         ...
 
-    def load(self, weights: str) -> None:
-        """See `Generator.load`."""
-        ...
+    def load(self, weights: str) -> None: ...
 
     @property
-    def has_room(self) -> bool:
-        """See `Generator.has_room`."""
-        ...
+    def has_room(self) -> bool: ...
 
-    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        """See `Generator.submit`."""
-        ...
+    def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None: ...
 
     def advance(self, seconds: float) -> list[Group]:
         """See `Generator.advance`: for so long, and one token of each row at least."""
         ...
 
-    def drop(self) -> None:
-        """See `Generator.drop`."""
-        ...
+    def drop(self) -> None: ...
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
-    ) -> list[Scored]:
-        """See `Scorer.score`."""
-        ...
+    ) -> list[Scored]: ...
 
-    def open(self, checkpoint: str, base: str = "") -> int:
-        """See `Learner.open`."""
-        ...
+    def open(self, checkpoint: str, base: str = "") -> int: ...
 
-    def adopt(self, weights: str, step: int, base: str = "") -> None:
-        """See `Learner.adopt`."""
-        ...
+    def adopt(self, weights: str, step: int, base: str = "") -> None: ...
 
-    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """See `Learner.step`."""
-        ...
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport: ...
 
-    def save(self, checkpoint: str, weights: str) -> None:
-        """See `Learner.save`."""
-        ...
+    def save(self, checkpoint: str, weights: str) -> None: ...
 
-    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """See `Learner.answer`."""
-        ...
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]: ...
 
 
 def draw_all(
@@ -155,117 +123,76 @@ def _make_vllm(config: EngineConfig) -> LocalEngine:
 
 
 class EngineServer:
-    """Calls an engine by the names of its methods, with arguments from the pipe."""
+    """What a node may call: the methods of an engine, with files in place of long arguments."""
 
-    def __init__(self, engine: LocalEngine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self._ended: list[Group] = []
-        """Groups of which the node has not said that it has read them: its disk may not have
-        taken their file."""
+        """Groups whose file the disk has not taken yet."""
 
-    def call(self, method: str, arguments: Sequence[Any]) -> object:
-        """The result is fit for the pipe."""
-        engine = self._engine
-        match method, arguments:
-            case "load", [weights]:
-                engine.load(weights)
-                return None
-            case "submit", [most, sampling, file]:
-                with _content(file, codec.decode_task, most) as tasks:
-                    engine.submit(list(tasks), Sampling(*sampling))
-                return engine.has_room
-            case "advance", [answered, most, seconds, read]:
-                return self._advance(answered, most, seconds, read)
-            case "drop", []:
-                self._ended.clear()
-                engine.drop()
-                return None
-            case "score" | "answer", [answered, most, sampling, *files]:
-                records = _answered(engine, method, Sampling(*sampling), files, most)
-                return write_content(answered, records, most).to_wire()
-            case "open", [checkpoint, base]:
-                return engine.open(checkpoint, base)
-            case "adopt", [weights, step, base]:
-                engine.adopt(weights, step, base)
-                return None
-            case "step", [most, file]:
-                with _content(file, codec.decode_training, most) as groups:
-                    return astuple(engine.step(groups))
-            case "save", [checkpoint, weights]:
-                engine.save(checkpoint, weights)
-                return None
-            case _:
-                raise TypeError(f"an engine has no method {method}({len(arguments)} arguments)")
+    def configure(self, table: dict[str, Any]) -> tuple[Any, ...]:
+        """Prepare this process, threads and niceness before torch is imported, and build the
+        engine."""
+        config = read_table(EngineConfig, table, "the engine")
+        os.nice(config.nice)
+        os.environ["OMP_NUM_THREADS"] = str(threads_of(config))
+        self._engine = make_engine(config)
+        return astuple(self._engine.placement())
 
-    def _advance(
-        self, answered: str, most: int, seconds: float, read: int
-    ) -> tuple[bool, list[object]]:
-        """Whether there is room, and the file of what has ended, if anything has; the first
-        ``read`` of the groups before are with the node."""
-        del self._ended[:read]
-        is_whole = False
-        try:
+    def load(self, weights: str) -> None:
+        self._engine.load(weights)
+
+    def submit(self, sampling: list[Any], tasks: list[Any]) -> bool:
+        self._engine.submit(_tasks(tasks), Sampling(*sampling))
+        return self._engine.has_room
+
+    def advance(self, answer: str, seconds: float) -> tuple[bool, RecordFile | None]:
+        """Return whether there is room, and the file of what has ended, if anything has."""
+        with ExitStack() as failing:
+            failing.callback(self.drop)
             self._ended += self._engine.advance(seconds)
-            is_whole = True
-        finally:
-            if not is_whole:
-                self._ended.clear()
-                self._engine.drop()
+            failing.pop_all()
         if not self._ended:
-            return self._engine.has_room, []
-        records = map(codec.encode_group, self._ended)
-        return self._engine.has_room, write_content(answered, records, most).to_wire()
+            return self._engine.has_room, None
+        file = write_records(answer, map(codec.encode_group, self._ended))
+        self._ended.clear()
+        return self._engine.has_room, file
+
+    def drop(self) -> None:
+        self._ended.clear()
+        self._engine.drop()
+
+    def score(
+        self, answer: str, sampling: list[Any], tasks: list[Any], claims: list[Any]
+    ) -> RecordFile:
+        groups = list(MappedRecords(RecordFile(*claims), codec.decode_group))
+        scored = self._engine.score(_tasks(tasks), groups, Sampling(*sampling))
+        return write_records(answer, map(codec.encode_scored, scored))
+
+    def answer(self, answer: str, sampling: list[Any], tasks: list[Any]) -> RecordFile:
+        answers = self._engine.answer(_tasks(tasks), Sampling(*sampling))
+        return write_records(answer, map(codec.encode_answers, answers))
+
+    def open(self, checkpoint: str, base: str) -> int:
+        return self._engine.open(checkpoint, base)
+
+    def adopt(self, weights: str, step: int, base: str) -> None:
+        self._engine.adopt(weights, step, base)
+
+    def step(self, groups: list[Any]) -> tuple[Any, ...]:
+        mapped = MappedRecords(RecordFile(*groups), codec.decode_training)
+        return astuple(self._engine.step(mapped))
+
+    def save(self, checkpoint: str, weights: str) -> None:
+        self._engine.save(checkpoint, weights)
 
 
-def _answered(
-    engine: LocalEngine, method: str, sampling: Sampling, files: Sequence[Any], most: int
-) -> Iterator[bytes]:
-    """What the engine makes of the tasks in the first file, as records."""
-    with _content(files[0], codec.decode_task, most) as content:
-        tasks = list(content)
-    if method == "answer":
-        return map(codec.encode_answers, engine.answer(tasks, sampling))
-    with _content(files[1], codec.decode_group, most) as groups:
-        return map(codec.encode_scored, engine.score(tasks, list(groups), sampling))
-
-
-def _content(
-    file: Any, decode: Callable[[bytes], T], most: int
-) -> AbstractContextManager[MappedContent[T]]:
-    return open_content(ContentFile.from_wire(file), decode, most)
-
-
-def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
-    """Answer frames until the process ends."""
-    server: EngineServer | None = None
-    while True:
-        method, arguments = codec.decode_request(receive())
-        try:
-            value: object
-            if server is None:
-                engine = _configure(method, arguments)
-                server, value = EngineServer(engine), astuple(engine.placement())
-            else:
-                value = server.call(method, arguments)
-        except (ShoalError, OSError, ValueError, RuntimeError, MemoryError) as error:
-            send(codec.encode_failure(codec.failure_of(error)))
-        else:
-            send(codec.encode_reply(value))
-
-
-def _configure(method: str, arguments: Sequence[Any]) -> LocalEngine:
-    """Prepare this process for ``config``, then build its engine."""
-    if method != "configure":
-        raise TypeError(f"the first call of a worker is configure, not {method}")
-    config = config_from_wire(arguments[0])
-    os.nice(config.nice)
-    os.environ["OMP_NUM_THREADS"] = str(threads_of(config))
-    return make_engine(config)
+def _tasks(file: list[Any]) -> list[GroupTask]:
+    return list(MappedRecords(RecordFile(*file), codec.decode_task))
 
 
 def main() -> None:
     """Serve one engine on the standard streams."""
-    serve_streams(serve)
+    serve(EngineServer())
 
 
 if __name__ == "__main__":

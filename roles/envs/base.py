@@ -39,6 +39,18 @@ otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentLimits:
+    """What this machine's owner gives environments, whichever run it is."""
+
+    environment_memory: int = 4 * 1024**3
+    """Bytes of address space for the process of the environment, libraries included
+    (`Ration.memory`)."""
+
+    environment_data: str = ""
+    """Folder with the files of questions that runs may pin and this machine has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ration:
     """What an environment may spend."""
 

@@ -18,31 +18,22 @@ Simulations have no processes; there, with their engine, the call is made in pla
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
 from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import trio
 
-from p2p.errors import (
-    BadMessage,
-    ConfigError,
-    LimitExceeded,
-    MissingDependency,
-    WorkerDied,
-)
-from p2p.patience import fail_after_own
+from p2p.errors import BadMessage, ConfigError, LimitExceeded, MissingDependency, WorkerDied
+from p2p.node.tables import write_table
 from p2p.sandbox import Confinement, Containment
-from p2p.wire import MIB, fields_untrusted
-from p2p.world import Worker, World, decode_off_loop
+from p2p.world import World
 from roles.contract import Run
 from roles.contract.core.shape import MAX_CONTEXT
-from roles.engines import codec
-from roles.engines.config import MachineLimits
 from roles.envs.base import (
     Environment,
+    EnvironmentLimits,
     Ration,
     Task,
     check_pins,
@@ -62,19 +53,17 @@ from roles.envs.contained import (
 )
 from roles.envs.frames import (
     ITEMS_AROUND,
-    MAX_FAILURE,
-    MAX_ITEMS,
     TOKENS,
-    decode_reply_untrusted,
     payment_untrusted,
-    setup_to_wire,
+    sentence_untrusted,
     task_to_wire,
     tasks_untrusted,
     texts_untrusted,
 )
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.text import TextModel
-from roles.workers.start import start_worker
+from roles.workers.calls import MAX_FRAME, MAX_ITEMS
+from roles.workers.client import Remote
 
 logger = logging.getLogger(__name__)
 
@@ -83,14 +72,9 @@ T = TypeVar("T")
 WORKER_ARGV: Final = ("roles.envs.worker",)
 """What `World.open_worker` runs, as ``python -m``."""
 
-READ_RATE: Final = 5 * MIB
-"""Bytes of a reply that are read in a second: tokens, most of which have a byte or two."""
 MOST_DEATHS: Final = 4
 """Answers of one submission that may end a process each. What its author can cost a validator
 stays within some 5 CPU seconds for each; an environment that ends at most answers is broken."""
-
-_FAILURES: Final = {kind.__name__: kind for kind in (ConfigError, MissingDependency)}
-"""What is not the environment's fault when it is opened, by the names that cross the pipe."""
 
 Answers = Sequence[tuple[Task, Sequence[Sequence[int]]]]
 """Tasks, each with the completions that answer it."""
@@ -157,15 +141,12 @@ class LocalEnvironment:
         self._tally = Tally()
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
-        """See `ContainedEnvironment`."""
         return [task_of(self._environment, seed) for seed in seeds]
 
     async def rewards(self, answers: Answers) -> list[float]:
-        """See `ContainedEnvironment`."""
         return (await self.pay(answers)).rewards
 
     async def pay(self, answers: Answers) -> Payment:
-        """See `ContainedEnvironment`."""
         payment = Payment()
         for task, given in answers:
             for tokens in given:
@@ -174,16 +155,13 @@ class LocalEnvironment:
         return payment
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
-        """See `ContainedEnvironment`."""
         for asked, paid in _twice(answers, rewards):
             _compare(await self.rewards(asked), paid, self._environment.name)
 
     async def evaluation(self) -> list[Task]:
-        """See `ContainedEnvironment`."""
         return evaluation_of(self._environment)
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
-        """See `ContainedEnvironment`."""
         return [
             texts_of(self._environment, task, tokens)
             for task, given in answers
@@ -209,24 +187,26 @@ class WorkerEnvironment:
         """Of a model with ``vocabulary`` tokens, of which ``context`` are a prompt and its
         answer: no engine could look up others. ``required``: whether it must not run where this
         machine contains no process."""
-        self._confined = confinement_of(setup, ration, required=required)
+        self._remote = Remote(
+            world, WORKER_ARGV, stack, name=f"the environment {setup}",
+            otherwise=EnvironmentFailed, raises=(ConfigError, MissingDependency),
+            confined=confinement_of(setup, ration, required=required), keeps=False,
+        )  # fmt: skip
         self._vocabulary = vocabulary
         self._context = context
         self._world = world
         self._setup = setup
         self._ration = ration
-        self._stack = stack
-        """Closes the process, if there is one."""
-        self._worker: Worker | None = None
-        self._turn = trio.Lock()
         self._tally = Tally()
 
     async def open(self) -> None:
         """Start the first process. Raises `ConfigError` if the environment cannot be opened in
         it."""
+        setup, ration = write_table(self._setup), write_table(self._ration)
+        patience = self._ration.opening
+        call = self._remote.start("open", setup, ration, patience=patience)
         try:
-            async with self._turn:
-                await self._start()
+            await self._answered("open", patience, call)
         except EnvironmentFailed as error:
             raise ConfigError(f"{error}: ask the owner of the run, or its author") from error
 
@@ -235,21 +215,19 @@ class WorkerEnvironment:
 
         Nothing if the process says nothing: what fails, fails again when there is work.
         """
-        patience = self._ration.opening
         try:
             return await self._ask(
-                "repeats", _sentence_untrusted, patience=patience, items=ITEMS_AROUND
-            )
+                "repeats", read=sentence_untrusted, patience=self._ration.opening,
+                max_items=ITEMS_AROUND,
+            )  # fmt: skip
         except EnvironmentFailed as error:
             logger.warning("the environment was not tried: %s", error)
             return ""
 
     async def tasks(self, seeds: Sequence[bytes]) -> list[Task]:
-        """See `ContainedEnvironment`."""
         return await self._ask_tasks("tasks", len(seeds), len(seeds), list(seeds))
 
     async def evaluation(self) -> list[Task]:
-        """See `ContainedEnvironment`."""
         return await self._ask_tasks(
             "evaluation", 1, MAX_EVALUATION, patience=self._ration.opening
         )
@@ -262,26 +240,26 @@ class WorkerEnvironment:
             context=self._context,
         )  # fmt: skip
         items = min(MAX_ITEMS, (most + 1) * (self._context + ITEMS_AROUND))
-        return await self._ask(method, read, *arguments, patience=patience, items=items)
+        return await self._ask(
+            method, *arguments, read=read, max_items=items, patience=patience
+        )
 
     async def texts(self, answers: Answers) -> list[tuple[str, str]]:
-        """See `ContainedEnvironment`."""
         count = sum(len(given) for _, given in answers)
         read = partial(texts_untrusted, count=count)
-        return await self._ask("texts", read, _rows(answers), items=3 * count + ITEMS_AROUND)
+        items = 3 * count + ITEMS_AROUND
+        return await self._ask("texts", _rows(answers), read=read, max_items=items)
 
     async def rewards(self, answers: Answers) -> list[float]:
-        """See `ContainedEnvironment`."""
         return (await self.pay(answers)).rewards
 
     async def pay(self, answers: Answers) -> Payment:
-        """See `ContainedEnvironment`."""
         payment = await self.try_to_pay(answers)
         self._tally.count(payment)
         return payment
 
     async def try_to_pay(self, answers: Answers) -> Payment:
-        """As `pay`; what the environment raised on answers is not logged."""
+        """Pay; what the environment raised on answers is not logged."""
         try:
             return await self._pay(answers)
         except EnvironmentDied:
@@ -289,20 +267,19 @@ class WorkerEnvironment:
 
     async def confirm(self, answers: Answers, rewards: Sequence[float]) -> None:
         """See `ContainedEnvironment`. A new process does it, which has paid nothing before."""
-        async with self._turn:
-            self._worker = None
-            await self._stack.aclose()
+        await self._remote.stop()
         for asked, paid in _twice(answers, rewards):
             _compare((await self.try_to_pay(asked)).rewards, paid, str(self._setup))
 
     async def _pay(self, answers: Answers) -> Payment:
         count = sum(len(given) for _, given in answers)
         read = partial(payment_untrusted, count=count)
-        return await self._ask("rewards", read, _rows(answers), items=count + ITEMS_AROUND)
+        items = count + ITEMS_AROUND
+        return await self._ask("rewards", _rows(answers), read=read, max_items=items)
 
     async def _pay_singly(self, answers: Answers) -> Payment:
-        """One completion after the other, after a process has ended over all: those that end
-        one earn nothing, and no other pays for them. Raises `EnvironmentFailed` beyond
+        """Pay one completion after the other, after a process has ended over all: those that
+        end one earn nothing, and no other pays for them. Raises `EnvironmentFailed` beyond
         `MOST_DEATHS`, or if all together take too long."""
         payment, deaths = Payment(), 0
         until = self._world.now() + 2 * self._ration.patience  # starts of processes included
@@ -321,78 +298,36 @@ class WorkerEnvironment:
     async def _ask(
         self,
         method: str,
-        read: Callable[[object], T],
         *arguments: object,
+        read: Callable[[object], T],
+        max_items: int,
         patience: float = 0.0,
-        items: int = MAX_ITEMS,
     ) -> T:
-        """Waits as long as for a submission, unless told otherwise."""
-        async with self._turn:
-            if self._worker is None:
-                try:
-                    await self._start()
-                except (ConfigError, MissingDependency) as error:
-                    # It could be opened when the role began: a file has gone since, or rotted.
-                    raise self._failure(method, f"it cannot be opened again: {error}") from None
-            patience = patience or self._ration.patience
-            return await self._call(method, read, *arguments, patience=patience, items=items)
-
-    async def _start(self) -> None:
-        self._worker = await start_worker(
-            self._world,
-            WORKER_ARGV,
-            name=f"the environment {self._setup}",
-            stack=self._stack,
-            confined=self._confined,
+        """Call the process. Waits as long as for a submission, unless told otherwise."""
+        patience = patience or self._ration.patience
+        call = self._remote.call(
+            method, *arguments, read=read, max_items=max_items, patience=patience
         )
-        limits = asdict(self._ration)
-        opening = self._ration.opening
-        setup = setup_to_wire(self._setup)
-        await self._call(
-            "open", _nothing_untrusted, setup, limits, patience=opening, items=ITEMS_AROUND
-        )
-
-    async def _call(
-        self,
-        method: str,
-        read: Callable[[object], T],
-        *arguments: object,
-        patience: float,
-        items: int,
-    ) -> T:
-        """One call of the process that runs; one that gives no answer is its last. ``items``:
-        what its reply has at most, as more would keep the node from all else."""
-        assert self._worker is not None
-        is_answered = False
         try:
-            with fail_after_own(self._world, patience):
-                data = await self._worker.call(codec.encode_request(method, *arguments))
-            reply: T | codec.Failure = await decode_off_loop(
-                self._world, _read_untrusted, data, read, items, rate=READ_RATE
-            )
-            if isinstance(reply, codec.Failure):
-                is_answered = method != "open"
-                failures = {} if is_answered else _FAILURES
-                raise failures.get(reply.kind, EnvironmentFailed)(reply.message)
-            is_answered = True
-            return reply
+            return await self._answered(method, patience, call)
+        except (ConfigError, MissingDependency) as error:
+            # It could be opened when the role began: a file has gone since, or rotted.
+            raise self._failure(method, f"it cannot be opened again: {error}") from None
+
+    async def _answered(self, method: str, patience: float, call: Awaitable[T]) -> T:
+        """Await a call. Raises `EnvironmentFailed` if the process gives no answer."""
+        try:
+            return await call
         except BadMessage as error:
             raise self._failure(method, f"its process answers nonsense: {error}") from None
         except trio.TooSlowError:
             raise self._failure(method, f"no answer in {patience:g} s") from None
         except (WorkerDied, LimitExceeded) as error:
-            limits = (
-                f"{self._ration.cpu:g} s of CPU for one call, {self._ration.memory:,} bytes of"
-                " memory"
-            )
             raise EnvironmentDied(
-                f"{self._failure(method, 'its process ended')}: it may use {limits}, or it"
-                " crashed"
+                f"{self._failure(method, 'its process ended')}: it may use"
+                f" {self._ration.cpu:g} s of CPU for one call, {self._ration.memory:,} bytes of"
+                " memory, or it crashed"
             ) from error
-        finally:
-            if not is_answered:
-                self._worker = None
-                await self._stack.aclose()
 
     def _failure(self, method: str, why: str) -> EnvironmentFailed:
         return EnvironmentFailed(f"{method} of the environment {self._setup}: {why}")
@@ -421,29 +356,11 @@ def _rows(answers: Answers) -> list[list[object]]:
     return [[task_to_wire(task), [list(tokens) for tokens in given]] for task, given in answers]
 
 
-def _read_untrusted(data: bytes, read: Callable[[object], T], items: int) -> T | codec.Failure:
-    """What ``read`` makes of a reply. Raises `BadMessage`."""
-    reply = decode_reply_untrusted(data, items)
-    return reply if isinstance(reply, codec.Failure) else read(reply)
-
-
-def _sentence_untrusted(value: object) -> str:
-    """What `repeats` returns."""
-    (sentence,) = fields_untrusted(value, str, what="sentence")
-    return str(sentence)[:MAX_FAILURE]
-
-
-def _nothing_untrusted(value: object) -> None:
-    """What `open` returns."""
-    if value is not None:
-        raise BadMessage("an environment that was opened has nothing to say")
-
-
 @asynccontextmanager
 async def open_environment_of(
     world: World,
     run: Run,
-    machine: MachineLimits,
+    machine: EnvironmentLimits,
     folder: str | None = None,
     *,
     trusted: bool = False,
@@ -509,12 +426,14 @@ def confinement_of(
     return Confinement(
         readable=tuple(dict.fromkeys(readable)),
         memory=ration.memory,
-        reply=codec.MAX_FRAME,
+        reply=MAX_FRAME,
         required=required,
     )
 
 
-def setup_of(run: Run, machine: MachineLimits, folder: str | None = None) -> EnvironmentSetup:
+def setup_of(
+    run: Run, machine: EnvironmentLimits, folder: str | None = None
+) -> EnvironmentSetup:
     """How the environments of ``run`` are opened on this machine. Raises `ConfigError` if a run
     of text has no ``folder``."""
     model = run.terms.model

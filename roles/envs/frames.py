@@ -8,68 +8,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any, Final
 
 from p2p.errors import BadMessage
-from p2p.wire import MIB, fields_untrusted, unpack_untrusted
-from roles.contract.core.pin import FilePin
+from p2p.wire import fields_untrusted
 from roles.contract.core.shape import MAX_CONTEXT
-from roles.engines import codec
 from roles.envs.base import Task
 from roles.envs.contained import MAX_READ, Payment
-from roles.envs.mix import EnvironmentPart, EnvironmentSetup
-from roles.envs.text import TextModel
+from roles.workers.calls import MAX_SAID_UNTRUSTED
 
-MAX_ITEMS: Final = 16 * MIB
-"""Numbers and texts of one reply: 8,192 tasks of an evaluation with prompts of 2,000 tokens. As
-many take 0.6 GB for the moment in which they are read."""
 ITEMS_AROUND: Final = 16
 """Of a reply, beside what was asked for."""
 TOKENS: Final = 1 << 32
 """Token ids that an engine's content can hold (`roles.engines.codec.TOKEN`)."""
-MAX_FAILURE: Final = 600
-"""Characters of a failure that are repeated: a sentence that quotes another."""
-
-
-def setup_to_wire(setup: EnvironmentSetup) -> dict[str, Any]:
-    """As a table."""
-    return asdict(setup)
-
-
-def setup_from_wire(value: dict[str, Any]) -> EnvironmentSetup:
-    """What `setup_to_wire` made."""
-    model = value["model"]
-    return EnvironmentSetup(
-        parts=tuple(
-            EnvironmentPart(**{**part, "data": part["data"] and FilePin(**part["data"])})
-            for part in value["parts"]
-        ),
-        model=model and TextModel(**{**model, "end_tokens": tuple(model["end_tokens"])}),
-        folder=value["folder"],
-    )
 
 
 def task_to_wire(task: Task) -> list[object]:
-    """As a list."""
     return [list(task.prompt), list(task.answer), task.source, task.environment, task.kind]
 
 
 def task_from_wire(value: Sequence[Any]) -> Task:
-    """What `task_to_wire` made."""
     prompt, answer, source, environment, kind = value
     return Task(tuple(prompt), tuple(answer), source, environment, kind)
-
-
-def decode_reply_untrusted(data: bytes, most: int = MAX_ITEMS) -> Any:
-    """What a call returned, of ``most`` numbers and texts at most, or a `codec.Failure`. Raises
-    `BadMessage`."""
-    reply = unpack_untrusted(data, max_items=most, max_list=most)
-    succeeded, value = fields_untrusted(reply, bool, object, what="reply")
-    if succeeded:
-        return value
-    kind, message = fields_untrusted(value, str, str, what="failure")
-    return codec.Failure(kind, message[:MAX_FAILURE])
 
 
 def tasks_untrusted(
@@ -95,8 +55,7 @@ def texts_untrusted(value: object, count: int) -> list[tuple[str, str]]:
 
 
 def payment_to_wire(payment: Payment) -> list[object]:
-    """As a list."""
-    words = payment.place[:MAX_FAILURE], payment.said[:MAX_FAILURE]
+    words = payment.place[:MAX_SAID_UNTRUSTED], payment.said[:MAX_SAID_UNTRUSTED]
     failed = [at for at, has_failed in enumerate(payment.failed) if has_failed]
     return [payment.rewards, failed, *words]
 
@@ -113,7 +72,7 @@ def payment_untrusted(value: object, count: int) -> Payment:
     flags = [False] * count
     for at in failed:
         flags[at] = True
-    return Payment(rewards, flags, place[:MAX_FAILURE], said[:MAX_FAILURE])
+    return Payment(rewards, flags, place[:MAX_SAID_UNTRUSTED], said[:MAX_SAID_UNTRUSTED])
 
 
 def _task_untrusted(value: object, vocabulary: int, context: int) -> Task:
@@ -133,3 +92,9 @@ def _listed_untrusted(value: object, least: int, most: int) -> list[Any]:
     if not isinstance(value, list) or not least <= len(value) <= most:
         raise BadMessage(f"a reply lists {least} to {most} answers to what was asked")
     return value
+
+
+def sentence_untrusted(value: object) -> str:
+    """Return a sentence, empty if there is nothing to say. Raises `BadMessage`."""
+    (sentence,) = fields_untrusted([value], str, what="sentence")
+    return str(sentence)[:MAX_SAID_UNTRUSTED]

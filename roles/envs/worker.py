@@ -1,87 +1,74 @@
 """The worker process of an environment: ``python -m roles.envs.worker``.
 
 Foreign code runs here and nowhere in a node: it may raise, hang, eat memory or end the process,
-and what it is asked for fails, no more. The first frame opens the environment, the others ask
+and what it is asked for fails, no more. The first call opens the environment, the others ask
 for tasks and rewards, those of a whole submission at once, for the tasks of an evaluation, or
 for what people read of an answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from p2p.errors import ConfigError, MissingDependency
-from roles.engines import codec
-from roles.envs.base import Environment, Ration
+from p2p.node.tables import read_table
+from roles.envs.base import Ration, Task
 from roles.envs.check import why_not_repeatable
 from roles.envs.contained import EnvironmentFailed, Payment, evaluation_of, task_of, texts_of
-from roles.envs.frames import payment_to_wire, setup_from_wire, task_from_wire, task_to_wire
-from roles.envs.mix import open_mix
+from roles.envs.frames import payment_to_wire, task_from_wire, task_to_wire
+from roles.envs.mix import EnvironmentSetup, open_mix
 from roles.envs.ration import begin_call, end_calls
-from roles.workers.streams import serve_streams
+from roles.workers.server import serve
 
 
-def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
-    """Answer frames until the process ends."""
-    environment, ration = None, Ration()
-    while True:
-        method, arguments = codec.decode_request(receive())
-        try:
-            if environment is None:
-                setup, limits = arguments
-                ration = Ration(**limits)
-                environment = open_mix(setup_from_wire(setup))
-                value: object = None
-            else:
-                value = call(environment, ration, method, arguments)
-        except (ConfigError, MissingDependency, EnvironmentFailed) as error:
-            send(codec.encode_failure(codec.Failure(type(error).__name__, str(error))))
-        else:
-            send(codec.encode_reply(value))
-        end_calls()
+class EnvironmentServer:
+    """What a node may call."""
 
+    def open(self, setup: dict[str, Any], ration: dict[str, Any]) -> None:
+        self._ration = read_table(Ration, ration, "the ration")
+        opening = self._ration.opening
+        self._long = replace(self._ration, cpu=opening, patience=opening)
+        self._environment = open_mix(read_table(EnvironmentSetup, setup, "the environments"))
 
-def call(
-    environment: Environment, ration: Ration, method: str, arguments: Sequence[Any]
-) -> list[object]:
-    """What a frame asks for, fit for a frame. Raises `EnvironmentFailed`."""
-    values: list[object] = []
-    match method, arguments:
-        case "tasks", [seeds]:
-            for seed in seeds:
-                begin_call(ration)
-                values.append(task_to_wire(task_of(environment, seed)))
-        case "evaluation", []:
-            begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
-            values += map(task_to_wire, evaluation_of(environment))
-        case "repeats", []:
-            begin_call(replace(ration, cpu=ration.opening, patience=ration.opening))
-            values.append(why_not_repeatable(environment))
-        case "texts", [answers]:
-            for task, completions in answers:
-                for tokens in completions:
-                    begin_call(ration)
-                    values.append([*texts_of(environment, task_from_wire(task), tuple(tokens))])
-        case "rewards", [answers]:
-            payment = Payment()
-            for task, completions in answers:
-                asked = task_from_wire(task)
-                for tokens in completions:
-                    begin_call(ration)
-                    payment.pay(environment, asked, tuple(tokens))
-            values += payment_to_wire(payment)
-        case _:
-            raise TypeError(
-                f"an environment has no method {method}({len(arguments)} arguments)"
-            )
-    return values
+    def tasks(self, seeds: list[bytes]) -> list[object]:
+        made: list[object] = []
+        for seed in seeds:
+            begin_call(self._ration)
+            made.append(task_to_wire(task_of(self._environment, seed)))
+        return made
+
+    def evaluation(self) -> list[object]:
+        begin_call(self._long)
+        return [task_to_wire(task) for task in evaluation_of(self._environment)]
+
+    def repeats(self) -> str:
+        """Return why the environment does not repeat itself; empty if it does."""
+        begin_call(self._long)
+        return why_not_repeatable(self._environment)
+
+    def texts(self, answers: list[Any]) -> list[object]:
+        return [texts_of(self._environment, *one) for one in self._each(answers)]
+
+    def rewards(self, answers: list[Any]) -> list[object]:
+        payment = Payment()
+        for task, tokens in self._each(answers):
+            payment.pay(self._environment, task, tokens)
+        return payment_to_wire(payment)
+
+    def _each(self, answers: list[Any]) -> Iterator[tuple[Task, tuple[int, ...]]]:
+        for listed, completions in answers:
+            task = task_from_wire(listed)
+            for tokens in completions:
+                begin_call(self._ration)
+                yield task, tuple(tokens)
 
 
 def main() -> None:
     """Serve one environment on the standard streams."""
-    serve_streams(serve)
+    caused = ConfigError, MissingDependency, EnvironmentFailed
+    serve(EnvironmentServer(), caused=caused, after=end_calls)
 
 
 if __name__ == "__main__":

@@ -34,15 +34,15 @@ from roles.contract import Run
 from roles.engines.base import Engine, EngineError, Group
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
-from roles.inference.earned import keep_earned
 from roles.inference.glance import Glance
 from roles.inference.life import LifeBook
 from roles.inference.outbox import FullPlace, Outbox
 from roles.inference.places import OpenPlace, OpenPlaces
-from roles.inference.stats import Doing, InferenceCounts
+from roles.inference.status import Doing, InferenceCounts
 from roles.inference.windows import Windows
 from roles.protocol.core.assignment import draw_order, run_sampling
 from roles.protocol.core.groups import NOTHING, encode_groups
+from roles.protocol.core.statements import EARNED_KIND
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import Claim, SignedWindow, claim_of, content_digest
@@ -372,7 +372,9 @@ class InferenceSession:
         if (version, index) not in self._outbox:
             return
         if said is not None and said.verdict is Verdict.ACCEPTED:
-            await self._durable.insist(partial(keep_earned, self.node, said))
+            # what receipts are made of; what a kill brings twice counts once in them
+            ledger = await self.node.ledger.opened()
+            await self._durable.insist(partial(ledger.append, EARNED_KIND, said.to_bytes()))
         self.counts.count(kind, why)
         assert self.book is not None  # `work_forever` has opened it
         await self._durable.insist(partial(self.book.settle, (int(version), index), kind))

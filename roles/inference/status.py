@@ -1,5 +1,5 @@
-"""How an inference node is getting on: one snapshot, of which ``--status``, the screen and the
-dashboard are views.
+"""How an inference node is getting on: counts of this life and of all, and words of both, for
+``--status``, the screen and the dashboard.
 
 Counts of `Life` are in rollouts (a group of them is one task), over all lives of the node. What
 was learnt from them the trainer tells (`roles.protocol.trainer_watch`): that part is as old as
@@ -8,24 +8,135 @@ its last answer.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
 
 from p2p.node.role import Fact
+from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from proofs.checks import Verdict
 from roles.inference.life import LifeBook
-from roles.inference.stats import Doing, InferenceCounts
-from roles.protocol.core.account import Account, Fates
+from roles.protocol.core.account import NOT_LEARNT, Account
+from roles.protocol.core.answer import Answer
 from roles.protocol.trainer_watch import TrainerWatch, clock
-from roles.shared.reasons import because
+from roles.shared.reasons import because, but_not_from, printable, tally
 
-NOT_LEARNT = {
-    "no_spread": "scored alike",
-    "stale": "too old",
-    "left_over": "left over",
-    "waiting": "waiting",
-}
-"""Why accepted work was not learnt from, in two words."""
+RATE_SECONDS: Final = 60.0
+"""Over which a rate is taken: longer than a submission takes, shorter than a person watches."""
+
+
+SHOWN: Final = (
+    *("version", "submitted", "policies_loaded", "policies_skipped", "retries", "uploads"),
+    *("unanswered_since", "refusal", "waits", "stood", "owed", "idle"),
+)
+"""Counts that a status has under their own names."""
+
+
+class Doing(Enum):
+    """What an inference node is at."""
+
+    STARTS = "starts"
+    WAITS_FOR_POLICY = "waits for the first policy"
+    LOADS = "loads"
+    DRAWS = "draws"
+    WAITS_FOR_VERDICTS = "waits for verdicts"
+    WAITS_FOR_NEWER = "waits for the next policy"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Rate:
+    """How much of something came in a second, over the last `RATE_SECONDS`."""
+
+    _came: deque[tuple[float, int]] = field(default_factory=deque)
+    _began: float | None = None
+
+    def note(self, count: int, now: float) -> None:
+        """So much has come since the last time."""
+        if self._began is None:
+            self._began = now
+            return  # what it took is not known
+        self._came.append((now, count))
+
+    def per_second(self, now: float) -> float:
+        """0 before anything was noted."""
+        while self._came and self._came[0][0] <= now - RATE_SECONDS:
+            self._came.popleft()
+        if self._began is None or now <= self._began:
+            return 0.0
+        return sum(count for _, count in self._came) / min(RATE_SECONDS, now - self._began)
+
+
+@dataclass(slots=True)
+class InferenceCounts:
+    """What has become of the work of this process."""
+
+    submitted: int = 0
+    rollouts: int = 0
+    """Completions in a submission: what people count in."""
+    group_size: int = 0
+    """Completions in a group: what a trainer counts in."""
+    verdicts: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+    """Submissions rejected, by the validator's reason."""
+    policies_loaded: int = 0
+    policies_skipped: int = 0
+    retries: int = 0
+    uploads: int = 0
+    """Submissions that a validator has sent for, each time."""
+    idle: bool = False
+    """Whether the run has all its steps."""
+    version: PolicyVersion = NO_POLICY
+    """The policy in the engine."""
+    refusal: str = ""
+    """What a validator said last that will not change by asking again."""
+    doing: Doing = Doing.STARTS
+    drawn: Rate = field(default_factory=Rate)
+    """Tokens."""
+    unanswered_since: float | None = None
+    """Wall time since which the trainer does not answer; None while it does."""
+    bytes_committed: int = 0
+    """What windows and their answers cost the network in this life."""
+    stood: int = 0
+    """Places that stood, as the trainer told last."""
+    owed: int = 0
+    """Places that have to stand before anything is learnt from; 0 in standing."""
+    waits: str = ""
+    """Why no work is begun now, though there is a policy; empty if it is."""
+
+    def count(self, kind: str, reason: str) -> None:
+        """This became of a submission: a verdict, as a rule."""
+        self.verdicts[kind] = self.verdicts.get(kind, 0) + 1
+        if kind == Verdict.REJECTED.value:
+            tally(self.reasons, printable(reason))
+
+    def note_upload(self) -> None:
+        """A validator or the trainer has sent for a place."""
+        self.uploads += 1
+
+    def note_answer(self, answer: Answer) -> None:
+        """Take up what the trainer says of this node's standing."""
+        self.stood, self.owed = answer.stood, answer.owed
+
+    def note_policy(self, version: PolicyVersion) -> None:
+        """The engine runs ``version`` from now on."""
+        if version != self.version:
+            self.policies_loaded += 1
+            self.policies_skipped += max(0, version - self.version - 1)
+            self.version = version
+
+    def health(self) -> dict[str, object]:
+        """As plain values."""
+        return {
+            **{name: getattr(self, name) for name in SHOWN},
+            "doing": self.doing.value,
+            "committed_bytes": self.bytes_committed,
+            **{verdict.value: self.verdicts.get(verdict.value, 0) for verdict in Verdict},
+        }
+
+
 WORDS = {
     Doing.STARTS: "starting the engine",
     Doing.LOADS: "loading a policy",
@@ -64,55 +175,22 @@ class Life:
     """This node's part of those; None while the trainer has told nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InferenceStatus:
-    """What there is to know of the role now, beside the counts of this life."""
-
-    doing: str
-    """One of `Doing`."""
-    now: str
-    """What it does or waits for, in a sentence for people."""
-    tokens_per_second: float = 0.0
-    """Over the last minute."""
-    waits_for_disk: int = 0
-    """Writes that the disk has refused so far."""
-    unanswered_since: float | None = None
-    """Wall time since which the trainer does not answer."""
-    trainer: str = ""
-    """What the trainer does (`roles.protocol.core.account.TrainerDoing`); empty if unknown."""
-    trainer_away_since: float | None = None
-    """Wall time of the last sign of the trainer; None while it is there."""
-    step: int = 0
-    """The run's, as the trainer told; 0 before."""
-    steps: int = 0
-    life: Life = Life()
-
-
 def life_of(counts: InferenceCounts, book: LifeBook | None, account: Account | None) -> Life:
     """All lives; what the trainer says of more work than was accepted here is not believed."""
     if book is None:
         return Life()
-    each, verdicts = counts.rollouts, book.verdicts
-    accepted = each * verdicts[Verdict.ACCEPTED.value]
-    own, share, in_all = Fates(), None, 0
-    if account is not None and account.own is not None and account.total is not None:
-        own = account.own.times(counts.group_size)
-        in_all = account.total.all * counts.group_size
-        share = min(1.0, account.own.all / account.total.all) if in_all else None
-    return Life(
-        made=each * book.made,
-        accepted=accepted,
-        rejected=each * verdicts[Verdict.REJECTED.value],
-        inconclusive=each * verdicts[Verdict.INCONCLUSIVE.value],
-        unchecked=each * verdicts.get("unchecked", 0),
-        tokens=book.tokens,
-        learnt=min(own.learnt, accepted),
-        no_spread=min(own.no_spread, accepted),
-        stale=min(own.stale, accepted),
-        left_over=min(own.left_over, accepted),
-        waiting=min(own.waiting, accepted),
-        swarm_accepted=in_all,
-        share=share,
+    each = counts.rollouts
+    judged = {kind: each * count for kind, count in book.verdicts.items()}
+    life = Life(made=each * book.made, tokens=book.tokens, **judged)
+    if account is None or account.own is None or account.total is None:
+        return life
+    own, everyone = account.own.times(counts.group_size), account.total.all
+    fates = ("learnt", *NOT_LEARNT)
+    return replace(
+        life,
+        swarm_accepted=everyone * counts.group_size,
+        share=min(1.0, account.own.all / everyone) if everyone else None,
+        **{name: min(getattr(own, name), life.accepted) for name in fates},
     )
 
 
@@ -157,11 +235,10 @@ def now_of(
     return f"waiting for the next policy{meanwhile}"
 
 
-def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]:
+def facts_of(now: str, speed: float, life: Life, counts: InferenceCounts) -> Iterator[Fact]:
     """The lines of a screen, the most wanted first."""
-    life = status.life
-    yield Fact("now", status.now)
-    if status.doing == Doing.STARTS.value:
+    yield Fact("now", now)
+    if counts.doing is Doing.STARTS:
         return  # what earlier lives did is not read yet
     made = f"{life.made:,} rollouts made, {life.accepted:,} accepted"
     rejected = f", {life.rejected:,} rejected{because(counts.reasons)}" if life.rejected else ""
@@ -169,20 +246,10 @@ def facts_of(status: InferenceStatus, counts: InferenceCounts) -> Iterator[Fact]
     if counts.owed:
         yield Fact("newcomer", f"{counts.owed} places have to stand before any is learnt from")
     if life.share is not None:
-        yield Fact("learnt", learnt_words(life))
+        rest = but_not_from((getattr(life, name), words) for name, words in NOT_LEARNT.items())
+        share = f" ({life.learnt / life.accepted:.0%})" if life.accepted else ""
+        yield Fact("learnt", f"from {life.learnt:,} of those{share}{rest}")
         yield Fact("share", f"{life.share:.1%} of the swarm's accepted work")
-    yield Fact("speed", f"{status.tokens_per_second:,.0f} tokens a second")
+    yield Fact("speed", f"{speed:,.0f} tokens a second")
     if counts.refusal:
         yield Fact("refused", counts.refusal)
-
-
-def learnt_words(life: Life) -> str:
-    """How many of the accepted rollouts were learnt from, and why the others were not."""
-    share = f" ({life.learnt / life.accepted:.0%})" if life.accepted else ""
-    others = [
-        f"{count:,} {words}"
-        for name, words in NOT_LEARNT.items()
-        if (count := getattr(life, name))
-    ]
-    rest = f"; not from {', '.join(others)}" if others else ""
-    return f"from {life.learnt:,} of those{share}{rest}"

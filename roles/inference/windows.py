@@ -23,32 +23,28 @@ from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError
 from p2p.identity import PeerId
 from p2p.node.node import Node
-from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import KI, frame
+from p2p.wire import KI
 from p2p.world import Timer
 from proofs.checks import Verdict
 from roles.contract import run_of
 from roles.inference.outbox import FullPlace, Outbox
-from roles.inference.stats import InferenceCounts
+from roles.inference.status import InferenceCounts
 from roles.protocol.core.answer import (
     MAX_ANSWER,
-    MAX_REPLY,
-    WORK_PROTOCOL,
     Answer,
     ContentRequest,
     ContestRequest,
     Refused,
+    Reply,
     WindowRequest,
-    Word,
-    decode_reply_untrusted,
     encode_reply,
     encode_request,
 )
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import SignedWindow, Submission, Window
-from roles.protocol.request import ask, offer
+from roles.protocol.request import ask
 from roles.protocol.standing import RoleStanding
 from roles.shared.backoff import Backoff
 from roles.shared.durable import Durable
@@ -69,7 +65,6 @@ FIRST_PATIENCE: Final = 5.0
 """Seconds until a window closes while no step's length is known."""
 CONTESTS: Final = 3
 """Attempts to tell the trainer of a validator's rejection."""
-_SEND: Final = encode_reply(Word.SEND)
 KEPT: Final = 8
 """Versions of which it is remembered how many places were wanted."""
 
@@ -288,24 +283,22 @@ class Windows:
     async def _ask(self, signed: SignedWindow) -> Answer | Refused | None:
         """Make one attempt; None if it should be repeated."""
         node, trainer = self._node, run_of(self._node).terms.trainers[0]
-        asked = encode_request(WindowRequest(signed))
-        data = await ask(node, trainer, WORK_PROTOCOL, asked, max_reply=MAX_ANSWER + KI)
-        self._note_reached(trainer, data is not None)
-        if data is None:
-            return None
-        self._counts.bytes_committed += len(asked) + len(data)
-        try:
-            reply = decode_reply_untrusted(data, node.world.verify)
+
+        def accept(reply: Reply) -> Answer | Refused:
             if isinstance(reply, Refused):
                 self._note_refusal(trainer, reply)
-                return reply
-            if not isinstance(reply, Answer):
+            elif not isinstance(reply, Answer):
                 raise BadMessage("no answer to a window")
-            if reply.trainer != trainer or reply.window != signed.window.digest:
+            elif reply.trainer != trainer or reply.window != signed.window.digest:
                 raise BadMessage("an answer to another window, or of another trainer")
-        except BadMessage as error:
-            node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
-            return None
+            return reply
+
+        request = WindowRequest(signed)
+        reply = await ask(node, trainer, request, accept, max_reply=MAX_ANSWER + KI)
+        self._note_reached(trainer, reply is not None)
+        if reply is not None:
+            sizes = len(encode_request(request)), len(encode_reply(reply))
+            self._counts.bytes_committed += sum(sizes)
         return reply
 
     def _note_reached(self, peer: PeerId, is_reached: bool) -> None:
@@ -351,31 +344,23 @@ class Windows:
         self, scorer: PeerId, answer: Answer, submission: Submission
     ) -> SignedVerdict | Refused | None:
         """Make one attempt to have a place scored; None if it should be repeated."""
-        node = self._node
 
-        def is_sent_for(reply: bytes) -> bool:
-            self._counts.uploads += reply == _SEND
-            return reply == _SEND
+        def accept(reply: Reply) -> SignedVerdict | Refused:
+            if isinstance(reply, Refused):
+                self._note_refusal(scorer, reply)
+            elif not isinstance(reply, SignedVerdict):
+                raise BadMessage("no verdict on content")
+            elif reply.commitment != submission.commitment or reply.validator != scorer:
+                raise BadMessage("a verdict about another place, or of another scorer")
+            return reply
 
         content = submission.content
         request = ContentRequest(submission.signed, answer, submission.index, len(content))
-        parts = frame(encode_request(request)), frame(content)
-        data = await offer(node, scorer, WORK_PROTOCOL, parts, is_sent_for, MAX_REPLY)
-        if data is None:
-            return None
-        try:
-            reply = decode_reply_untrusted(data, node.world.verify)
-            if isinstance(reply, Refused):
-                self._note_refusal(scorer, reply)
-                return reply
-            if not isinstance(reply, SignedVerdict):
-                raise BadMessage("no verdict on content")
-            if reply.commitment != submission.commitment or reply.validator != scorer:
-                raise BadMessage("a verdict about another place, or of another scorer")
-        except BadMessage as error:
-            node.host.penalise(scorer, Offence.NONSENSE.points, str(error))
-            return None
-        return reply
+        return await ask(
+            *(self._node, scorer, request, accept),
+            content=content,
+            note_upload=self._counts.note_upload,
+        )
 
     async def _contest(
         self, trainer: PeerId, submission: Submission, verdict: SignedVerdict
@@ -384,14 +369,9 @@ class Windows:
         at it."""
         backoff = Backoff(self._node.world, "contest")
         request = ContestRequest(verdict, submission.signed)
-        parts = frame(encode_request(request)), frame(submission.to_bytes())
+        content = submission.to_bytes()
         for _ in range(CONTESTS):
-            data = await offer(
-                *(self._node, trainer, WORK_PROTOCOL, parts),
-                lambda reply: reply == _SEND,
-                MAX_REPLY,
-            )
-            if data is not None:
+            if await ask(self._node, trainer, request, lambda _: True, content=content):
                 return
             await backoff.wait()
 

@@ -15,10 +15,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import trio
-from rich.box import SIMPLE
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.identity import verify
@@ -47,7 +43,7 @@ from roles.ledger.core.receipt import (
     sign_receipt,
 )
 from roles.ledger.core.wording import Wording, wording_untrusted
-from roles.ledger.reading import Read, read_copies, read_ledger, read_regular, read_run
+from roles.ledger.reading import read_copies, read_ledger, read_regular, read_run
 from roles.ledger.repeating import MODEL, Repeated, open_bystander, proofs_in
 from roles.protocol.core.statements import EARNED_KIND
 from roles.protocol.core.verdict import SignedVerdict, decode_verdict_untrusted
@@ -78,71 +74,51 @@ def _main(argv: Sequence[str] | None) -> int:
     return code
 
 
+# fmt: off
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     whole = CommandParser(prog="shoal ledger", description=__doc__)
     commands = whole.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
-    def add(name: str, text: str, work: Any) -> argparse.ArgumentParser:
+    def add(name: str, text: str, work: Any, **folder: Any) -> Any:
         one: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
         one.set_defaults(work=work)
-        return one
+        if name != "verify":
+            one.add_argument("folder", type=Path, metavar="DIR",
+                             **{"nargs": "?", "default": DATA,
+                                "help": "a node's folder (default ~/.shoal)", **folder})
+        if name not in ("show", "verify"):
+            one.add_argument("--run", type=Path, metavar="FILE",
+                             help="run file (default: what the node has pinned)")
+        return one.add_argument
 
-    def folder(one: argparse.ArgumentParser, **more: Any) -> None:
-        one.add_argument("folder", type=Path, metavar="DIR", **{"nargs": "?", "default": DATA,
-                         "help": "a node's folder (default ~/.shoal)", **more})  # fmt: skip
-
-    show = add("show", "list the newest entries of a node's ledger", _show)
-    folder(show)
-    show.add_argument("--last", type=whole_number(1, 10**9), default=LAST, metavar="N",
-                      help=f"so many (default {LAST})")  # fmt: skip
-    show.add_argument("--others", action="store_true",
-                      help="what officers of its run have signed, as it has heard")  # fmt: skip
-    show.add_argument("--kind", metavar="WORD", help="only entries of this kind")
-    show.add_argument("--json", action="store_true", help="for machines")
-    audit = add("audit", "check every byte, and name what is wrong", _audit)
-    folder(audit)
-    audit.add_argument(
-        "--evidence",
-        action="store_true",
-        help="repeat a trainer's proofs of bans and convictions with the run's model",
-    )
-    audit.add_argument(
-        "--from",
-        dest="sources",
-        type=Path,
-        nargs="+",
-        default=[],
-        metavar="DIR",
-        help="other nodes' folders with policies",
-    )
-    audit.add_argument(
-        "--model",
-        type=Path,
-        metavar="DIR",
-        help="base of the run (default: DIR/model, if it is there)",
-    )
-    audit.add_argument("--run", type=Path, metavar="FILE",
-                       help="run file (default: what the node has pinned)")  # fmt: skip
-    audit.add_argument("--json", action="store_true", help="for machines")
-    export = add("export", "who has contributed what, in tokens and FLOPs", _export)
-    folder(export, nargs="+", help="folders of the validators and the trainer")
-    form = export.add_mutually_exclusive_group()
-    form.add_argument("--csv", action="store_true", help="as CSV (the default)")
-    form.add_argument("--json", action="store_true", help="as JSON")
-    receipt = add("receipt", "sign a receipt of a node's own accepted work", _receipt)
-    folder(receipt)
-    for one in (export, receipt):
-        one.add_argument("--run", type=Path, metavar="FILE",
-                         help="run file (default: what the node has pinned)")  # fmt: skip
-    export.add_argument("-o", "--out", type=Path, metavar="FILE", default=Path("-"),
-                        help="default: standard output")  # fmt: skip
-    receipt.add_argument("-o", "--out", type=Path, metavar="FILE", required=True)
-    check = add("verify", "check a receipt, offline, and say what it proves", _verify)
-    check.add_argument("receipt", type=Path, metavar="FILE")
-    check.add_argument("--run", type=Path, metavar="FILE", help="the run that it must be for")
-    check.add_argument("--json", action="store_true", help="for machines")
+    option = add("show", "list the newest entries of a node's ledger", _show)
+    option("--last", type=whole_number(1, 10**9), default=LAST, metavar="N",
+           help=f"so many (default {LAST})")
+    option("--others", action="store_true",
+           help="what officers of its run have signed, as it has heard")
+    option("--kind", metavar="WORD", help="only entries of this kind")
+    option("--json", action="store_true", help="for machines")
+    option = add("audit", "check every byte, and name what is wrong", _audit)
+    option("--evidence", action="store_true",
+           help="repeat a trainer's proofs of bans and convictions with the run's model")
+    option("--from", dest="sources", type=Path, nargs="+", default=[], metavar="DIR",
+           help="other nodes' folders with policies")
+    option("--model", type=Path, metavar="DIR",
+           help="base of the run (default: DIR/model, if it is there)")
+    option("--json", action="store_true", help="for machines")
+    option = add("export", "who has contributed what, in tokens and FLOPs, as CSV", _export,
+                 nargs="+", help="folders of the validators and the trainer")
+    option("-o", "--out", type=Path, metavar="FILE", default=Path("-"),
+           help="default: standard output")
+    option = add("receipt", "sign a receipt of a node's own accepted work", _receipt)
+    option("-o", "--out", type=Path, metavar="FILE", required=True)
+    option = add("verify", "check a receipt, offline, and say what it proves", _verify)
+    option("receipt", type=Path, metavar="FILE")
+    option("--run", type=Path, metavar="FILE", help="the run that it must be for")
+    option("--json", action="store_true", help="for machines")
     return whole
+# fmt: on
 
 
 def _when(wall: int) -> str:
@@ -152,12 +128,14 @@ def _when(wall: int) -> str:
         return str(wall)
 
 
-def _worded(entry: Entry) -> Wording:
+def _worded(entry: Entry) -> tuple[Wording, str]:
+    """Return an entry in words, and why it does not say what it claims; empty if it does."""
     try:
         worded = wording_untrusted(entry, verify)
-        return Wording(worded.about, printable(worded.text))
+        return Wording(worded.about, printable(worded.text)), ""
     except BadMessage as error:
-        return Wording(None, printable(f"(cannot be read: {error})"))
+        why = printable(str(error))
+        return Wording(None, f"(cannot be read: {why})"), why
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -172,30 +150,21 @@ def _show(options: argparse.Namespace) -> int:
     copies = read_copies(folder) if read is None else []
     for one in copies:
         take(one)
-    count = len(copies) if read is None else read.found.count
-    shown = [(entry, _worded(entry)) for entry in chosen]
-    if options.json:
-        for entry, worded in shown:
-            say(json.dumps(_as_table(entry, worded)))
-        return 0
-    author = "others" if read is None else read.found.author or "nobody"
-    table = Table("by", "entry", "time (UTC)", "kind", "about", "says", box=SIMPLE,
-                  title=f"{count:,} entries of {author}")  # fmt: skip
-    for entry, worded in shown:
-        about = "" if worded.about is None else worded.about.short
-        cells = (entry.author.short, str(entry.seqno), _when(entry.wall), printable(entry.kind))
-        table.add_row(*map(Text, (*cells, about, worded.text)))
-    Console().print(table)
-    if read is not None:
+    for entry in chosen:
+        worded, _ = _worded(entry)
+        about = worded.about
+        if options.json:
+            say(json.dumps({"author": str(entry.author), "entry": entry.seqno,
+                            "wall": entry.wall, "kind": entry.kind,
+                            "about": about and str(about), "says": worded.text,
+                            "digest": entry.digest.hex()}))  # fmt: skip
+            continue
+        named = f" {about.short}" if about else ""
+        say(f"{entry.author.short} {entry.seqno:>6}  {_when(entry.wall)} UTC "
+            f" {printable(entry.kind)}{named}: {worded.text}")  # fmt: skip
+    if read is not None and not options.json:
         read.check()
     return 0
-
-
-def _as_table(entry: Entry, worded: Wording) -> dict[str, Any]:
-    about = None if worded.about is None else str(worded.about)
-    return {"author": str(entry.author), "entry": entry.seqno, "wall": entry.wall,
-            "kind": entry.kind, "about": about, "says": worded.text,
-            "digest": entry.digest.hex()}  # fmt: skip
 
 
 def _audit(options: argparse.Namespace) -> int:
@@ -209,9 +178,9 @@ def _audit(options: argparse.Namespace) -> int:
 
     def take(entry: Entry) -> None:
         nonlocal more
-        why = _why_void(entry)
+        _, why = _worded(entry)
         if why and len(void) < MAX_FLAWS:
-            void.append(f"entry {entry.seqno}: {printable(why)}")
+            void.append(f"entry {entry.seqno}: {why}")
         elif why:
             more += 1
 
@@ -226,7 +195,10 @@ def _audit(options: argparse.Namespace) -> int:
         say(json.dumps({"author": None if found.author is None else str(found.author),
                         "entries": found.count, "head": found.head.digest.hex(),
                         "flaws": wrong, "torn": torn,
-                        "proofs": [_proof_table(one) for one in proofs]}))  # fmt: skip
+                        "proofs": [{"file": one.path.name,
+                                    "accused": one.accused and str(one.accused),
+                                    "outcome": one.outcome.value, "why": one.why}
+                                   for one in proofs]}))  # fmt: skip
         return FAILED if wrong or any(one.is_wrong for one in proofs) else 0
     for line in wrong:
         complain(line)
@@ -234,7 +206,8 @@ def _audit(options: argparse.Namespace) -> int:
         say(f"a crash left half an entry, which was never acknowledged ({torn}); no fault")
     say(f"{read.path}: {found.count:,} sound entries of {found.author or 'nobody'}")
     for one in proofs:
-        say(_proof_line(one))
+        say(f"proof against {one.accused or 'nobody'}: {one.outcome.value}"
+            f" ({printable(one.why)}); {one.path}")  # fmt: skip
     if options.evidence and not proofs:
         say(f"{folder} keeps no proofs: those of bans and convictions lie in the trainer's")
     if wrong:
@@ -261,30 +234,6 @@ def _repeat_proofs(options: argparse.Namespace, folder: Path) -> list[Repeated]:
     return trio.run(repeat)
 
 
-def _proof_table(one: Repeated) -> dict[str, Any]:
-    accused = None if one.accused is None else str(one.accused)
-    return {
-        "file": one.path.name,
-        "accused": accused,
-        "outcome": one.outcome.value,
-        "why": one.why,
-    }
-
-
-def _proof_line(one: Repeated) -> str:
-    accused = "nobody" if one.accused is None else one.accused
-    return f"proof against {accused}: {one.outcome.value} ({printable(one.why)}); {one.path}"
-
-
-def _why_void(entry: Entry) -> str:
-    """Why an entry, as its author wrote it, does not say what it claims; empty if it does."""
-    try:
-        wording_untrusted(entry, verify)
-    except BadMessage as error:
-        return str(error)
-    return ""
-
-
 def _export(options: argparse.Namespace) -> int:
     check_target("--out", options.out)
     folders = [expanded(folder) for folder in options.folder]
@@ -295,15 +244,10 @@ def _export(options: argparse.Namespace) -> int:
         read.check()
         entries += [*read.found.entries, *read_copies(folder)]
     found = contributions(entries, run, verify)
-    rows = [one.row(worker, run) for worker, one in found.items()]
-    if options.json:
-        whole = {"run": run.id.hex(), "name": run.name, "workers": rows}
-        write_text("--out", options.out, json.dumps(whole, indent=2))
-        return 0
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     table.writeheader()
-    table.writerows(rows)
+    table.writerows(one.row(worker, run) for worker, one in found.items())
     write_text("--out", options.out, text.getvalue())
     return 0
 
@@ -316,7 +260,14 @@ def _receipt(options: argparse.Namespace) -> int:
     if not (folder / KEY).exists():
         raise ConfigError(f"there is no key {folder / KEY}: a receipt is signed by its worker")
     signer = load_or_create_key(folder / KEY)
-    verdicts = _earned(read, run.id)
+    earned: dict[object, SignedVerdict] = {}  # of what a kill brought twice the first
+    for entry in read.found.entries:
+        if entry.kind == EARNED_KIND:
+            verdict = decode_verdict_untrusted(entry.body, verify)
+            if verdict.commitment.run == run.id:
+                place = verdict.commitment.version, verdict.commitment.index
+                earned.setdefault(place, verdict)
+    verdicts = list(earned.values())
     if not verdicts:
         raise ConfigError(f"{read.path} has no accepted work of its own for run {run.name!r}")
     wall = time.time()  # noqa: TID251 - a tool for people, outside any node
@@ -326,18 +277,6 @@ def _receipt(options: argparse.Namespace) -> int:
     options.out.write_bytes(data)
     say(_summary(decode_receipt_untrusted(data, verify, run)))
     return 0
-
-
-def _earned(read: Read, run: bytes) -> list[SignedVerdict]:
-    """Our accepted work for one run; of what a kill brought twice the first."""
-    found: dict[object, SignedVerdict] = {}
-    for entry in read.found.entries:
-        if entry.kind == EARNED_KIND:
-            verdict = decode_verdict_untrusted(entry.body, verify)
-            commitment = verdict.commitment
-            if commitment.run == run:
-                found.setdefault((commitment.version, commitment.index), verdict)
-    return list(found.values())
 
 
 def _verify(options: argparse.Namespace) -> int:

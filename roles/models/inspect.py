@@ -6,8 +6,6 @@ import argparse
 import json
 from pathlib import Path
 
-from p2p.errors import ShoalError
-from p2p.node.usage import FAILED, complain
 from roles.contract.core.pin import FilePin
 from roles.models.bundle import check_weights, pin_folder, read_config
 from roles.models.config import ModelConfig
@@ -20,19 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Look through the folder and say what it is; the exit code. Every file is read."""
-    try:
-        config = read_config(options.folder)
-        pins = pin_folder(options.folder)
-        check_weights(options.folder, config)
-        ends = read_end_tokens(options.folder, config)
-    except ShoalError as error:
-        complain(error)
-        return FAILED
-    said = describe(config, ends, pins)
+def run(options: argparse.Namespace) -> None:
+    """Look through the folder and say what it is. Every file is read."""
+    config = read_config(options.folder)
+    pins = pin_folder(options.folder)
+    check_weights(options.folder, config)
+    said = describe(config, read_end_tokens(options.folder, config), pins)
     print(json.dumps(said) if options.json else _text(said))  # noqa: T201 - this is the result
-    return 0
 
 
 def describe(

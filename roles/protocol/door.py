@@ -1,4 +1,4 @@
-"""The door of whoever hears workers: how many streams are heard, and in which order.
+"""The door of whoever hears workers: reads their requests and contents, and replies.
 
 Peers that are known (in standing, or officers) go in at once, up to a rate that no honest node
 reaches. Strangers wait outside, where nothing is read of them, and go in by turns
@@ -7,19 +7,39 @@ reaches. Strangers wait outside, where nothing is read of them, and go in by tur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import trio
 
 from p2p.bounded import BoundedDict, RateLimit
+from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.swarm.core.limits import MAX_SERVED
+from p2p.world import decode_off_loop
+from roles.protocol.core.answer import (
+    MAX_REQUEST,
+    Refused,
+    Reply,
+    Request,
+    Word,
+    decode_request_untrusted,
+    encode_reply,
+)
+from roles.protocol.core.groups import HASH_RATE
 from roles.protocol.core.turnstile import Turnstile
+from roles.protocol.core.window import SignedWindow, Submission, bind_untrusted
+from roles.protocol.reading import (
+    FIRST_BYTE_SECONDS,
+    HEAD_SECONDS,
+    receive_content,
+    receive_frame,
+)
 from roles.protocol.seats import Seats
+from roles.protocol.stats import ScoringStats
 
 HEADS: Final = 32.0
 """Requests of strangers that are heard in a second, all together: at 0.6 ms each 2 % of a core.
@@ -32,6 +52,7 @@ AT_DOOR: Final = 1024
 AT_DOOR_PER_NETWORK: Final = AT_DOOR // 8
 DOOR_SECONDS: Final = 60.0
 """How long such a stream waits at most: less than its peer waits for an answer."""
+REPLY_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True, eq=False)
@@ -46,9 +67,13 @@ class _Turn:
 class Door:
     """Who waits to be heard, and how many are inside."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: Node, stats: ScoringStats, strangers: int | None = None) -> None:
+        """``strangers``: seats for contents of all peers without accepted work; None: all."""
         self._node = node
+        self._stats = stats
         self._streams = Seats(in_all=MAX_SERVED)
+        self.contents = Seats(strangers=strangers)
+        """Seats of contents that are on their way."""
         self._turns: Turnstile[_Turn] = Turnstile(
             HEADS,
             HEADS_AT_ONCE,
@@ -59,13 +84,77 @@ class Door:
         self._timer_runs = False
         self._heads: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
 
-    @contextmanager
-    def stream(self, peer: PeerId) -> Iterator[bool]:
-        """Count a stream for the length of the block; False if the peer has too many."""
-        with self._streams.seat(peer) as seated:
-            yield seated
+    def refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refused:
+        """Refuse, and count it by its kind: sentences name peers, of which there is no end."""
+        self._stats.refuse(kind)
+        return Refused(sentence or kind, retry)
 
-    async def enter(self, peer: PeerId, *, is_known: bool) -> bool:
+    async def serve(
+        self,
+        stream: Stream,
+        answer: Callable[[Stream, Request, bytes], Awaitable[Reply | None]],
+        *,
+        is_known: bool = False,
+        refused: Refused | None = None,
+    ) -> None:
+        """Read a request when it is the peer's turn, and send what ``answer`` says to it.
+
+        ``answer`` gets the bytes that were read beyond the request. A peer for which there is
+        ``refused`` is told so at once.
+        """
+        with self._streams.seat(stream.peer) as seated:
+            reply: Reply | None = refused
+            if not seated:
+                reply = self.refuse("too many streams", retry=True)
+            elif refused is None and not await self._enter(stream.peer, is_known=is_known):
+                reply = self.refuse("too many newcomers at the door", retry=True)
+            elif refused is None:
+                first = HEAD_SECONDS if is_known else FIRST_BYTE_SECONDS
+                begun = await receive_frame(stream, MAX_REQUEST, first_byte=first)
+                if begun is None:
+                    return
+                reply = await answer(stream, decode_request_untrusted(begun[0]), begun[1])
+            if reply is not None:
+                with trio.move_on_after(REPLY_SECONDS):
+                    await send_frame(stream, encode_reply(reply))
+
+    async def receive(
+        self,
+        stream: Stream,
+        signed: SignedWindow,
+        index: int,
+        length: int,
+        begun: bytes,
+        *,
+        is_stranger: bool = False,
+    ) -> Submission | Refused:
+        """Ask for the content of a place, and lend it a seat while it is on its way.
+
+        Raises:
+            BadMessage: It is not what the window binds.
+        """
+        content = None
+        with trio.CancelScope() as scope:
+            seat = self.contents.take(
+                stream.peer,
+                self._node.world.now(),
+                network=self._node.host.network_of(stream.peer),
+                is_stranger=is_stranger,
+                evict=scope.cancel,
+            )
+            if seat is None:
+                return self.refuse("no seat", "too much content is on its way", retry=True)
+            try:
+                await send_frame(stream, encode_reply(Word.SEND))
+                content = await receive_content(stream, begun, length, seat)
+            finally:
+                self.contents.leave(seat)
+        if content is None:
+            return self.refuse("too slow", "it took too long to arrive", retry=True)
+        bind = partial(bind_untrusted, signed, index)
+        return await decode_off_loop(self._node.world, bind, content, rate=HASH_RATE)
+
+    async def _enter(self, peer: PeerId, *, is_known: bool) -> bool:
         """Return True when it is the peer's turn to be heard; False if it was not in time."""
         world = self._node.world
         if is_known and self._meter(peer):

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 import trio
 
 from p2p.errors import BadMessage, ProtocolNotSupported
-from p2p.host import MAX_MESSAGE, request
-from p2p.identity import PeerId, ProtocolId
+from p2p.host import request
+from p2p.identity import PeerId
 from p2p.node.node import Node
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.offence import Offence
-from p2p.wire import FrameReader
+from p2p.wire import FrameReader, frame
+from roles.protocol.core.answer import (
+    MAX_REPLY,
+    WORK_PROTOCOL,
+    Reply,
+    Request,
+    Word,
+    decode_reply_untrusted,
+    encode_reply,
+    encode_request,
+)
+
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -25,76 +37,65 @@ included."""
 PATIENCE: Final = 90.0
 """Seconds after which a peer that is asked says "later": before the asker gives up at
 `ANSWER_SECONDS` and asks again, so that no answer is computed that is not read any more."""
+_SEND: Final = encode_reply(Word.SEND)
 
 
-async def offer(
+async def ask(
     node: Node,
     peer: PeerId,
-    protocol: ProtocolId,
-    parts: tuple[bytes, bytes],
-    is_sent_for: Callable[[bytes], bool],
-    max_reply: int,
-) -> bytes | None:
-    """As `ask`, of a frame in two ``parts``: the second goes out if the answer to the first
-    sends for it, and has an answer of its own."""
+    asked: Request,
+    accept: Callable[[Reply], T],
+    *,
+    content: bytes | None = None,
+    note_upload: Callable[[], None] = lambda: None,
+    max_reply: int = MAX_REPLY,
+    raises_unsupported: bool = False,
+) -> T | None:
+    """Make one attempt at a request; None when it should be repeated.
+
+    Whatever a peer does, it does not end this node.
+
+    Args:
+        node: This node.
+        peer: Who is asked.
+        asked: The request.
+        accept: Returns what the caller makes of the reply, or raises `BadMessage`.
+        content: Goes out if the first reply sends for it, and has a reply of its own.
+        note_upload: Called then.
+        max_reply: Bytes of a reply.
+        raises_unsupported: Raise `ProtocolNotSupported` if that is what is wrong.
+    """
 
     async def talk() -> bytes:
-        stream = await node.host.open_stream(peer, protocol)
-        async with stream:
+        asks = encode_request(asked)
+        if content is None:
+            return await request(node.host, peer, WORK_PROTOCOL, asks, max_reply=max_reply)
+        async with await node.host.open_stream(peer, WORK_PROTOCOL) as stream:
             reader = FrameReader(stream, max_reply)
-            await stream.send_all(parts[0])
+            await stream.send_all(frame(asks))
             answer = await reader.receive()
-            if answer is not None and is_sent_for(answer):
+            if answer == _SEND:
+                note_upload()
                 with suppress(trio.BrokenResourceError):  # it may have heard enough
-                    await stream.send_all(parts[1])
+                    await stream.send_all(frame(content))
                     await stream.send_eof()
                 answer = await reader.receive()
             if answer is None:
                 raise BadMessage("the peer closed the stream without an answer")
             return answer
 
-    return await _attempt(node, peer, protocol, talk)
-
-
-async def ask(
-    node: Node,
-    peer: PeerId,
-    protocol: ProtocolId,
-    payload: bytes,
-    *,
-    max_reply: int = MAX_MESSAGE,
-    raises_unsupported: bool = False,
-) -> bytes | None:
-    """One attempt, answered with at most ``max_reply`` bytes; None when it should be repeated.
-
-    Whatever a peer does, it does not end this node. With ``raises_unsupported`` it raises
-    `ProtocolNotSupported` if the peer does not speak ``protocol``.
-    """
-
-    async def talk() -> bytes:
-        return await request(node.host, peer, protocol, payload, max_reply=max_reply)
-
-    return await _attempt(node, peer, protocol, talk, raises_unsupported=raises_unsupported)
-
-
-async def _attempt(
-    node: Node,
-    peer: PeerId,
-    protocol: ProtocolId,
-    talk: Callable[[], Awaitable[bytes]],
-    *,
-    raises_unsupported: bool = False,
-) -> bytes | None:
     try:
         with trio.fail_after(ANSWER_SECONDS):
             await node.locate(peer)
             answer = await talk()
-            return None if node.world.buggify("request/lost answer") else answer
+        if node.world.buggify("request/lost answer"):
+            return None
+        return accept(decode_reply_untrusted(answer, node.world.verify))
     except BadMessage as error:
         node.host.penalise(peer, Offence.NONSENSE.points, str(error))
     except PEER_TROUBLE as error:
         node.world.sometimes("request/no answer", True)
-        logger.debug("%s did not answer on %s: %r", peer.short, protocol, error)
+        logger.debug("%s did not answer on %s: %r", peer.short, WORK_PROTOCOL, error)
         if raises_unsupported and isinstance(error, ProtocolNotSupported):
             raise
     return None

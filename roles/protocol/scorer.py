@@ -28,23 +28,38 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import BadMessage, StorageError, WorkerDied
-from p2p.identity import PeerId
+from p2p.identity import PeerId, Signer
 from p2p.node.node import Node
 from p2p.shardcast.manifest import NO_POLICY, PolicyVersion
 from p2p.world import dawdle, decode_off_loop
-from proofs.checks import ACCEPTED, Evidence, Judgement, Verdict
+from proofs.checks import (
+    ACCEPTED,
+    Evidence,
+    Judgement,
+    Limits,
+    Verdict,
+    check_shape,
+    judge,
+    judge_pool,
+)
 from roles.contract import Run, run_of
 from roles.engines.base import Engine, EngineError, Group, GroupTask, Scored
 from roles.envs.base import Task
 from roles.envs.client import ContainedEnvironment
 from roles.envs.contained import EnvironmentFailed, Failures
+from roles.protocol.core.answer import Refused, Reply
 from roles.protocol.core.assignment import DrawOrder, draw_order, run_sampling
 from roles.protocol.core.findings import NO_ANSWER, Finding
 from roles.protocol.core.groups import DECODE_RATE, NOTHING, decode_groups_untrusted
-from roles.protocol.core.judging import check_shapes, judge_all
 from roles.protocol.core.terms import terms_digest
-from roles.protocol.core.verdict import SignedVerdict
-from roles.protocol.core.window import Claim, Submission, claim_of
+from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
+from roles.protocol.core.window import (
+    Claim,
+    Commitment,
+    Submission,
+    claim_of,
+    content_digest,
+)
 from roles.protocol.core.work import Work
 from roles.protocol.history import DrawHistory
 from roles.protocol.replay import (
@@ -54,6 +69,7 @@ from roles.protocol.replay import (
     impossible_reward,
     wrong_reward,
 )
+from roles.protocol.request import PATIENCE
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +85,23 @@ WINDOW_DROPPED: Final = "another place of its window was wrong"
 BY_CONTENT: Final = (ENGINE_FAILED, ENVIRONMENT_FAILED, LOST)
 """Reasons for being inconclusive that content can bring about: no free way out of the dice.
 Nobody can bring about that a place has no tasks: seeds are not chosen."""
+
+
+@dataclass(slots=True, eq=False)
+class Scoring:
+    """A place on its way through the scorer."""
+
+    submission: Submission
+    is_newcomer: bool = True
+    done: trio.Event = field(default_factory=trio.Event)
+    verdict: SignedVerdict | None = None
+
+    async def wait(self) -> Reply:
+        """Return the verdict, or that it is to be asked for again."""
+        with trio.move_on_after(PATIENCE):
+            await self.done.wait()
+        return self.verdict or Refused("it is not scored yet", True)
+
 
 Choice = Callable[[Sequence[Claim]], Sequence[int]]
 """Given what the scorer finds of each group's rewards: the groups to replay, in order."""
@@ -106,6 +139,16 @@ class Ruling:
     work: Work | None = None
     seconds: float = 0.0
     """What the place took the scorer."""
+
+    def sign(self, commitment: Commitment, signer: Signer) -> SignedVerdict:
+        """Return the verdict on a place that follows."""
+        is_accepted = self.verdict is Verdict.ACCEPTED
+        return SignedVerdict(
+            *(signer.peer_id, commitment, self.verdict, self.reason[:MAX_REASON]),
+            *(self.statistic, self.limit, self.rewards if is_accepted else ()),
+            content_digest(self.logprobs) if is_accepted else b"",
+            self.work if is_accepted else None,
+        ).signed(signer)
 
     @property
     def finding(self) -> Finding | None:
@@ -436,12 +479,18 @@ async def check_place(
         logprobs=b"".join(one.logprobs for one in scored),
         work=count_work(pairs, groups),
     )
-    judgement = judge_all(evidence, run.terms.limits) if evidence else ACCEPTED
+    judgement = _judge_all(evidence, run.terms.limits) if evidence else ACCEPTED
     if judgement.verdict is not Verdict.ACCEPTED:
         return _rejected(judgement, ruling)
     if blames is not None and blames(ruling):
         await environment.confirm(answers, paid.rewards)
     return ruling
+
+
+def _judge_all(pool: Sequence[Evidence], limits: Limits) -> Judgement:
+    """Judge each group by itself, then all of them together; the first violation decides."""
+    said = [*(judge(evidence, limits) for evidence in pool), judge_pool(pool, limits)]
+    return next((one for one in said if one.verdict is not Verdict.ACCEPTED), ACCEPTED)
 
 
 async def _read_groups(
@@ -455,9 +504,10 @@ async def _read_groups(
         return _no_answer(str(error))
     if [group.group for group in groups] != list(order.numbers(index)):
         return _no_answer("not the groups of its place in the draw order")
-    shaped = check_shapes(groups, run.shape())
-    if shaped.verdict is not Verdict.ACCEPTED:
-        return _no_answer(shaped.reason.value)
+    for group in groups:
+        shaped = check_shape([one.tokens for one in group.completions], run.shape())
+        if shaped.verdict is not Verdict.ACCEPTED:
+            return _no_answer(shaped.reason.value)
     return groups
 
 

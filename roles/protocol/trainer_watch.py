@@ -16,18 +16,15 @@ import re
 from datetime import datetime
 from typing import Final
 
-from p2p.errors import BadMessage, ProtocolNotSupported
+from p2p.errors import ProtocolNotSupported
 from p2p.identity import PeerId
 from p2p.node.node import Node
-from p2p.offence import Offence
 from roles.contract import run_of
 from roles.protocol.core.account import MAX_ACCOUNT, Account, TrainerDoing
 from roles.protocol.core.answer import (
     WORK_PROTOCOL,
     WORK_SINCE,
     AccountRequest,
-    decode_reply_untrusted,
-    encode_request,
 )
 from roles.protocol.request import ask
 from roles.shared.reasons import printable
@@ -80,6 +77,16 @@ class TrainerWatch:
             return None
         return self._began if self._heard is None else self._heard
 
+    def health(self) -> dict[str, object]:
+        """What the trainer has told, as plain values."""
+        account = self.account or Account(doing=TrainerDoing.OPENS)
+        return {
+            "trainer": account.doing.value if self.account else "",
+            "trainer_away_since": self.away_since,
+            "step": account.step,
+            "steps": account.steps,
+        }
+
     async def watch(self) -> None:
         """Ask until cancelled."""
         world, pause = self._node.world, FIRST_PAUSE
@@ -100,11 +107,9 @@ class TrainerWatch:
             await world.sleep_until(world.now() + pause)
 
     async def _ask(self, trainer: PeerId) -> Account | None:
-        node = self._node
-        asked = encode_request(AccountRequest())
         try:
-            data = await ask(
-                *(node, trainer, WORK_PROTOCOL, asked),
+            reply = await ask(
+                *(self._node, trainer, AccountRequest(), lambda reply: reply),
                 max_reply=MAX_ACCOUNT,
                 raises_unsupported=True,
             )
@@ -113,15 +118,10 @@ class TrainerWatch:
             if self._unspoken == UNSPOKEN:
                 logger.warning("other_version %s", self.why_other_version())
             return None
-        if data is None:
+        if reply is None:
             return None
         self._unspoken = 0
-        try:
-            reply = decode_reply_untrusted(data, None)
-            return reply if isinstance(reply, Account) else None
-        except BadMessage as error:
-            node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
-            return None
+        return reply if isinstance(reply, Account) else None
 
     @property
     def meanwhile(self) -> str:

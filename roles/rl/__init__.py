@@ -1,6 +1,6 @@
 """How a run learns, without a model.
 
-`learner` has the keys of ``learner.toml``, and `recipes` the numbers that work, by kind of
-model. The learner (`roles.engines.torch.learner`) turns the rewards of a group into advantages
-by `advantage`, and log-probs and advantages into a loss by `losses`.
+`learner` reads ``learner.toml``, and `recipes` has the numbers that work, by kind of model.
+`algorithms` has what the learner of the torch engine turns rewards into advantages by, and
+log-probs into a loss.
 """

@@ -18,6 +18,7 @@ from p2p.world import Disk
 from roles.contract.core.file import Model, Run, Terms
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import ModelShape
+from roles.rl.algorithms.find import find_algorithm
 from roles.rl.learner import FILE, LearnerConfig, WarmUp
 
 
@@ -197,6 +198,10 @@ def read_learner(
             f"{where} is for the run {learner.run!r}, and this is {run!r}: put the run's own"
             " file there, or write its name into this one"
         )
+    try:
+        find_algorithm(learner.algorithm, learner.options)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     check_suits(learner, model.shape.parameters, has_base=bool(model.base))
     return learner
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 MAX_REASONS: Final = 32
@@ -33,3 +33,9 @@ def printable(text: str) -> str:
     """A peer's words, fit for a terminal: a control character in them could rewrite its
     screen."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
+
+
+def but_not_from(counts: Iterable[tuple[int, str]]) -> str:
+    """Return the end of a sentence about work, such as ``; not from 12 too old``."""
+    others = ", ".join(f"{count:,} {words}" for count, words in counts if count)
+    return f"; not from {others}" if others else ""

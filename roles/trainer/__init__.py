@@ -8,7 +8,7 @@ I/O), whose records `gate_files` keeps on the disk. Places that the scorer
 `metrics` a line for each step; `account` are the books of what became of each node's work;
 `status` is the snapshot for people, and `panels` is what the dashboard shows of it; `policies`
 are the checkpoints and weights on disk; `config` is the owner's table; `role` is what a node
-opens.
+opens, and `diloco` what `role` opens in a run that trains by DiLoCo.
 
 How data flows: window -> `desk` -> content -> scorer -> `core.gate` -> `inbox` (disk) ->
 `core.buffer` -> the engine's step -> log, weights, now and then a checkpoint -> SHARDCAST

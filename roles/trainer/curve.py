@@ -23,7 +23,6 @@ from roles.envs.mix import kind_of
 from roles.rl.learner import LearnerConfig
 from roles.shared.checked_json import DamagedFile, keep, recall
 from roles.shared.reasons import printable
-from roles.trainer.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +80,6 @@ class LearningCurve:
         self.learnt = Learnt()
         self.unexamined = ""
         """Why the last evaluation has no result; empty if it has."""
-        self.metrics = Metrics(disk)
 
     async def restore(self, step: int) -> None:
         """Read what an earlier life kept; the checkpoint says which ``step`` it has come to."""

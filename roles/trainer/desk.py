@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -28,7 +27,6 @@ from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.world import decode_off_loop
 from proofs.checks import Verdict
 from roles.contract import Run, run_of
 from roles.protocol.core.account import Account
@@ -43,38 +41,40 @@ from roles.protocol.core.answer import (
     VerdictRequest,
     WindowRequest,
     Word,
-    decode_request_untrusted,
     encode_reply,
 )
 from roles.protocol.core.conviction import Conviction, convict
 from roles.protocol.core.findings import Finding, Weight
-from roles.protocol.core.groups import HASH_RATE
 from roles.protocol.core.statements import BAN_KIND, LIE_KIND, encode_accusation
 from roles.protocol.core.terms import terms_digest
-from roles.protocol.core.verdict import MAX_REASON, SignedVerdict
+from roles.protocol.core.verdict import SignedVerdict
 from roles.protocol.core.window import (
     Claim,
     Commitment,
     SignedWindow,
     Submission,
     Window,
-    bind_untrusted,
     content_digest,
     decode_submission_untrusted,
 )
 from roles.protocol.door import Door
 from roles.protocol.reading import (
-    FIRST_BYTE_SECONDS,
-    HEAD_SECONDS,
-    receive_content,
     receive_frame,
 )
 from roles.protocol.request import PATIENCE
-from roles.protocol.scorer import BY_CONTENT, Ruling, Scorer, finding_against, replay_all
-from roles.protocol.seats import STRANGERS, Seats
+from roles.protocol.scorer import (
+    BY_CONTENT,
+    Ruling,
+    Scorer,
+    Scoring,
+    finding_against,
+    replay_all,
+)
+from roles.protocol.seats import STRANGERS
 from roles.protocol.standing import RoleStanding
 from roles.protocol.stats import ScoringStats
 from roles.shared.durable import Durable
+from roles.trainer.account import SHORTEST_PAUSE
 from roles.trainer.core.demand import Demand
 from roles.trainer.core.gate import (
     DUE,
@@ -100,7 +100,6 @@ MAX_SCORING: Final = 64
 NEWCOMERS_SCORING: Final = MAX_SCORING // 8
 """Of newcomers, once anybody is in standing; one while work of those waits, since all are
 scored in turn."""
-REPLY_SECONDS: Final = 10.0
 HOLD: Final = 15.0
 """Seconds that a worker which asks for work waits for a place to be wanted."""
 SAID: Final = 4096
@@ -110,21 +109,9 @@ EXPIRE_EVERY: Final = 5
 SHOWN: Final = 64
 """Bans that a status lists."""
 QUESTIONS_AT_ONCE: Final = 8.0
-SHORTEST_PAUSE: Final = 5
-"""Seconds between two questions of a node about its account."""
 RESTS: Final = Refused("the trainer rests", True)
 STARTS: Final = Refused("the trainer starts", True)
 FULL: Final = Refused("the trainer has no room for more content now", True)
-
-
-@dataclass(slots=True, eq=False)
-class _Scoring:
-    """A place on its way through the scorer."""
-
-    submission: Submission
-    is_newcomer: bool
-    done: trio.Event = field(default_factory=trio.Event)
-    verdict: SignedVerdict | None = None
 
 
 class WorkDesk:
@@ -156,10 +143,11 @@ class WorkDesk:
         self._account_of = account_of
         trust, recipe = standing.run.terms.trust, standing.run.terms.sampling
         self._demand = Demand(capacity, recipe.submission, trust.window)
-        self._door = Door(node)
-        self._seats = Seats(strangers=STRANGERS)
+        self.stats = ScoringStats()
+        """What became of the content that its scorer has looked at."""
+        self._door = Door(node, self.stats, strangers=STRANGERS)
         self._asking: BoundedDict[PeerId, RateLimit] = BoundedDict(1024)
-        self._scoring: dict[bytes, _Scoring] = {}
+        self._scoring: dict[bytes, Scoring] = {}
         self._newcomers: dict[bytes, None] = {}
         """Places of newcomers that are on their way or with the scorer."""
         self._coming: dict[bytes, tuple[int, float]] = {}
@@ -180,8 +168,6 @@ class WorkDesk:
         """The names banned last in this life: how often, until when, and why."""
         self.windows = 0
         """Windows answered in this life."""
-        self.stats = ScoringStats()
-        """What became of the content that its scorer has looked at."""
         self.repeated = 0
         """Verdicts of validators that were repeated."""
         self.lies = 0
@@ -301,25 +287,7 @@ class WorkDesk:
 
     async def serve(self, stream: Stream) -> None:
         """A `StreamHandler`: one request, one reply."""
-        peer = stream.peer
-        with self._door.stream(peer) as seated:
-            reply: Reply | None
-            if not seated:
-                reply = Refused("too many streams", True)
-            else:
-                is_known = self._is_known(peer)
-                first = HEAD_SECONDS if is_known else FIRST_BYTE_SECONDS
-                if not await self._door.enter(peer, is_known=is_known):
-                    reply = Refused("too many newcomers at the door", True)
-                else:
-                    begun = await receive_frame(stream, MAX_REQUEST, first_byte=first)
-                    if begun is None:
-                        return
-                    request = decode_request_untrusted(begun[0])
-                    reply = await self._answer(stream, request, begun[1])
-            if reply is not None:
-                with trio.move_on_after(REPLY_SECONDS):
-                    await send_frame(stream, encode_reply(reply))
+        await self._door.serve(stream, self._answer, is_known=self._is_known(stream.peer))
 
     def _is_known(self, peer: PeerId) -> bool:
         if peer in self._run.terms.validators:
@@ -369,7 +337,7 @@ class WorkDesk:
 
     def _refuse_window(self, peer: PeerId, window: Window) -> Refused | None:
         """Say what is wrong before a signature is checked."""
-        run, node, refuse = self._run, self._node, self._refuse
+        run, node, refuse = self._run, self._node, self._door.refuse
         if window.node != peer:
             return refuse("another node", "a window comes from the node that signed it")
         if window.run != run.id:
@@ -399,7 +367,7 @@ class WorkDesk:
         return self._refuse_places(window, newest) if window.contents else None
 
     def _refuse_places(self, window: Window, newest: PolicyVersion) -> Refused | None:
-        run, shardcast, refuse = self._run, self._node.shardcast, self._refuse
+        run, shardcast, refuse = self._run, self._node.shardcast, self._door.refuse
         if newest - window.version > run.terms.sampling.lag:
             return refuse("too old", "its policy has become too old")
         if not shardcast.holds(window.version):
@@ -415,11 +383,6 @@ class WorkDesk:
         if len(window.contents) > run.terms.trust.window:
             return refuse("too long", f"a window has {run.terms.trust.window} places at most")
         return None
-
-    def _refuse(self, kind: str, sentence: str, *, retry: bool = False) -> Refused:
-        """Refuse, and count it by its kind: sentences name peers, of which there is no end."""
-        self.stats.refuse(kind)
-        return Refused(sentence, retry)
 
     def _note_window(self, window: Window, said: Assignment) -> None:
         if window.digest in self._answered:
@@ -497,7 +460,7 @@ class WorkDesk:
         if known is not None:
             return known
         if (scoring := self._scoring.get(commitment.digest)) is not None:
-            return await self._wait_verdict(scoring)
+            return await scoring.wait()
         expected = self.gate.expects(commitment, self.situation())
         if isinstance(expected, Refused):
             return expected
@@ -526,15 +489,12 @@ class WorkDesk:
     ) -> Reply:
         """Read content that is wanted, and have it scored."""
         commitment = expected.window.commitment(request.index)
-        content = await self._read(stream, request.length, begun)
-        if isinstance(content, Refused):
-            return content
-        submission = await decode_off_loop(
-            self._world,
-            partial(bind_untrusted, expected, request.index),
-            content,
-            rate=HASH_RATE,
+        submission = await self._door.receive(
+            *(stream, expected, request.index, request.length, begun),
+            is_stranger=not self._is_known(stream.peer),
         )
+        if isinstance(submission, Refused):
+            return submission
         if self._nursery is None:
             return STARTS
         if (known := self._known_verdict(commitment)) is not None:
@@ -542,10 +502,10 @@ class WorkDesk:
         if (scoring := self._scoring.get(commitment.digest)) is None:
             if isinstance(self.gate.expects(commitment, self.situation()), Refused):
                 return Refused("it is not wanted any more", False)
-            scoring = self._scoring[commitment.digest] = _Scoring(submission, is_newcomer)
+            scoring = self._scoring[commitment.digest] = Scoring(submission, is_newcomer)
             self.gate.came(commitment)
             self._nursery.start_soon(self._score, scoring)
-        return await self._wait_verdict(scoring)
+        return await scoring.wait()
 
     def _known_verdict(self, commitment: Commitment) -> SignedVerdict | None:
         said = self._said.get(commitment.digest)
@@ -553,7 +513,9 @@ class WorkDesk:
             return said
         # in an earlier life
         if self._intake.has_taken(commitment) or self.gate.has_stood(commitment):
-            return self._sign(commitment, Ruling(verdict=Verdict.ACCEPTED, reason=""))
+            return Ruling(verdict=Verdict.ACCEPTED, reason="").sign(
+                commitment, self._world.signer
+            )
         return None
 
     async def _wait_room(self, *, is_newcomer: bool) -> bool:
@@ -575,33 +537,7 @@ class WorkDesk:
         most = NEWCOMERS_SCORING if is_alone else 1
         return len(self._newcomers) >= most or self.gate.spares_newcomers(now)
 
-    async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
-        """Lend the content a seat while it is on its way."""
-        peer, now = stream.peer, self._world.now()
-        content = None
-        with trio.CancelScope() as scope:
-            seat = self._seats.take(
-                peer,
-                now,
-                network=self._node.host.network_of(peer),
-                is_stranger=not self._is_known(peer),
-                evict=scope.cancel,
-            )
-            if seat is None:
-                return Refused("too much content is on its way", True)
-            try:
-                await send_frame(stream, encode_reply(Word.SEND))
-                content = await receive_content(stream, begun, length, seat)
-            finally:
-                self._seats.leave(seat)
-        return content if content is not None else Refused("it took too long to arrive", True)
-
-    async def _wait_verdict(self, scoring: _Scoring) -> Reply:
-        with trio.move_on_after(PATIENCE):
-            await scoring.done.wait()
-        return scoring.verdict or Refused("it is not scored yet", True)
-
-    async def _score(self, scoring: _Scoring) -> None:
+    async def _score(self, scoring: Scoring) -> None:
         submission = scoring.submission
         commitment = submission.commitment
         try:
@@ -643,7 +579,7 @@ class WorkDesk:
             is_by_content = ruling.reason in BY_CONTENT
             find = self.gate.inconclusive if is_by_content else self.gate.excuse
             consequence = find(commitment, now)
-        verdict = self._sign(commitment, ruling)
+        verdict = ruling.sign(commitment, self._world.signer)
         if consequence is not None:
             await self._follow(consequence, verdict, submission, ruling)
         elif self.gate.stood(commitment, now):
@@ -724,20 +660,6 @@ class WorkDesk:
         statement = encode_accusation(proof.accused, content_digest(data))
         await self._durable.insist(partial(self._ledger.append, kind, statement))
 
-    def _sign(self, commitment: Commitment, ruling: Ruling) -> SignedVerdict:
-        is_accepted = ruling.verdict is Verdict.ACCEPTED
-        return SignedVerdict(
-            self._node.peer_id,
-            commitment,
-            ruling.verdict,
-            ruling.reason[:MAX_REASON],
-            ruling.statistic,
-            ruling.limit,
-            ruling.rewards if is_accepted else (),
-            content_digest(ruling.logprobs) if is_accepted else b"",
-            ruling.work if is_accepted else None,
-        ).signed(self._world.signer)
-
     # Validators.
 
     async def _take_verdict(
@@ -793,7 +715,7 @@ class WorkDesk:
             return await self._wait_audit(audit)
         await send_frame(stream, encode_reply(Word.SEND))
         most = self._run.terms.work_size.max_submission + MAX_REQUEST
-        seat = self._seats.take(
+        seat = self._door.contents.take(
             stream.peer,
             self._world.now(),
             network=self._node.host.network_of(stream.peer),
@@ -804,7 +726,7 @@ class WorkDesk:
         try:
             followed = await receive_frame(stream, most, begun=begun, seconds=PATIENCE)
         finally:
-            self._seats.leave(seat)
+            self._door.contents.leave(seat)
         if followed is None:
             return Refused("it took too long to arrive", True)
         submission = decode_submission_untrusted(followed[0], self._world.verify)

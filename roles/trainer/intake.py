@@ -26,7 +26,7 @@ from roles.protocol.core.account import Fates
 from roles.protocol.core.statements import LEARNT_KIND, RECEIPT_KIND, learnt_parts
 from roles.protocol.core.window import Commitment
 from roles.protocol.core.work import Work, work_of
-from roles.rl.advantage import has_spread
+from roles.rl.algorithms.base import has_spread
 from roles.shared.durable import Durable
 from roles.trainer.account import Accounts
 from roles.trainer.core.buffer import BufferedGroup, GroupBuffer

@@ -1,83 +1,181 @@
-"""One line of JSON for each optimiser step, for people and their plots.
+"""What each optimiser step looked like, for people: to the sinks that the learner names.
 
-Nothing reads it but they: a disk that refuses a line stops no learning, and a step that is
-taken again after a crash has its line already, or none. Lines go through the node's disk, with
-no thread and no library of their own; ``pandas.read_json(path, lines=True)`` reads them.
+A sink is an entry point of the group ``shoal.sinks``: a small class (`Sink`), ours or a
+package's. Nothing reads what it writes but people: a sink that cannot be opened, raises or
+hangs is dropped with one sentence in the log, and learning goes on. A step that is taken again
+after a crash has its numbers already, or none.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict
-from typing import Final
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Final, Protocol, cast
 
-from p2p.errors import StorageError
-from p2p.world import Disk
-from roles.engines.base import StepReport
+import trio
+
+from p2p.errors import ConfigError, MissingDependency
+from p2p.node.entries import installed, load
+from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
+SINKS: Final = "shoal.sinks"
 METRICS: Final = "trainer/metrics.jsonl"
 OLDER: Final = "trainer/metrics.1.jsonl"
 """Where the lines before those of `METRICS` are."""
 METRICS_BYTES: Final = 8 * 1024 * 1024
 """Size at which `METRICS` becomes `OLDER`, in place of what was there. A line is about 280
 bytes: each file holds 30,000 steps, both together at most 16 MiB."""
-_DIGITS: Final = 6
-"""Significant digits of a number: more is noise, and a third of the file."""
+PATIENCE: Final = 60.0
+"""Seconds that a sink may take to open or to take a step: one that signs in somewhere needs a
+few. The trainer waits for it."""
+
+Values = Mapping[str, float]
+"""The numbers of a step by name."""
+
+
+class Sink(Protocol):
+    """Where metrics go. Every method may block: it is called in a thread, one at a time."""
+
+    def __init__(self, run: str, folder: Path) -> None:
+        """Open it for the run of this name; ``folder`` is the trainer's own, and exists."""
+
+    def note(self, step: int, values: Values) -> None:
+        """Take the numbers of a step."""
+
+    def close(self) -> None:
+        """Write what is left."""
+
+
+class JsonLines:
+    """One line a step in ``metrics.jsonl``."""
+
+    def __init__(self, run: str, folder: Path) -> None:
+        self._path = folder / Path(METRICS).name
+        self._older = folder / Path(OLDER).name
+
+    def note(self, step: int, values: Values) -> None:
+        """Append a line. A disk that refuses it gets the next one."""
+        rounded = {
+            name: float(f"{value:.6g}") if isinstance(value, float) else value
+            for name, value in values.items()
+        }
+        line = json.dumps({"step": step, **rounded}, separators=(",", ":")).encode() + b"\n"
+        try:
+            if self._path.exists() and self._path.stat().st_size + len(line) > METRICS_BYTES:
+                self._path.replace(self._older)
+            with self._path.open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    # A line that a crash has cut off must not spoil this one.
+                    line = line if file.read() == b"\n" else b"\n" + line
+                file.write(line)
+        except OSError as error:
+            logger.info("metrics_not_kept step=%d: %s", step, error.strerror)
+
+    def close(self) -> None:
+        """Nothing is left: each line is written at once."""
+
+
+class TensorBoard:
+    """Event files in ``tensorboard``, which TensorBoard reads while the trainer works."""
+
+    def __init__(self, run: str, folder: Path) -> None:
+        # tensorboardX imports torch where it is installed, and a number needs none of it: it
+        # is hidden, since it takes 300 MB of a node's process.
+        hides = "torch" not in sys.modules
+        if hides:
+            sys.modules["torch"] = None  # type: ignore[assignment]
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            raise MissingDependency(
+                "it needs tensorboardX: pip install 'shoal[tensorboard]'"
+            ) from None
+        finally:
+            if hides:
+                del sys.modules["torch"]
+        self._writer = SummaryWriter(str(folder / "tensorboard"), flush_secs=10)
+
+    def note(self, step: int, values: Values) -> None:
+        """Add a point to each curve."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._writer.close()
 
 
 class Metrics:
-    """What every step looked like."""
+    """The sinks of one trainer that work."""
 
-    def __init__(self, disk: Disk) -> None:
-        self._disk = disk
-        self._size: int | None = None
-        """Of `METRICS`; None before the first line of this life."""
+    def __init__(self, sinks: Mapping[str, Sink]) -> None:
+        self._sinks = dict(sinks)
 
-    async def note(
-        self,
-        report: StepReport,
-        reward: float,
-        staleness: Sequence[int],
-        seconds: float,
-        replayed: int,
-        lies: int,
-    ) -> None:
-        """Add a line, if the disk takes it.
+    async def note(self, step: int, values: Values) -> None:
+        """Tell every sink the numbers of a step."""
+        for name, sink in list(self._sinks.items()):
+            if not await _survives(name, sink.note, step, values):
+                del self._sinks[name]
 
-        ``reward`` is the mean of the step's groups, ``staleness`` says of each how many steps
-        old its policy was, ``seconds`` is what the engine took; ``replayed`` verdicts of
-        validators were repeated since the trainer was started, and ``lies`` found among them.
-        """
-        numbers = asdict(report) | {
-            "replayed": replayed,
-            "lies": lies,
-            "reward": reward,
-            "staleness_mean": sum(staleness) / len(staleness),
-            "staleness_max": max(staleness),
-            "seconds": seconds,
-        }
-        rounded = {
-            name: float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
-            for name, value in numbers.items()
-        }
-        try:
-            await self._append(json.dumps(rounded, separators=(",", ":")).encode() + b"\n")
-        except StorageError as error:
-            self._size = None
-            logger.info("metrics_not_kept step=%d: %s", report.step, error)
+    async def close(self) -> None:
+        """Close every sink."""
+        for name, sink in self._sinks.items():
+            await _survives(name, sink.close)
 
-    async def _append(self, line: bytes) -> None:
-        if self._size is None:
-            self._size = await self._disk.size(METRICS) or 0
-            # A line that a crash has cut off must not spoil this one.
-            if self._size and await self._disk.read(METRICS, self._size - 1, 1) != b"\n":
-                line = b"\n" + line
-        if self._size + len(line) > METRICS_BYTES and self._size:
-            await self._disk.rename(METRICS, OLDER)
-            self._size = 0
-        await self._disk.append(METRICS, line)
-        self._size += len(line)
+
+async def _survives(name: str, function: Callable[..., object], *args: object) -> bool:
+    """Call a sink's method in a thread. Return False, and log a sentence, if it fails."""
+    try:
+        with trio.fail_after(PATIENCE):
+            await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
+    except MissingDependency as error:
+        logger.info("sink_dropped name=%s: %s", name, error)
+    except trio.TooSlowError:
+        logger.warning("sink_dropped name=%s: it took over %g s", name, PATIENCE)
+    except Exception as error:  # noqa: BLE001 - a package's program
+        why = printable(f"{type(error).__name__}: {error}")
+        logger.warning("sink_dropped name=%s: %s", name, why)
+    else:
+        return True
+    return False
+
+
+@asynccontextmanager
+async def open_sinks(names: Sequence[str], run: str, place: str) -> AsyncIterator[Metrics]:
+    """Open the sinks of these names for the length of the block; ``place`` is their folder.
+
+    In a simulation, whose disk is no folder of this machine, nothing is opened.
+
+    Raises:
+        ConfigError: No sink of that name is installed.
+    """
+    points, folder = installed(SINKS), Path(place)
+    for name in names:
+        if name not in points:
+            raise ConfigError(
+                f"sinks: there is no sink {name!r}; installed are {', '.join(sorted(points))}"
+            )
+    opened: dict[str, Sink] = {}
+
+    def open_one(name: str) -> None:
+        folder.mkdir(exist_ok=True)
+        kind = cast(type[Sink], load(points[name].value, name, "sink"))
+        opened[name] = kind(run, folder)
+
+    if folder.parent.is_dir():
+        for name in dict.fromkeys(names):
+            await _survives(name, open_one, name)
+    metrics = Metrics(opened)
+    try:
+        yield metrics
+    finally:
+        with trio.CancelScope(shield=True):
+            await metrics.close()

@@ -6,7 +6,14 @@ from typing import Final
 
 from p2p.node.panels import Kind, Panel, Value
 
-_STEP: Final = "last_step.step"
+
+def _by_step(title: str, key: str, label: str, about: str, unit: str = "") -> Panel:
+    value = Value(key=key, label=label, unit=unit)
+    return Panel(
+        title=title, kind=Kind.CURVE, at="last_step.step", about=about, values=(value,)
+    )
+
+
 GRPO: Final = (
     Panel(
         title="Held-out reward",
@@ -19,46 +26,20 @@ GRPO: Final = (
             Value(key="reward", label="sampled"),
         ),
     ),
-    Panel(
-        title="Reward in training",
-        kind=Kind.CURVE,
-        at=_STEP,
-        about="Mean reward of the groups that a step learnt from.",
-        values=(Value(key="train_reward", label="reward"),),
-    ),
-    Panel(
-        title="Loss",
-        kind=Kind.CURVE,
-        at=_STEP,
-        about="Of the clipped objective. It need not fall: each step has new answers.",
-        values=(Value(key="last_step.loss", label="loss"),),
-    ),
-    Panel(
-        title="Entropy",
-        kind=Kind.CURVE,
-        at=_STEP,
-        about="How undecided the policy is at a token. Near 0 it explores no more.",
-        values=(Value(key="last_step.entropy", label="entropy", unit="nats"),),
-    ),
-    Panel(
-        title="k3",
-        kind=Kind.CURVE,
-        at=_STEP,
-        about="How far the samplers' policies were from the trainer's. Over 0.5 a step learns"
-        " little that is true.",
-        values=(Value(key="last_step.k3", label="k3", unit="nats"),),
-    ),
-    Panel(
-        title="Gradient norm",
-        kind=Kind.CURVE,
-        at=_STEP,
-        about="Before it is clipped.",
-        values=(Value(key="last_step.gradient_norm", label="norm"),),
-    ),
+    _by_step("Reward in training", "train_reward", "reward",
+             "Mean reward of the groups that a step learnt from."),
+    _by_step("Loss", "last_step.loss", "loss",
+             "Of the clipped objective. It need not fall: each step has new answers."),
+    _by_step("Entropy", "last_step.entropy", "entropy",
+             "How undecided the policy is at a token. Near 0 it explores no more.", "nats"),
+    _by_step("k3", "last_step.k3", "k3",
+             "How far the samplers' policies were from the trainer's. Over 0.5 a step learns"
+             " little that is true.", "nats"),
+    _by_step("Gradient norm", "last_step.gradient_norm", "norm", "Before it is clipped."),
     Panel(
         title="Clipped and changed",
         kind=Kind.CURVE,
-        at=_STEP,
+        at="last_step.step",
         about="Share of tokens at which the clip cut the gradient, and share of the weights"
         " that a step changed.",
         values=(

@@ -14,20 +14,17 @@ from p2p.concurrency import leaves
 from p2p.errors import ConfigError, WorkerDied
 from p2p.host import Stream, send_frame
 from p2p.identity import PeerId
-from p2p.ledger import Ledger
 from p2p.node.node import Node
 from p2p.node.role import Fact, Progress
 from p2p.node.tables import read_table
 from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Algorithm
-from roles.diloco.role import DilocoMember
-from roles.engines.base import Engine
 from roles.engines.client import open_engine
 from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
-from roles.envs.client import ContainedEnvironment, open_environment_of
-from roles.protocol.core.account import Account, TrainerDoing
+from roles.envs.client import open_environment_of
+from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.core.answer import (
     MAX_REQUEST,
     WORK_PROTOCOL,
@@ -40,19 +37,22 @@ from roles.protocol.model_files import check_base, keep_model_files
 from roles.protocol.reading import receive_frame
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
-from roles.rl.learner import FILE, KEYS, LearnerConfig
+from roles.rl.learner import FILE, KEYS
 from roles.rl.recipes import read_own_learner
 from roles.shared.durable import Durable
+from roles.trainer.account import SHORTEST_PAUSE
 from roles.trainer.config import TrainerConfig
 from roles.trainer.core.buffer import GroupBuffer
 from roles.trainer.curve import LearningCurve
-from roles.trainer.desk import SHORTEST_PAUSE, WorkDesk
+from roles.trainer.desk import WorkDesk
+from roles.trainer.diloco import DilocoMember
 from roles.trainer.gate_files import GateFiles
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.metrics import open_sinks
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
-from roles.trainer.status import TrainerStatus, facts_of, status_of
+from roles.trainer.status import doing_of, facts_of, now_of
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +88,13 @@ class Trainer:
         if self._member is not None:
             return self._member.health()
         session = self.session
-        told = {**asdict(self.status()), "steps": self._steps, "learner": self._learner}
+        told = {
+            "doing": doing_of(session).value,
+            "now": now_of(session, self._steps),
+            "groups": asdict(Fates() if session is None else session.intake.fates(None)),
+            "steps": self._steps,
+            "learner": self._learner,
+        }
         if session is None or session.doing is TrainerDoing.OPENS:
             return {**told, "done": False}
         counts, last = session.intake.buffer.counts, session.last_step
@@ -115,14 +121,9 @@ class Trainer:
         if self._member is not None:
             return self._member.progress()
         session = self.session
-        status = self.status()
         if session is None:
-            return Progress(facts=(Fact("now", status.now),))
-        return Progress(facts=tuple(facts_of(status, session)), over=session.is_over)
-
-    def status(self) -> TrainerStatus:
-        """What it does now, and what became of what came."""
-        return status_of(self.session, self._steps)
+            return Progress(facts=(Fact("now", now_of(session, self._steps)),))
+        return Progress(facts=tuple(facts_of(session, self._steps)), over=session.is_over)
 
     def account_of(self, peer: PeerId) -> Account:
         """What a peer that asks is told."""
@@ -165,7 +166,7 @@ class Trainer:
             await send_frame(stream, encode_reply(reply))
 
     async def _learn(self, node: Node, run: Run) -> None:
-        limits, config = self._config.machine, self._config
+        limits, config, sampling = self._config.machine, self._config, run.terms.sampling
         run.check_job(node.peer_id, self.name)
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
@@ -178,6 +179,7 @@ class Trainer:
             await check_base(node.world, run)
         folder = await keep_model_files(node, run)
         async with (
+            open_sinks(learner.sinks, run.name, node.world.disk.locate(self.name)) as metrics,
             open_environment_of(
                 node.world, run, limits, folder, trusted=node.config.trust_environments
             ) as environment,
@@ -197,8 +199,36 @@ class Trainer:
             # One for all sessions: an edition is held against the one that the engine is of.
             standing = RoleStanding(node, "trainer", self.name)
             while True:
-                self.session = await self._session(
-                    node, run, learner, standing, environment, engine, ledger, folder
+                durable = Durable(node.world, self.name)
+                capacity = max(1, round(config.pool_steps * learner.groups))
+                buffer = GroupBuffer(sampling.lag)
+                intake = Intake(
+                    node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable
+                )
+                records = GateFiles(node.world, durable)
+                desk = WorkDesk(
+                    node,
+                    await records.open(node.peer_id),
+                    records,
+                    intake,
+                    Scorer(node, engine, environment, survives_engine=False),
+                    standing,
+                    ledger,
+                    durable,
+                    self.account_of,
+                    capacity,
+                )
+                curve = LearningCurve(node.world.disk, sampling, learner, environment)
+                policies = PolicyFiles(
+                    engine,
+                    node.world.disk,
+                    durable,
+                    base=folder or "",
+                    checkpoint_every=config.checkpoint_every,
+                )
+                self.session = TrainerSession(
+                    *(node, sampling.steps, learner, engine, intake),
+                    *(desk, curve, standing, policies, metrics),
                 )
                 try:
                     await self.session.work_forever()
@@ -208,52 +238,3 @@ class Trainer:
                     logger.error(
                         "engine_died %s; the trainer goes on from its disk", next(leaves(died))
                     )
-
-    async def _session(
-        self,
-        node: Node,
-        run: Run,
-        learner: LearnerConfig,
-        standing: RoleStanding,
-        environment: ContainedEnvironment,
-        engine: Engine,
-        ledger: Ledger,
-        folder: str | None,
-    ) -> TrainerSession:
-        sampling, config = run.terms.sampling, self._config
-        durable = Durable(node.world, self.name)
-        capacity = max(1, round(config.pool_steps * learner.groups))
-        buffer = GroupBuffer(sampling.lag)
-        intake = Intake(node, sampling, ledger, Inbox(node.world, INBOX), buffer, durable)
-        records = GateFiles(node.world, durable)
-        desk = WorkDesk(
-            node,
-            await records.open(node.peer_id),
-            records,
-            intake,
-            Scorer(node, engine, environment, survives_engine=False),
-            standing,
-            ledger,
-            durable,
-            self.account_of,
-            capacity,
-        )
-        curve = LearningCurve(node.world.disk, sampling, learner, environment)
-        policies = PolicyFiles(
-            engine,
-            node.world.disk,
-            durable,
-            base=folder or "",
-            checkpoint_every=config.checkpoint_every,
-        )
-        return TrainerSession(
-            node,
-            sampling.steps,
-            learner,
-            engine,
-            intake,
-            desk,
-            curve,
-            standing,
-            policies,
-        )

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import aclosing
+from dataclasses import asdict
 from functools import partial
 
 import trio
@@ -36,6 +37,7 @@ from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import WorkDesk
 from roles.trainer.intake import Intake
+from roles.trainer.metrics import Metrics
 from roles.trainer.policies import PolicyFiles
 
 logger = logging.getLogger(__name__)
@@ -55,6 +57,7 @@ class TrainerSession:
         curve: LearningCurve,
         standing: RoleStanding,
         policies: PolicyFiles,
+        metrics: Metrics,
     ) -> None:
         self.node = node
         self.intake = intake
@@ -68,6 +71,7 @@ class TrainerSession:
         """How many a step takes."""
         self._standing = standing
         self._policies = policies
+        self._metrics = metrics
         self.doing = TrainerDoing.OPENS
         self.has_books = False
         """Whether what earlier lives took is known again."""
@@ -230,10 +234,20 @@ class TrainerSession:
         await self.publish(step)
         self.node.world.sometimes("trainer/learnt from an old policy", learnt.staleness_max > 0)
         staleness = [step - 1 - one.version for one in buffered]
-        await self.curve.metrics.note(
-            report, reward, staleness, seconds, self.desk.repeated, self.desk.lies
-        )
+        numbers = asdict(report)
+        del numbers["step"]
+        numbers |= numbers.pop("metrics") | {
+            "reward": reward,
+            "staleness_mean": sum(staleness) / len(staleness),
+            "staleness_max": max(staleness),
+            "seconds": seconds,
+            "replayed": self.desk.repeated,
+            "lies": self.desk.lies,
+        }
         await self.intake.forget_used(self._policies.covered)
         self.doing = TrainerDoing.EVALUATES
         await self.curve.evaluate(self.engine, step)
+        if learnt.curve and learnt.curve[-1][0] == step:
+            _, numbers["held_out_greedy"], numbers["held_out_sampled"] = learnt.curve[-1]
+        await self._metrics.note(step, numbers)
         return step

@@ -4,11 +4,11 @@ dashboard are views."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.node.role import Fact
-from roles.protocol.core.account import Fates, TrainerDoing
+from roles.protocol.core.account import TrainerDoing
+from roles.shared.reasons import but_not_from
 from roles.trainer.session import TrainerSession
 
 WORDS: Final = {
@@ -21,32 +21,18 @@ WORDS: Final = {
 """What a trainer does, for its own person; it waits and rests in more words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainerStatus:
-    """What there is to know of the role now, beside the learning curve."""
-
-    doing: str
-    """One of `TrainerDoing`."""
-    now: str
-    """What it does or waits for, in a sentence for people."""
-    groups: Fates = field(default_factory=Fates)
-    """What became of all accepted groups, in all lives."""
-
-
-def status_of(session: TrainerSession | None, steps: int) -> TrainerStatus:
-    """The snapshot; ``steps`` is 0 before the run file was read."""
+def doing_of(session: TrainerSession | None) -> TrainerDoing:
+    """What it does."""
     if session is None:
-        doing = TrainerDoing.OPENS
-        return TrainerStatus(doing=doing.value, now=WORDS[doing])
-    doing = TrainerDoing.RESTS if session.why_not else session.doing
-    return TrainerStatus(
-        doing=doing.value,
-        now=_now(session, doing, steps),
-        groups=session.intake.fates(None),
-    )
+        return TrainerDoing.OPENS
+    return TrainerDoing.RESTS if session.why_not else session.doing
 
 
-def _now(session: TrainerSession, doing: TrainerDoing, steps: int) -> str:
+def now_of(session: TrainerSession | None, steps: int) -> str:
+    """What it does or waits for, in a sentence for people."""
+    doing = doing_of(session)
+    if session is None:
+        return WORDS[doing]
     step = session.curve.learnt.step
     if doing is TrainerDoing.RESTS:
         return f"rests: {session.why_not}"
@@ -66,23 +52,20 @@ def _now(session: TrainerSession, doing: TrainerDoing, steps: int) -> str:
     return WORDS[doing]
 
 
-def facts_of(status: TrainerStatus, session: TrainerSession) -> Iterator[Fact]:
+def facts_of(session: TrainerSession, steps: int) -> Iterator[Fact]:
     """The lines of a screen, the most wanted first."""
-    learnt, fates = session.curve.learnt, status.groups
-    yield Fact("now", status.now)
+    learnt, fates = session.curve.learnt, session.intake.fates(None)
+    yield Fact("now", now_of(session, steps))
     if session.warning:
         yield Fact("wrong", session.warning)
-    others = [
-        f"{count:,} {words}"
-        for count, words in (
+    share = f" ({fates.learnt / fates.all:.0%})" if fates.all else ""
+    rest = but_not_from(
+        [
             (fates.no_spread, "scored alike"),
             (fates.stale, "too old"),
             (fates.left_over, "left over"),
-        )
-        if count
-    ]
-    share = f" ({fates.learnt / fates.all:.0%})" if fates.all else ""
-    rest = f"; not from {', '.join(others)}" if others else ""
+        ]
+    )
     yield Fact(
         "work",
         f"learnt from {fates.learnt:,} of {fates.all:,} groups{share}, {fates.waiting:,}"

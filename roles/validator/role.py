@@ -5,28 +5,24 @@ Its work is a `ValidatorSession`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Self
 
 import trio
 
 from p2p.node.node import Node
-from p2p.node.role import Progress
+from p2p.node.role import Fact, Progress
 from p2p.node.tables import read_table
+from p2p.shardcast.manifest import NO_POLICY
 from roles.contract import Run, run_of
-from roles.engines.client import open_engine
-from roles.engines.config import engine_of
 from roles.engines.installed import check_engine_installed
-from roles.envs.client import open_environment_of
-from roles.protocol.model_files import keep_model_files
+from roles.protocol.machine import SamplerConfig, open_sampler
 from roles.protocol.scorer import Scorer
 from roles.protocol.standing import RoleStanding
 from roles.protocol.stats import ScoringStats
 from roles.protocol.trainer_watch import TrainerWatch
-from roles.validator.config import ValidatorConfig
+from roles.shared.reasons import because
 from roles.validator.session import ValidatorSession
-from roles.validator.status import ValidatorStatus, facts_of, status_of
 
 
 class Validator:
@@ -36,7 +32,7 @@ class Validator:
     session_type: ClassVar[type[ValidatorSession]] = ValidatorSession
     """What does the work; a test's validator that lies has another."""
 
-    def __init__(self, config: ValidatorConfig) -> None:
+    def __init__(self, config: SamplerConfig) -> None:
         self._config = config
         self.stats = ScoringStats()
         self._watch: TrainerWatch | None = None
@@ -46,32 +42,34 @@ class Validator:
     @classmethod
     def from_config(cls, table: Mapping[str, object]) -> Self:
         """Made from ``[role.validator]``."""
-        config = read_table(ValidatorConfig, table, "[role.validator]")
+        config = read_table(SamplerConfig, table, "[role.validator]")
         check_engine_installed(config.engine, cls.name)
         return cls(config)
 
     def health(self) -> dict[str, object]:
         """Counts for people and dashboards."""
-        session = self.session
+        session, watch = self.session, self._watch
+        told = {**self.stats.health(), "now": now_of(session, watch), "version": -1}
+        if session is None or watch is None:
+            return told
         return {
-            "version": -1 if session is None else int(session.loaded),
-            **self.stats.health(),
-            **asdict(self.status()),
-            "scorer_oldest": 0.0 if session is None else round(session.scorer.oldest, 1),
-            "scorer_busy": 0.0 if session is None else round(session.scorer.busy_share, 3),
-            "seats": 0 if session is None else session.reading,
-            "waits_for_disk": 0 if session is None else session.writes_waiting,
+            **told,
+            **watch.health(),
+            "version": int(session.loaded),
+            "queue": session.waiting,
+            "undelivered": session.undelivered,
+            "scorer_oldest": round(session.scorer.oldest, 1),
+            "scorer_busy": round(session.scorer.busy_share, 3),
+            "seats": session.reading,
+            "waits_for_disk": session.writes_waiting,
         }
 
     def progress(self) -> Progress:
         """For the live line."""
-        session = self.session
-        facts = tuple(facts_of(self.status(), self.stats))
+        session, now = self.session, now_of(self.session, self._watch)
+        waiting = (0, 0) if session is None else (session.waiting, session.undelivered)
+        facts = tuple(facts_of(now, *waiting, self.stats))
         return Progress(facts=facts, over=session is not None and session.is_over)
-
-    def status(self) -> ValidatorStatus:
-        """What it does now."""
-        return status_of(self.session, self._watch)
 
     async def run(self, node: Node) -> None:
         """Judge until cancelled."""
@@ -85,23 +83,54 @@ class Validator:
             await self._work(node, run)
 
     async def _work(self, node: Node, run: Run) -> None:
-        limits, config = self._config.machine, self._config
-        engine_config = replace(
-            engine_of(run, limits, threads=config.threads, nice=config.nice),
-            device=config.device,
-            profile=config.profile,
-            vllm=config.vllm,
-        ).computed_with(config.engine)
-        folder = await keep_model_files(node, run)
-        async with (
-            open_environment_of(
-                node.world, run, limits, folder, trusted=node.config.trust_environments
-            ) as environment,
-            open_engine(node.world, engine_config, name=self.name, learns=False) as engine,
-        ):
+        async with open_sampler(node, run, self._config, self.name) as (environment, engine):
             ledger = await node.ledger.opened()
             standing = RoleStanding(node, "validator", self.name)
             scorer = Scorer(node, engine, environment, survives_engine=True)
             session = self.session_type(node, run, scorer, ledger, standing, self.stats)
             self.session = session
             await session.work_forever()
+
+
+def now_of(session: ValidatorSession | None, watch: TrainerWatch | None) -> str:
+    """What it does or waits for, in a sentence for people."""
+    if session is None or watch is None:
+        return "starting the engine"
+    kept = session.undelivered
+    what = f"{kept} verdicts are kept for it" if kept else "nothing is lost"
+    away = watch.why_idle(what)
+    if session.why_not:
+        return f"rests: {session.why_not}"
+    if session.writes_waiting:
+        return "waiting for room on the disk; nothing is lost"
+    if session.is_over:
+        return "the run has all its steps: nothing is left to score"
+    if session.environment_failure:
+        failure = session.environment_failure
+        return f"undecided on the last place, because the environment fails: {failure}"
+    if session.is_judging:
+        return f"scoring under policy {session.loaded}{away and f'; {away}'}"
+    if away:
+        return away
+    if session.node.shardcast.newest == NO_POLICY:
+        return watch.why_no_policy()
+    if session.is_held_up:
+        return f"waiting for the trainer to take {kept} verdicts"
+    return "waiting for newcomers' work"
+
+
+def facts_of(now: str, queue: int, undelivered: int, stats: ScoringStats) -> Iterator[Fact]:
+    """The lines of a screen, the most wanted first."""
+    records, undecided = stats.records, sum(stats.inconclusive.values())
+    parts = [
+        f"{records.accepted + records.rejected + undecided:,} submissions judged",
+        f"{records.accepted:,} accepted",
+        f"{records.rejected:,} rejected{because(records.reasons)}",
+        *([f"{undecided:,} undecided{because(stats.inconclusive)}"] if undecided else []),
+    ]
+    yield Fact("now", now)
+    yield Fact("work", ", ".join(parts))
+    yield Fact(
+        "queue",
+        f"{queue:,} to be scored, {undelivered:,} verdicts for the trainer",
+    )

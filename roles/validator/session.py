@@ -17,51 +17,39 @@ import trio
 
 from p2p.bounded import BoundedDict
 from p2p.errors import BadMessage, StorageError
-from p2p.host import Stream, send_frame
+from p2p.host import Stream
 from p2p.identity import PeerId
 from p2p.ledger import Ledger
 from p2p.node.admission import Capability
 from p2p.node.node import Node
-from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
-from p2p.wire import fields_untrusted, frame, pack, unpack_untrusted
-from p2p.world import dawdle, decode_off_loop
+from p2p.wire import fields_untrusted, pack, unpack_untrusted
+from p2p.world import dawdle
 from proofs.checks import Verdict
 from roles.contract import Run, run_of
 from roles.protocol.core.answer import (
-    MAX_REPLY,
-    MAX_REQUEST,
     WORK_PROTOCOL,
     ContentRequest,
     Refused,
     Reply,
     VerdictRequest,
     Word,
-    decode_reply_untrusted,
-    decode_request_untrusted,
     encode_reply,
-    encode_request,
 )
-from roles.protocol.core.groups import HASH_RATE
 from roles.protocol.core.statements import VERDICT_KIND
 from roles.protocol.core.terms import terms_digest
 from roles.protocol.core.verdict import (
-    MAX_REASON,
     SignedVerdict,
     decode_verdict_untrusted,
 )
 from roles.protocol.core.window import (
     Commitment,
     Submission,
-    bind_untrusted,
-    content_digest,
     decode_submission_untrusted,
 )
 from roles.protocol.door import Door
-from roles.protocol.reading import FIRST_BYTE_SECONDS, receive_content, receive_frame
-from roles.protocol.request import PATIENCE, offer
-from roles.protocol.scorer import Ruling, Scorer
-from roles.protocol.seats import Seats
+from roles.protocol.request import ask
+from roles.protocol.scorer import Ruling, Scorer, Scoring
 from roles.protocol.standing import AtRest, RoleStanding
 from roles.protocol.stats import ScoringStats
 from roles.shared.backoff import Backoff
@@ -82,20 +70,10 @@ AHEAD: Final = 8
 """Versions beyond the newest here that a worker may name, and have waited for."""
 POLICY_SECONDS: Final = 20.0
 """How long a version that is not here yet is waited for: the time of one forest."""
-REPLY_SECONDS: Final = 10.0
 DELIVERIES: Final = 4
 """Verdicts on their way to the trainer at a time."""
 _SEND: Final = encode_reply(Word.SEND)
 RESTS: Final = Refused("the validator rests", True)
-
-
-class _Job:
-    """A place on its way through the scorer."""
-
-    def __init__(self, submission: Submission) -> None:
-        self.submission = submission
-        self.done = trio.Event()
-        self.verdict: SignedVerdict | None = None
 
 
 class ValidatorSession:
@@ -118,9 +96,8 @@ class ValidatorSession:
         self._stats = stats
         self._world = node.world
         self._durable = Durable(node.world, "validator")
-        self._door = Door(node)
-        self._seats = Seats()
-        self._jobs: dict[bytes, _Job] = {}
+        self._door = Door(node, stats)
+        self._jobs: dict[bytes, Scoring] = {}
         self._known: BoundedDict[bytes, int] = BoundedDict(KNOWN)
         """By the digest of a commitment: the entry of the ledger with its verdict."""
         self._undelivered: dict[bytes, None] = {}
@@ -140,7 +117,7 @@ class ValidatorSession:
     @property
     def reading(self) -> int:
         """Contents that are on their way."""
-        return len(self._seats)
+        return len(self._door.contents)
 
     @property
     def writes_waiting(self) -> int:
@@ -213,29 +190,18 @@ class ValidatorSession:
 
     async def serve(self, stream: Stream) -> None:
         """A `StreamHandler`: one place in, one verdict or refusal out."""
-        peer = stream.peer
-        with self._door.stream(peer) as seated:
-            reply: Reply
-            if not seated:
-                reply = self._refuse("too many streams", retry=True)
-            elif self._standing.why_not:
-                reply = RESTS
-            elif not self.node.may(peer, Capability.GENERATE):
-                why_not = self.node.book.why_not(peer, Capability.GENERATE)
-                reply = self._refuse("not admitted", why_not)
-            elif not await self._door.enter(peer, is_known=False):
-                reply = self._refuse("too many newcomers at the door", retry=True)
-            else:
-                begun = await receive_frame(stream, MAX_REQUEST, first_byte=FIRST_BYTE_SECONDS)
-                if begun is None:
-                    return
-                request = decode_request_untrusted(begun[0])
-                if isinstance(request, ContentRequest):
-                    reply = await self._take(stream, request, begun[1])
-                else:
-                    reply = self._refuse("not content", "a validator scores content only")
-            with trio.move_on_after(REPLY_SECONDS):
-                await send_frame(stream, encode_reply(reply))
+        refused, peer = None, stream.peer
+        if self._standing.why_not:
+            refused = RESTS
+        elif not self.node.may(peer, Capability.GENERATE):
+            why_not = self.node.book.why_not(peer, Capability.GENERATE)
+            refused = self._door.refuse("not admitted", why_not)
+        await self._door.serve(stream, self._answer, refused=refused)
+
+    async def _answer(self, stream: Stream, request: object, begun: bytes) -> Reply:
+        if not isinstance(request, ContentRequest):
+            return self._door.refuse("not content", "a validator scores content only")
+        return await self._take(stream, request, begun)
 
     async def _take(self, stream: Stream, request: ContentRequest, begun: bytes) -> Reply:
         window = request.signed.window
@@ -252,24 +218,22 @@ class ValidatorSession:
         if not request.signed.has_valid_signature(verify):
             raise BadMessage("a window's signature is not its worker's")
         if not await self._has_policy(commitment.version):
-            return self._refuse("policy to come", "its policy is not here yet", retry=True)
-        if self.scorer.waiting + len(self._seats) >= MAX_WAITING:
-            return self._refuse("queue is full", retry=True)
-        content = await self._read(stream, request.length, begun)
-        if isinstance(content, Refused):
-            return content
-        submission = await decode_off_loop(
-            self._world,
-            partial(bind_untrusted, request.signed, request.index),
-            content,
-            rate=HASH_RATE,
+            return self._door.refuse("policy to come", "its policy is not here yet", retry=True)
+        if self.scorer.waiting + len(self._door.contents) >= MAX_WAITING:
+            return self._door.refuse("queue is full", retry=True)
+        submission = await self._door.receive(
+            *(stream, request.signed, request.index, request.length, begun)
         )
+        if isinstance(submission, Refused):
+            return submission
         job = self._jobs.get(commitment.digest)
         if job is None and commitment.digest not in self._known:
-            job = self._jobs[commitment.digest] = _Job(submission)
+            job = self._jobs[commitment.digest] = Scoring(submission)
             assert self._nursery is not None
             self._nursery.start_soon(self._score, job)
-        return await self._wait_verdict(job, commitment)
+        if job is not None:
+            return await job.wait()
+        return await self._known_verdict(commitment) or Refused("it is not scored yet", True)
 
     def _refuse_request(
         self, peer: PeerId, request: ContentRequest, commitment: Commitment
@@ -277,32 +241,32 @@ class ValidatorSession:
         """Say what is wrong before a signature is checked."""
         run, newest = run_of(self.node), self.node.shardcast.newest
         if commitment.node != peer:
-            return self._refuse("another node", "content comes from the node that drew it")
+            return self._door.refuse("another node", "content comes from the node that drew it")
         if commitment.run != run.id:
-            return self._refuse("another run", "this validator serves another run")
+            return self._door.refuse("another run", "this validator serves another run")
         if request.answer.trainer not in run.terms.trainers:
-            return self._refuse("no trainer", "the answer is of no trainer of this run")
+            return self._door.refuse("no trainer", "the answer is of no trainer of this run")
         if request.answer.scorer != self.node.peer_id:
-            return self._refuse("another scorer", "the answer names another scorer")
+            return self._door.refuse("another scorer", "the answer names another scorer")
         if commitment.terms != terms_digest(run):
-            return self._refuse(
+            return self._door.refuse(
                 "other terms", "it was made under terms that do not hold any more"
             )
         if newest - commitment.version > run.terms.sampling.lag + 1:
-            return self._refuse("too old", "its policy has become too old")
+            return self._door.refuse("too old", "its policy has become too old")
         if commitment.version > min(newest + AHEAD, run.terms.sampling.steps):
-            return self._refuse("policy to come", "its policy is not here yet", retry=True)
+            return self._door.refuse("policy to come", "its policy is not here yet", retry=True)
         if request.length > run.terms.work_size.max_submission:
-            return self._refuse("too long", "content that is longer than the run's")
+            return self._door.refuse("too long", "content that is longer than the run's")
         if self.is_held_up:
-            return self._refuse("held up", "the trainer takes no verdicts now", retry=True)
+            return self._door.refuse("held up", "the trainer takes no verdicts now", retry=True)
         return None
 
     async def _known_verdict(self, commitment: Commitment) -> Reply | None:
         """Return what was, or is being, said of this place; None if it is new."""
         key = commitment.digest
         if key in self._jobs:
-            return await self._wait_verdict(self._jobs[key], commitment)
+            return await self._jobs[key].wait()
         seqno = self._known.get(key)
         if seqno is None:
             return None
@@ -310,47 +274,13 @@ class ValidatorSession:
             entry = await self._ledger.read(seqno)
         except StorageError as error:
             logger.error("ledger_unreadable seqno=%d: %s", seqno, error)
-            return self._refuse("the disk fails", retry=True)
+            return self._door.refuse("the disk fails", retry=True)
         return decode_verdict_untrusted(entry.body, self._world.verify)
-
-    async def _wait_verdict(self, job: _Job | None, commitment: Commitment) -> Reply:
-        if job is None:
-            known = await self._known_verdict(commitment)
-            return known or self._refuse("not scored", "it is not scored yet", retry=True)
-        with trio.move_on_after(PATIENCE):
-            await job.done.wait()
-        return job.verdict or self._refuse("not scored", "it is not scored yet", retry=True)
 
     async def _has_policy(self, version: PolicyVersion) -> bool:
         with trio.move_on_after(POLICY_SECONDS):
             await self.node.shardcast.wait_policy(version)
         return self.node.shardcast.newest >= version
-
-    async def _read(self, stream: Stream, length: int, begun: bytes) -> bytes | Refused:
-        """Lend the content a seat while it is on its way."""
-        content = None
-        with trio.CancelScope() as scope:
-            seat = self._seats.take(
-                stream.peer,
-                self._world.now(),
-                network=self.node.host.network_of(stream.peer),
-                evict=scope.cancel,
-            )
-            if seat is None:
-                return self._refuse("no seat", "too much content is on its way", retry=True)
-            try:
-                await send_frame(stream, _SEND)
-                content = await receive_content(stream, begun, length, seat)
-            finally:
-                self._seats.leave(seat)
-        if content is None:
-            return self._refuse("too slow", "it took too long to arrive", retry=True)
-        return content
-
-    def _refuse(self, kind: str, sentence: str = "", *, retry: bool = False) -> Refused:
-        """Refuse, and count it by its kind: sentences name peers, of which there is no end."""
-        self._stats.refuse(kind)
-        return Refused(sentence or kind, retry)
 
     # The scorer, the disk, the trainer.
 
@@ -358,12 +288,13 @@ class ValidatorSession:
         """Return what is found of a place; a validator that lies says something else."""
         return await self.scorer.score(submission)
 
-    async def _score(self, job: _Job) -> None:
+    async def _score(self, job: Scoring) -> None:
         commitment = job.submission.commitment
         try:
             ruling = await self.judge(job.submission)
             await self._standing.wait_run()
-            verdict = self._sign(commitment, ruling)
+            self._standing.check()
+            verdict = ruling.sign(commitment, self._world.signer)
             await self._record(verdict, job.submission)
             job.verdict = verdict
         except AtRest:  # its worker asks again
@@ -377,21 +308,6 @@ class ValidatorSession:
         version = int(commitment.version)
         self._world.trace("verdict", verdict=verdict.verdict.value, version=version)
         await self._deliver(verdict, job.submission)
-
-    def _sign(self, commitment: Commitment, ruling: Ruling) -> SignedVerdict:
-        self._standing.check()
-        is_accepted = ruling.verdict is Verdict.ACCEPTED
-        return SignedVerdict(
-            self.node.peer_id,
-            commitment,
-            ruling.verdict,
-            ruling.reason[:MAX_REASON],
-            ruling.statistic,
-            ruling.limit,
-            ruling.rewards if is_accepted else (),
-            content_digest(ruling.logprobs) if is_accepted else b"",
-            ruling.work if is_accepted else None,
-        ).signed(self._world.signer)
 
     async def _record(self, verdict: SignedVerdict, submission: Submission) -> None:
         """Put verdict and content on disk, then the verdict into the ledger."""
@@ -413,31 +329,19 @@ class ValidatorSession:
         """Bring a verdict to the trainer until it has taken it."""
         key = verdict.commitment.digest
         backoff = Backoff(self._world, f"verdict/{key.hex()}")
-        parts = (
-            frame(encode_request(VerdictRequest(verdict))),
-            frame(submission.to_bytes()),
-        )
+
+        def is_final(reply: Reply) -> bool:
+            if isinstance(reply, Refused):
+                logger.info("the trainer refuses a verdict: %s", reply.reason)
+                return not reply.retry
+            return reply is Word.TAKEN
+
         while True:
             trainer = run_of(self.node).terms.trainers[0]
+            request, content = VerdictRequest(verdict), submission.to_bytes()
             async with self._lane:
-                data = await offer(
-                    *(self.node, trainer, WORK_PROTOCOL, parts),
-                    lambda reply: reply == _SEND,
-                    MAX_REPLY,
-                )
-            if data is not None and self._is_final(trainer, data):
-                break
+                if await ask(self.node, trainer, request, is_final, content=content):
+                    break
             await backoff.wait()
         await self._durable.insist(partial(self._world.disk.remove, f"{KEPT}/{key.hex()}"))
         self._undelivered.pop(key, None)
-
-    def _is_final(self, trainer: PeerId, data: bytes) -> bool:
-        try:
-            reply = decode_reply_untrusted(data, None)
-        except BadMessage as error:
-            self.node.host.penalise(trainer, Offence.NONSENSE.points, str(error))
-            return False
-        if isinstance(reply, Refused):
-            logger.info("the trainer refuses a verdict: %s", reply.reason)
-            return not reply.retry
-        return reply is Word.TAKEN

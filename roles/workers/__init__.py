@@ -3,8 +3,7 @@
 `client` is the node's side: `open_remote` runs ``python -m`` a module as a child, calls its
 methods, and starts another when it has died. `server` is the worker's side: `serve` answers
 calls with the methods of an object. `calls` is what crosses the pipe, `files` what is too large
-for it: records in a file of a scratch folder, which the other side maps. (`start` and `streams`
-are to go.)
+for it: records in a file of a scratch folder, which the other side maps.
 
 A server, ``mine/worker.py``; the class names each method that may be called::
 

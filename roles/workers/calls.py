@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import errno
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import msgpack
 
@@ -95,6 +95,19 @@ def decode_reply_untrusted(data: bytes, max_items: int = MAX_ITEMS) -> Any:
         return value
     kind, message = fields_untrusted(value, str, str, what="failure")
     return Failure(kind, message[:MAX_SAID_UNTRUSTED])
+
+
+def write_frame(target: IO[bytes], payload: bytes) -> None:
+    """Write a request or a reply behind its length."""
+    target.write(len(payload).to_bytes(LENGTH_BYTES, "big") + payload)
+    target.flush()
+
+
+def read_frame(source: IO[bytes]) -> bytes:
+    """Read a request or a reply; empty when ``source`` has ended, or a frame is too long."""
+    length = int.from_bytes(source.read(LENGTH_BYTES), "big")
+    payload = source.read(length) if length <= MAX_FRAME else b""
+    return payload if len(payload) == length else b""
 
 
 def _pack(value: object) -> bytes:

@@ -74,42 +74,46 @@ async def open_remote(
     otherwise: type[ShoalError],
     raises: Sequence[type[ShoalError]] = (),
     confined: Confinement | None = None,
-    keeps: bool = True,
 ) -> AsyncIterator[Remote]:
-    """Run ``python -m`` ``argv`` as a worker for the length of the block.
-
-    Args:
-        world: Has the processes. Simulations have none.
-        argv: The module, which calls `roles.workers.server.serve`, and its arguments.
-        name: For people.
-        otherwise: The class of a failure that is not among ``raises``.
-        raises: Failures that are raised again as what they are, like ``otherwise``.
-        confined: What the process may reach and use; None: as any program.
-        keeps: Whether the process keeps something from call to call, so that its death is told.
-    """
+    """Run a worker that keeps something, for the length of the block; see `Remote`."""
     async with AsyncExitStack() as stack:
-        table = {kind.__name__: kind for kind in (*raises, otherwise)}
-        yield Remote(world, argv, name, confined, keeps, table, otherwise, stack)
+        yield Remote(
+            world, argv, stack, name=name, otherwise=otherwise, raises=raises, confined=confined
+        )
 
 
 class Remote:
-    """The methods of a worker process. Calls wait for their turn; see `open_remote`."""
+    """The methods of a worker process. Calls wait for their turn."""
 
     def __init__(
         self,
         world: World,
         argv: Sequence[str],
-        name: str,
-        confined: Confinement | None,
-        keeps: bool,
-        raises: dict[str, type[ShoalError]],
-        otherwise: type[ShoalError],
         stack: AsyncExitStack,
+        *,
+        name: str,
+        otherwise: type[ShoalError],
+        raises: Sequence[type[ShoalError]] = (),
+        confined: Confinement | None = None,
+        keeps: bool = True,
     ) -> None:
-        self._world, self._argv, self._name = world, argv, name
+        """Make ready to run ``python -m`` ``argv``.
+
+        Args:
+            world: Has the processes. Simulations have none.
+            argv: The module, which calls `roles.workers.server.serve`, and its arguments.
+            stack: Its end is that of the process. Nothing else is in it.
+            name: For people.
+            otherwise: The class of a failure that is not among ``raises``.
+            raises: Failures that are raised again as what they are, like ``otherwise``.
+            confined: What the process may reach and use; None: as any program.
+            keeps: Whether the process keeps something from call to call, so that its death is
+                told.
+        """
+        self._world, self._argv, self._name, self._stack = world, argv, name, stack
         self._confined, self._keeps = confined, keeps
-        self._raises, self._otherwise = raises, otherwise
-        self._stack = stack  # closes the process, if there is one
+        self._raises = {kind.__name__: kind for kind in (*raises, otherwise)}
+        self._otherwise = otherwise
         self._worker: Worker | None = None
         self._first: tuple[str, Sequence[object], float | None] | None = None
         self._deaths: Counter[str] = Counter()  # by method, since one was answered

@@ -11,26 +11,34 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import BinaryIO, Final
 
 from p2p.errors import ShoalError
 from roles.workers.calls import (
-    LENGTH_BYTES,
     MAX_FRAME,
     decode_request,
     encode_reply,
     failure_of,
+    read_frame,
+    write_frame,
 )
 
 CAUSED: Final = (ShoalError, OSError, ValueError, RuntimeError, MemoryError)
 """What a caller or its machine can cause: a file that is missing, a shape that does not fit."""
 
 
-def serve(server: object, *, caused: tuple[type[Exception], ...] = CAUSED) -> None:
+def serve(
+    server: object,
+    *,
+    caused: tuple[type[Exception], ...] = CAUSED,
+    after: Callable[[], None] = lambda: None,
+) -> None:
     """Answer each call by the method of ``server`` with its name, until standard input ends.
 
     What is among ``caused`` comes back as a `Failure`. Anything else is a bug: it ends the
-    process with a traceback, and the node sees `WorkerDied`.
+    process with a traceback, and the node sees `WorkerDied`. ``after`` is called when a method
+    has been answered.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the node too, and it ends us
     frames = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
@@ -54,19 +62,14 @@ def serve(server: object, *, caused: tuple[type[Exception], ...] = CAUSED) -> No
                 f"{method}: a reply of {len(reply)} bytes is over the limit of {MAX_FRAME}"
             )
         try:
-            frames.write(len(reply).to_bytes(LENGTH_BYTES, "big") + reply)
-            frames.flush()
+            write_frame(frames, reply)
         except BrokenPipeError:  # the node ended while we worked for it
             os._exit(0)
+        after()
 
 
 def _read(source: BinaryIO, requests: queue.SimpleQueue[bytes]) -> None:
     """Queue frames until ``source`` ends, then end the process."""
-    while True:
-        head = source.read(LENGTH_BYTES)
-        length = int.from_bytes(head, "big")
-        is_whole = len(head) == LENGTH_BYTES and length <= MAX_FRAME
-        body = source.read(length) if is_whole else b""
-        if not body or len(body) < length:
-            os._exit(0)
-        requests.put(body)
+    while frame := read_frame(source):
+        requests.put(frame)
+    os._exit(0)

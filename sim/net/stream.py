@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final
 
 import trio
 
 from p2p.concurrency import ConflictDetector
 from p2p.door import check, check_number
+from p2p.transport.wakeup import Wakeup
 from sim.net.fabric import Direction, Fabric, tampered
 from sim.net.link import SEGMENT
 
@@ -31,29 +32,6 @@ _MARKER: Final = 12
 """Bytes of a header that only opens, ends or resets a stream."""
 
 
-class _Parked:
-    """One task that waits for one condition."""
-
-    __slots__ = ("task",)
-
-    def __init__(self) -> None:
-        self.task: trio.lowlevel.Task | None = None
-
-    async def wait(self) -> None:
-        self.task = trio.lowlevel.current_task()
-
-        def abort(_: Callable[[], NoReturn]) -> trio.lowlevel.Abort:
-            self.task = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
-
-    def wake(self) -> None:
-        if self.task is not None:
-            task, self.task = self.task, None
-            trio.lowlevel.reschedule(task)
-
-
 class SimStream(trio.abc.HalfCloseableStream):
     """One end of a stream. Passes trio's ``check_half_closeable_stream``."""
 
@@ -65,8 +43,8 @@ class SimStream(trio.abc.HalfCloseableStream):
         self._window = window_of(direction)
         self._under_way = 0
         self._inbox: deque[bytes] = deque()
-        self._sender = _Parked()
-        self._receiver = _Parked()
+        self._sender = Wakeup()
+        self._receiver = Wakeup()
         self._leaving: deque[tuple[int, int]] = deque()
         """The nanosecond at which each segment leaves this machine's line, and its bytes."""
         self._sending = ConflictDetector("sending on this stream")
@@ -132,7 +110,7 @@ class SimStream(trio.abc.HalfCloseableStream):
         """
         while (due := self._when_unsent(at_most)) > self._fabric.simulation.queue.now:
             self._fabric.simulation.queue.schedule(
-                due, self._direction.src.owner, "drained", self._sender.wake
+                due, self._direction.src.owner, "drained", self._sender.set
             )
             await self._sender.wait()
             self._check_unbroken()
@@ -216,7 +194,7 @@ class SimStream(trio.abc.HalfCloseableStream):
             piece = piece[:max_bytes]
         sender = self._other
         sender._under_way -= len(piece)
-        self._fabric.wake(sender._direction.src, sender._sender.wake)
+        self._fabric.wake(sender._direction.src, sender._sender.set)
         return piece
 
     # Ending
@@ -240,8 +218,8 @@ class SimStream(trio.abc.HalfCloseableStream):
 
     def _ended(self) -> None:
         self._inbox.clear()
-        self._sender.wake()
-        self._receiver.wake()
+        self._sender.set()
+        self._receiver.set()
 
     def _mark(self, deliver: Callable[[], None], label: str) -> None:
         self._fabric.transmit(self._direction, _MARKER, label, deliver)
@@ -251,16 +229,16 @@ class SimStream(trio.abc.HalfCloseableStream):
     def _take_segment(self, segment: bytes) -> None:
         if not (self._closed or self._broken):
             self._inbox.append(segment)
-            self._receiver.wake()
+            self._receiver.set()
 
     def _take_eof(self) -> None:
         self._eof = True
-        self._receiver.wake()
+        self._receiver.set()
 
     def _take_close(self) -> None:
         self._eof = self._peer_closed = True
-        self._receiver.wake()
-        self._sender.wake()
+        self._receiver.set()
+        self._sender.set()
 
     def break_off(self) -> None:
         """The other side, or the wire, is gone."""

@@ -135,26 +135,6 @@ class SimHost:
         served = () if replaces else (*self.handlers, *self._message_handlers)
         self.handlers[check_handler(protocol, served, handler)] = handler
 
-    def set_message_handler(
-        self,
-        protocol: str,
-        handler: MessageHandler,
-        *,
-        max_message: int = MAX_MESSAGE,
-        replaces: bool = False,
-    ) -> None:
-        """Take incoming messages of ``protocol`` of at most ``max_message`` bytes."""
-        self._check_open()
-        served = () if replaces else (*self.handlers, *self._message_handlers)
-        checked = check_handler(protocol, served, handler, takes_messages=True)
-        check_number("max_message", max_message, 0, MAX_MESSAGE)
-        self._message_handlers[checked] = (handler, max_message)
-
-    def on_peer(self, listener: Callable[[PeerEvent], None]) -> None:
-        """Call ``listener`` whenever a peer connects or disconnects."""
-        check_function("listener", listener, 1)
-        self._watchers.add(listener)
-
     @contextmanager
     def serving(self, protocol: str, handler: StreamHandler) -> Iterator[None]:
         """Serve incoming streams of ``protocol`` for the length of the block."""
@@ -172,11 +152,15 @@ class SimHost:
         self, protocol: str, handler: MessageHandler, *, max_message: int = MAX_MESSAGE
     ) -> Iterator[None]:
         """Take incoming messages of ``protocol`` for the length of the block."""
-        self.set_message_handler(protocol, handler, max_message=max_message)
+        self._check_open()
+        served = (*self.handlers, *self._message_handlers)
+        checked = check_handler(protocol, served, handler, takes_messages=True)
+        check_number("max_message", max_message, 0, MAX_MESSAGE)
+        self._message_handlers[checked] = (handler, max_message)
         try:
             yield
         finally:
-            del self._message_handlers[ProtocolId(protocol)]
+            del self._message_handlers[checked]
 
     @contextmanager
     def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:

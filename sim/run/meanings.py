@@ -87,7 +87,7 @@ MEANINGS: Final = {
     "named_by_round": "Round by which each honest site had convicted the hostile ones.",
     "replicas_differ": "Rounds after which honest sites did not hold the same weights.",
     "rounds": "Rounds that the slowest honest site has done.",
-    "unnamed": "Hostile sites that an honest site has not convicted.",
+    "unnamed": "Hostile sites that sign a lie, and that an honest site has not convicted.",
     "usa_europe_seconds": "Time of an exchange among sites in Europe and the United States.",
     "usa_europe_utilised": "Of the time of the worst site, the share in which it computes.",
     "usa_seconds": "Time of an exchange among sites in the United States.",

@@ -5,7 +5,7 @@ Real sessions on simulated hosts, links and disks; only the model is pretended. 
 last ``hostile`` are hostile in one way each, from ``way`` on: pieces that are NaN, an update a
 thousand times too large, sums that are none, another vote for every second peer, an update
 that undoes a third of what the others learn. Faults come from the scenario. With ``parallel``
-members average gradients instead (`roles.diloco.core.algorithm`); with ``fragments`` a round
+members average gradients instead (`roles.diloco.core.outer`); with ``fragments`` a round
 exchanges one part of the model. Replicas must have one state at each step, whatever happens.
 """
 
@@ -23,7 +23,7 @@ from p2p.world import World
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
-from roles.diloco.core.messages import NO_DIGEST, Harm, Ready, Record, Sum, Vote
+from roles.diloco.core.messages import NO_DIGEST, Ready, Record, Sum, Vote
 from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import shares_of
@@ -38,19 +38,10 @@ from sim.workloads.supervision import supervise
 RUN: Final = b"simulated pre-training run, 32 b"
 WAYS: Final = 5
 """To be hostile."""
+BOUNDED: Final = (1, 4)
+"""Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
 """Virtual seconds between looks at the swarm."""
-
-
-class Anyone:
-    """All nodes of the scenario may train."""
-
-    def __init__(self, peers: Sequence[PeerId]) -> None:
-        self._peers = frozenset(peers)
-
-    def may_train(self, peer: PeerId) -> bool:
-        """See `roles.diloco.membership.MayTrain`."""
-        return peer in self._peers
 
 
 class NanServer(PieceServer):
@@ -195,7 +186,7 @@ class Pretraining:
         )
         if not scenario.parameter("parallel", 0):
             return terms
-        return replace(terms, outer=Outer.PARALLEL, inner_steps=1, gauntlet=False)
+        return replace(terms, outer=Outer.PARALLEL, inner_steps=1)
 
     async def _live(self, machine: SimNode) -> None:
         await supervise(machine, self._process)
@@ -208,7 +199,7 @@ class Pretraining:
         )
         self._count_batches(machine.name, engine)
         kind = {0: NanSession, 3: TwoStories}.get(-1 if way is None else way, DilocoSession)
-        may = Anyone(self._peers)
+        may_train = frozenset(self._peers).__contains__
         async with machine.open_host() as host:
             for other in machine.siblings:
                 host.add_addrs(other.peer_id, [other.addr])
@@ -220,12 +211,12 @@ class Pretraining:
                 DilocoConfig(),
                 engine,
                 self._founders,
-                may,
+                may_train,
             )
             if way == 0:
-                session.server = NanServer(machine.world, may.may_train)
+                session.server = NanServer(machine.world, may_train)
             elif way == 2:
-                session.server = LyingServer(machine.world, may.may_train)
+                session.server = LyingServer(machine.world, may_train)
             self._sessions[machine.name] = session
             await session.work_forever()
 
@@ -252,11 +243,8 @@ class Pretraining:
                 digests[name] = figures.digest.encode()
             if name in self._hostile:
                 continue
-            for peer, fault in session.core.convicted.items():
-                step = session.step
-                if isinstance(fault, Harm):  # this look may be in the round after
-                    step = max(one.step for one in fault.told) - 1
-                self._named.setdefault((name, peer), step)
+            for peer in session.core.convicted:
+                self._named.setdefault((name, peer), session.step)
             if session.past_exchange is not None:
                 self._moved = max(self._moved, self._moved_by(session.past_exchange.readys))
 
@@ -300,7 +288,7 @@ class Pretraining:
             ),
             "wrongly_named": len(wrongly),
             "convicted": max((len(one.core.convicted) for one in honest.values()), default=0),
-            "unnamed": len(self._hostile)
+            "unnamed": sum(way not in BOUNDED for way in self._hostile.values())
             - min((len(one.core.convicted) for one in honest.values()), default=0),
             "named_by_round": max(self._named.values(), default=0),
             "moved": round(self._moved, 3),

@@ -133,20 +133,21 @@ class Policies:
                 roster=lambda: self._roster(node),
                 announce=announce,
             ) as service:
-                host.set_message_handler(
-                    ANNOUNCE, lambda peer, data: _hear(service, peer, data)
-                )
-                await self._meet(node, host)
-                if participant.slanders:
-                    host.set_message_handler(
-                        ANNOUNCE,
-                        lambda peer, data: self._slander(service, node, host, peer, data),
-                        replaces=True,
-                    )
-                self._services[node.name] = service
-                self._stats.append(service.stats)
-                opened(service)
-                await self._note_arrivals(node, service)
+                slanders = False
+
+                def hear(peer: PeerId, data: bytes) -> None:
+                    if slanders:
+                        self._slander(service, node, host, peer, data)
+                    else:
+                        _hear(service, peer, data)
+
+                with host.receiving(ANNOUNCE, hear):
+                    await self._meet(node, host)
+                    slanders = participant.slanders
+                    self._services[node.name] = service
+                    self._stats.append(service.stats)
+                    opened(service)
+                    await self._note_arrivals(node, service)
 
     @property
     def _chunk_bytes(self) -> int:

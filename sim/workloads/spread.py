@@ -101,13 +101,11 @@ class Spread:
                 roster=lambda: self._roster(node),
                 announce=announce,
             ) as service:
-                host.set_message_handler(
-                    ANNOUNCE, lambda peer, data: _hear(service, peer, data)
-                )
-                self._services[node.name] = service
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_meet_others, node, host)
-                    await self._note_arrivals(node, service)
+                with host.receiving(ANNOUNCE, lambda peer, data: _hear(service, peer, data)):
+                    self._services[node.name] = service
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_meet_others, node, host)
+                        await self._note_arrivals(node, service)
 
     def _roster(self, origin: SimNode) -> Sequence[RosterEntry]:
         return [

@@ -20,7 +20,6 @@ from roles.diloco.core.messages import (
     Beat,
     Chain,
     Doubled,
-    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -312,7 +311,6 @@ EXTREMES: list[Callable[[], RoundMessage]] = [
     lambda: signed(replace(READYS[0], step=0)),
     lambda: signed(Sum(1, 0, PLAN.id, 0, (), author=LIAR)),
     lambda: signed(Sum(1, 0, PLAN.id, 2**40, (NO_DIGEST,), author=LIAR)),
-    lambda: signed(HarmScores(1, 0, ((PEERS[0], 1.7e308),), author=LIAR)),
     lambda: signed(Vote(1, 0, replace(outcome(b"a"), plan=NOBODYS), author=LIAR)),
     lambda: BadSum(
         signed(Sum(1, 0, NOBODYS.id, 0, (NO_DIGEST,), author=LIAR)), NOBODYS, (), 0, ()
@@ -366,7 +364,7 @@ def test_a_vote_for_a_mean_that_is_something_else_fails_that_view_alone() -> Non
 class Endless(PieceClient):
     """A source whose list names as many pieces as a list can."""
 
-    async def digests(self, peer: PeerId, root: bytes) -> tuple[bytes, ...] | None:
+    async def _list(self, root: bytes, sources: Sequence[PeerId]) -> tuple[bytes, ...] | None:
         return (NO_DIGEST,) * 2**14
 
     async def pieces(self, *arguments: object) -> None:

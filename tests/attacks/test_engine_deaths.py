@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -11,23 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import trio
 
-from p2p.errors import StorageError, WorkerDied
+from p2p.errors import WorkerDied
 from p2p.machine import open_world
-from p2p.worker_process import ProcessWorker
 from p2p.world import World
-from roles.engines import client, codec, lasting
-from roles.engines.base import EngineError, GroupTask, Sampling
+from roles.engines import client
+from roles.engines.base import GroupTask, Sampling
 from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
-from roles.engines.content import ContentFile, ContentFolder
 from roles.engines.fake import FakeEngine
-from roles.engines.lasting import EngineLost
-from roles.engines.mapped import open_content
 from roles.protocol.scorer import ENGINE_FAILED
 from roles.protocol.standing import RoleStanding
-from roles.shared.checked_json import DamagedFile
+from roles.workers import client as workers
 from tests.attacks.judged import accepted, play, trainer, validator
 from tests.processes import kill_family
 from tests.unit.content_life import ARGV, CONFIG, LESSON
@@ -36,11 +29,11 @@ from tests.unit.content_life import ARGV, CONFIG, LESSON
 @pytest.fixture
 def counting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "WORKER_ARGV", (*ARGV, "worker"))
-    monkeypatch.setattr(lasting, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(workers, "FIRST_PAUSE", 0.0)
 
 
 def kill(engine: Any) -> None:
-    kill_family(engine._worker._worker.pid)
+    kill_family(engine._remote.process.pid)
 
 
 @pytest.mark.usefixtures("counting")
@@ -48,7 +41,7 @@ async def test_a_process_that_was_killed_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """WorkerDied came out of every call after that, and the first of them ended the node."""
-    monkeypatch.setattr(lasting, "MOST_DEATHS", 2)
+    monkeypatch.setattr(workers, "MOST_DEATHS", 2)
     async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
         assert (await engine.step([LESSON])).step == 1
         for _ in range(2):
@@ -58,65 +51,6 @@ async def test_a_process_that_was_killed_is_replaced(
             assert (await engine.step([LESSON])).step == 1, "a new one, which holds nothing"
         assert (await engine.step([LESSON])).step == 2
         assert await world.disk.list("engine/engine") == []
-
-
-@pytest.mark.usefixtures("counting")
-@pytest.mark.parametrize("deaths", [1, lasting.MOST_DEATHS])
-async def test_a_process_that_dies_while_it_starts_is_replaced(
-    deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """WorkerDied came out of `open_engine`, and ended the node: of one that dies later, four
-    more are tried.
-    """
-    start, started = lasting.LastingWorker.start, 0
-
-    async def start_and_die(self: lasting.LastingWorker) -> None:
-        nonlocal started
-        await start(self)
-        started += 1
-        if started <= deaths:
-            assert isinstance(self._worker, ProcessWorker)
-            kill_family(self._worker.pid)
-
-    monkeypatch.setattr(lasting.LastingWorker, "start", start_and_die)
-    async with open_world(tmp_path) as world:
-        if deaths < lasting.MOST_DEATHS:
-            async with open_engine(world, CONFIG) as engine:
-                assert (await engine.step([LESSON])).step == 1
-        else:
-            with pytest.raises(
-                EngineLost, match=r"5 times in a row at configure: .* the memory"
-            ):
-                async with open_engine(world, CONFIG):
-                    pytest.fail("no engine was configured")
-
-
-@pytest.mark.usefixtures("counting")
-async def test_a_process_that_always_dies_is_given_up_in_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lasting, "MOST_DEATHS", 3)
-    async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
-        living = lasting.LastingWorker._living
-        pauses: list[float] = []
-
-        async def doomed(self: lasting.LastingWorker) -> Any:
-            found = await living(self)
-            kill(engine)
-            return found
-
-        async def sleep(seconds: float) -> None:
-            pauses.append(seconds)
-
-        monkeypatch.setattr(lasting.LastingWorker, "_living", doomed)
-        monkeypatch.setattr(lasting, "FIRST_PAUSE", 1.0)
-        monkeypatch.setattr(world, "sleep", sleep)
-        for _ in range(2):
-            with pytest.raises(WorkerDied):
-                await engine.step([LESSON])
-        with pytest.raises(EngineLost, match=r"3 times in a row at step: .* the memory"):
-            await engine.step([LESSON])
-        assert pauses == [1.0, 2.0]
 
 
 class Mortal(FakeEngine):
@@ -188,53 +122,3 @@ def test_no_role_ends_with_the_process_of_its_engine(
     assert validator(health)["rejected"] == 0
     assert accepted(health, "inference") > 4
     assert (ENGINE_FAILED in validator(health)["inconclusive"]) == (role == "validator")
-
-
-def test_what_the_machine_refuses_is_not_taken_for_a_full_disk() -> None:
-    """A bare OSError of the worker, whatever it was, was waited for as a full disk is: for
-    ever, with one line in the log.
-    """
-    full = codec.failure_of(OSError(errno.ENOSPC, "No space left on device"))
-    assert client._KINDS[full.kind] is StorageError
-    for number in (errno.ENOMEM, errno.EMFILE, errno.ENODEV):
-        failure = codec.failure_of(OSError(number, os.strerror(number)))
-        assert client._KINDS.get(failure.kind, EngineError) is EngineError
-
-
-def test_an_error_that_quotes_a_file_crosses_the_pipe_whatever_it_quotes() -> None:
-    """The name of a tensor with half of a surrogate pair: UnicodeEncodeError in the worker,
-    which ended it, and with it the node.
-    """
-    failure = codec.failure_of(EngineError("weights: \ud800" + "x" * 10**6))
-    sent = codec.encode_failure(failure)
-    assert len(sent) < 4 * codec.MAX_SAID
-    again = codec.decode_reply(sent)
-    assert again == failure
-    assert again.message.startswith(r"weights: \ud800x")
-
-
-async def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
-    """The engine opened it, and waited for a writer that never came."""
-    os.mkfifo(tmp_path / "0")
-    file = ContentFile(str(tmp_path / "0"), (1,), bytes(32))
-    with pytest.raises(DamagedFile, match="cannot be read"), open_content(file, bytes, 10):
-        pass
-
-
-async def test_a_file_that_goes_while_it_is_read_is_asked_for_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """FileNotFoundError came out of the call, and ended the role."""
-    async with open_world(tmp_path) as world:
-        folder = ContentFolder(world.disk, "content")
-        file = await folder.write("content/0", [b"x"], 10)
-        size = world.disk.size
-
-        async def size_then_none(path: str) -> int | None:
-            found = await size(path)
-            await world.disk.remove(path)
-            return found
-
-        monkeypatch.setattr(world.disk, "size", size_then_none)
-        with trio.fail_after(10), pytest.raises(DamagedFile, match="cannot be read"):
-            await folder.read("content/0", file, bytes, 10)

@@ -14,7 +14,7 @@ import pytest
 
 from p2p.errors import WorkerDied, WorkerNotStarted
 from p2p.machine import open_world
-from roles.engines import client, lasting
+from roles.engines import client
 from roles.engines.base import EngineError, Group
 from roles.engines.client import open_engine
 from roles.engines.fake import FakeEngine
@@ -23,7 +23,8 @@ from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.inference.outbox import FullPlace
 from roles.inference.session import InferenceSession
-from roles.workers.start import PAUSES
+from roles.workers import client as workers
+from roles.workers.client import START_PAUSES
 from tests.attacks.judged import play, trainer
 from tests.attacks.test_engine_deaths import kill
 from tests.unit.content_life import ARGV, CONFIG
@@ -53,21 +54,21 @@ async def test_an_engine_that_cannot_be_forked_is_tried_again(
 ) -> None:
     """BlockingIOError came out of the call, and ended the node."""
     monkeypatch.setattr(client, "WORKER_ARGV", (*ARGV, "worker"))
-    monkeypatch.setattr(lasting, "FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(workers, "FIRST_PAUSE", 0.0)
     machine = Refusing(monkeypatch)
     async with open_world(tmp_path) as world, open_engine(world, CONFIG) as engine:
         monkeypatch.setattr(world, "sleep", machine.sleep)
         kill(engine)
         with pytest.raises(WorkerDied):
             await engine.drop()
-        machine.left, machine.pauses[:] = len(PAUSES), []
+        machine.left, machine.pauses[:] = len(START_PAUSES), []
         await engine.drop()
-        assert machine.pauses == [0.0, *PAUSES], "the first is for its death"
+        assert machine.pauses == [0.0, *START_PAUSES], "the first is for its death"
         assert "ulimit -u" in caplog.text
         kill(engine)
         with pytest.raises(WorkerDied):
             await engine.drop()
-        machine.left = len(PAUSES) + 1
+        machine.left = len(START_PAUSES) + 1
         with pytest.raises(WorkerNotStarted, match=r"temporarily .*ulimit -u"):
             await engine.drop()
 
@@ -82,10 +83,10 @@ async def test_an_environment_that_cannot_be_forked_is_tried_again(
     async with open_world(tmp_path) as world, AsyncExitStack() as stack:
         monkeypatch.setattr(world, "sleep", machine.sleep)
         environment = WorkerEnvironment(world, setup, Ration(), stack)
-        machine.left = len(PAUSES)
+        machine.left = len(START_PAUSES)
         await environment.open()
         assert len(await environment.tasks([bytes(32)])) == 1
-        assert machine.pauses == list(PAUSES)
+        assert machine.pauses == list(START_PAUSES)
 
 
 def test_an_engine_that_fails_under_an_older_policy_goes_on_with_the_newest(

@@ -156,10 +156,10 @@ async def test_an_environment_that_cannot_be_opened_ends_the_node_with_its_name(
 @pytest.mark.usefixtures("game")
 async def test_a_call_that_is_cancelled_leaves_no_process() -> None:
     async with opened(Ration(cpu=60.0, patience=60.0)) as environment:
-        worker = environment._worker
+        worker = environment._remote.process
         with trio.move_on_after(0.1):
             await earns(environment, 2)
-        assert environment._worker is None
+        assert environment._remote.process is None
         with pytest.raises(ProcessLookupError):
             os.kill(worker.pid, 0)  # type: ignore[union-attr]
         assert await environment.rewards([(TASK, [TASK.answer])]) == [1.0]
@@ -204,7 +204,7 @@ async def test_a_reply_is_read_no_further_than_what_was_asked_for(tmp_path: Path
     """16 MiB of empty lists kept the node from all else for 8 s, and took 1.2 GB."""
     async with open_world(tmp_path) as world, AsyncExitStack() as stack:
         environment = WorkerEnvironment(world, SETUP, RATION, stack)
-        environment._worker = Liar()
+        environment._remote._worker = Liar()
         with pytest.raises(EnvironmentFailed, match="answers nonsense: not msgpack"):
             await environment.rewards([(TASK, [(40,)])])
 
@@ -214,7 +214,7 @@ async def test_a_task_is_no_longer_than_the_context(tmp_path: Path) -> None:
     one a little too long ended the engine's call, and with it the role."""
     async with open_world(tmp_path) as world, AsyncExitStack() as stack:
         environment = WorkerEnvironment(world, SETUP, RATION, stack, context=64)
-        environment._worker = Liar(b"\x01", before=b"\x91\x95")
+        environment._remote._worker = Liar(b"\x01", before=b"\x91\x95")
         with pytest.raises(EnvironmentFailed, match="answers nonsense: not msgpack"):
             await environment.tasks([bytes(32)])
     rest = [b"", "dire", ""]

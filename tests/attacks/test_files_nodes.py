@@ -68,7 +68,6 @@ ROWS: Final = (
     Row("ledger/synced", "ledger/synced", ("validator-1", "trainer-1")),
     Row("trainer/checkpoint", "trainer/checkpoint", ("trainer-1",)),
     Row(".previous", "trainer/checkpoint[.]previous", ("trainer-1",)),
-    Row("trainer/metrics.jsonl", "trainer/metrics[.]jsonl", ("trainer-1",)),
     Row("trainer/accounts.json", "trainer/accounts[.]json", ("trainer-1",)),
     Row("trainer/progress.json", "trainer/progress[.]json", ("trainer-1",)),
     Row("trainer/weights/*", "trainer/weights/[0-9]{8}[.]safetensors", ("trainer-1",)),
@@ -90,6 +89,8 @@ ROWS: Final = (
 ELSEWHERE: Final = {
     "model/*": "../unit/test_model_files.py::test_a_kept_file_that_has_rotted_is_copied_again",
     "engine/*": "../unit/test_engine_content.py::test_a_damaged_step_is_written_again",
+    "trainer/metrics.jsonl": "../unit/test_metrics.py"
+    "::test_a_line_that_a_crash_cut_off_spoils_no_other",
     "run.rival": "../unit/test_rundoc.py::test_a_file_that_is_no_rival_is_removed",
     "trainer/evidence/*": "../unit/test_gate.py::"
     "test_convictions_open_and_what_does_not_fit_convicts_nobody",

@@ -93,7 +93,6 @@ def test_messages_that_are_no_news_do_not_flush_what_was_seen() -> None:
         victim.later(0.02)
     victim.hear(FRIEND, Rpc(messages=[news]))
     assert victim.delivered == [b"news"]
-    assert victim.core._seen.unaccepted_from(STRANGERS[0]) < 1000
     assert victim.points[FRIEND] == 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 import trio
 import trio.testing
@@ -42,7 +44,7 @@ async def test_a_bug_that_a_peer_can_trigger_costs_that_peer_only(
         victim.set_handler(ECHO, serve_requests(echo))
         await honest.connect_addr(victim.addrs[0])
         await trio.testing.wait_all_tasks_blocked()
-        with monkeypatch.context() as patch:
+        with monkeypatch.context() as patch, ExitStack() as blocks:
             if where == "identify":
                 patch.setattr(identify, "decode_info_untrusted", crash)
             elif where == "reader":
@@ -50,7 +52,11 @@ async def test_a_bug_that_a_peer_can_trigger_costs_that_peer_only(
             elif where == "lane":
                 patch.setattr(outbox_module.Lane, "run", crash)
             else:
-                victim.on_peer(lambda event: crash() if event.peer == evil.peer_id else None)
+                blocks.enter_context(
+                    victim.watching(
+                        lambda event: crash() if event.peer == evil.peer_id else None
+                    )
+                )
             await attacker.connect_addr(victim.addrs[0])
             victim.send(evil.peer_id, NEWS, b"x")
             await trio.testing.wait_all_tasks_blocked()
@@ -107,15 +113,17 @@ async def test_sending_never_raises_for_what_a_peer_did() -> None:
         open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as host,
         open_host(network=network, listen=("/memory/0",), config=QUIET) as other,
     ):
-        host.on_peer(events.append)
-        other.set_message_handler(NEWS, lambda _, message: None)
-        await host.connect_addr(other.addrs[0])
-        for _ in range(3):
-            assert host.send(other.peer_id, NEWS, b"x")
-            await trio.testing.wait_all_tasks_blocked()
-            for connection in host._connector._connections.get(other.peer_id, []):
-                connection.close()
-            host.send(other.peer_id, NEWS, b"while it closes")
-            await trio.testing.wait_all_tasks_blocked()
-        with pytest.raises(LocalProtocolError):
-            host.send(other.peer_id, NEWS, bytes(2_000_000))
+        with (
+            host.watching(events.append),
+            other.receiving(NEWS, lambda _, message: None),
+        ):
+            await host.connect_addr(other.addrs[0])
+            for _ in range(3):
+                assert host.send(other.peer_id, NEWS, b"x")
+                await trio.testing.wait_all_tasks_blocked()
+                for connection in host._connector._connections.get(other.peer_id, []):
+                    connection.close()
+                host.send(other.peer_id, NEWS, b"while it closes")
+                await trio.testing.wait_all_tasks_blocked()
+            with pytest.raises(LocalProtocolError):
+                host.send(other.peer_id, NEWS, bytes(2_000_000))

@@ -312,23 +312,23 @@ async def test_idle_connections_end_and_messages_open_them_again(
         open_world(key=KeyPair(bytes(32))) as world,
     ):
         received: list[bytes] = []
-        talker.set_message_handler(NEWS, lambda _, message: received.append(message))
-        host.add_addrs(talker.peer_id, talker.addrs)
-        host.protect("officers", [friend.peer_id])
-        await host.connect_addr(friend.addrs[0])
-        friend.protect("officers", [host.peer_id])
-        await stranger(network, host, world, seed=1)
-        assert host.send(talker.peer_id, NEWS, b"first")
-        await trio.testing.wait_all_tasks_blocked()
-        assert len(host.connected) == 3
-        await world.sleep(UNUSED_TIMEOUT + 2 * SWEEP + 3)
-        # who never used it has gone
-        assert set(host.connected) == {talker.peer_id, friend.peer_id}
-        await world.sleep(IDLE_TIMEOUT + SWEEP + 3)
-        assert host.connected == (friend.peer_id,)
-        assert host.send(talker.peer_id, NEWS, b"second")
-        await trio.testing.wait_all_tasks_blocked()
-        assert received == [b"first", b"second"]
+        with talker.receiving(NEWS, lambda _, message: received.append(message)):
+            host.add_addrs(talker.peer_id, talker.addrs)
+            host.protect("officers", [friend.peer_id])
+            await host.connect_addr(friend.addrs[0])
+            friend.protect("officers", [host.peer_id])
+            await stranger(network, host, world, seed=1)
+            assert host.send(talker.peer_id, NEWS, b"first")
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(host.connected) == 3
+            await world.sleep(UNUSED_TIMEOUT + 2 * SWEEP + 3)
+            # who never used it has gone
+            assert set(host.connected) == {talker.peer_id, friend.peer_id}
+            await world.sleep(IDLE_TIMEOUT + SWEEP + 3)
+            assert host.connected == (friend.peer_id,)
+            assert host.send(talker.peer_id, NEWS, b"second")
+            await trio.testing.wait_all_tasks_blocked()
+            assert received == [b"first", b"second"]
 
 
 async def test_protected_peers_outlive_a_flood() -> None:

@@ -14,7 +14,7 @@ import gc
 import random
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -85,36 +85,42 @@ async def test_a_listener_that_raises_keeps_nothing_from_the_others() -> None:
     """
     async with pair() as (host, other):
         heard: list[PeerState] = []
-        host.on_peer(crash)
-        host.on_peer(lambda event: heard.append(event.state))
-        await host.connect_addr(other.addrs[0])
-        await trio.testing.wait_all_tasks_blocked()
-        await other.disconnect(host.peer_id)
-        await trio.testing.wait_all_tasks_blocked()
-        assert heard == [PeerState.CONNECTED, PeerState.DISCONNECTED]
-        assert host.connected == ()
+        with (
+            host.watching(crash),
+            host.watching(lambda event: heard.append(event.state)),
+        ):
+            await host.connect_addr(other.addrs[0])
+            await trio.testing.wait_all_tasks_blocked()
+            await other.disconnect(host.peer_id)
+            await trio.testing.wait_all_tasks_blocked()
+            assert heard == [PeerState.CONNECTED, PeerState.DISCONNECTED]
+            assert host.connected == ()
 
 
 async def test_a_listener_that_raises_lets_no_violation_go_unpunished() -> None:
     """Before, what it raised at the disconnect came before the penalty, and instead of it."""
     async with pair() as (host, other):
-        host.on_peer(lambda event: crash() if event.state is PeerState.DISCONNECTED else None)
-        for turn in range(2):
-            await other.connect_addr(host.addrs[0])
-            await trio.testing.wait_all_tasks_blocked()
-            (connection,) = connections_of(other)
-            connection.mux._queue.say(9, 0, 0, turn)
-            connection.flush()
-            await trio.testing.wait_all_tasks_blocked()
-        assert host._connector.is_refused(other.peer_id)
+        with host.watching(
+            lambda event: crash() if event.state is PeerState.DISCONNECTED else None
+        ):
+            for turn in range(2):
+                await other.connect_addr(host.addrs[0])
+                await trio.testing.wait_all_tasks_blocked()
+                (connection,) = connections_of(other)
+                connection.mux._queue.say(9, 0, 0, turn)
+                connection.flush()
+                await trio.testing.wait_all_tasks_blocked()
+            assert host._connector.is_refused(other.peer_id)
 
 
 async def test_a_listener_that_raises_is_loud_in_strict_mode() -> None:
     with pytest.RaisesGroup(ValueError, flatten_subgroups=True, allow_unwrapped=True):
         async with pair(strict=True) as (host, other):
-            host.on_peer(lambda event: crash() if event.state is PeerState.CONNECTED else None)
-            await host.connect_addr(other.addrs[0])
-            await trio.testing.wait_all_tasks_blocked()
+            with host.watching(
+                lambda event: crash() if event.state is PeerState.CONNECTED else None
+            ):
+                await host.connect_addr(other.addrs[0])
+                await trio.testing.wait_all_tasks_blocked()
 
 
 # Dials.
@@ -129,27 +135,29 @@ async def test_a_dial_that_fails_while_the_peer_dials_us_is_no_failure(
     async with pair(strict=True) as (host, other):
         received: list[bytes] = []
         states: list[PeerState] = []
-        host.on_peer(lambda event: states.append(event.state))
-        other.set_message_handler(NEWS, lambda _, message: received.append(message))
-        host.add_addrs(other.peer_id, [NOWHERE])
-        network = host._network
-        dial = network.dial
+        with (
+            host.watching(lambda event: states.append(event.state)),
+            other.receiving(NEWS, lambda _, message: received.append(message)),
+        ):
+            host.add_addrs(other.peer_id, [NOWHERE])
+            network = host._network
+            dial = network.dial
 
-        async def slow(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
-            if addr == NOWHERE:
-                await host.world.sleep(3)
-                raise PeerUnreachable("nobody is there")
-            return await dial(addr)
+            async def slow(addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+                if addr == NOWHERE:
+                    await host.world.sleep(3)
+                    raise PeerUnreachable("nobody is there")
+                return await dial(addr)
 
-        monkeypatch.setattr(network, "dial", slow)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(host.connect, other.peer_id)
-            assert host.send(other.peer_id, NEWS, b"hello")
-            await host.world.sleep(1)
-            await other.connect_addr(host.addrs[0])
-        await trio.testing.wait_all_tasks_blocked()
-        assert states == [PeerState.CONNECTED]
-        assert received == [b"hello"]
+            monkeypatch.setattr(network, "dial", slow)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(host.connect, other.peer_id)
+                assert host.send(other.peer_id, NEWS, b"hello")
+                await host.world.sleep(1)
+                await other.connect_addr(host.addrs[0])
+            await trio.testing.wait_all_tasks_blocked()
+            assert states == [PeerState.CONNECTED]
+            assert received == [b"hello"]
 
 
 async def test_a_dial_that_a_bug_ended_is_no_connection(
@@ -176,16 +184,16 @@ async def test_a_lane_has_no_task_while_nothing_waits() -> None:
     """
     async with pair(strict=True) as (host, other):
         received: list[bytes] = []
-        other.set_message_handler(NEWS, lambda _, message: received.append(message))
-        await host.connect_addr(other.addrs[0])
-        await trio.testing.wait_all_tasks_blocked()
-        assert host._nursery is not None
-        before = len(host._nursery.child_tasks)
-        for number in range(5):
-            assert host.send(other.peer_id, NEWS, b"%d" % number)
+        with other.receiving(NEWS, lambda _, message: received.append(message)):
+            await host.connect_addr(other.addrs[0])
             await trio.testing.wait_all_tasks_blocked()
-        assert len(host._nursery.child_tasks) == before
-        assert received == [b"%d" % number for number in range(5)]
+            assert host._nursery is not None
+            before = len(host._nursery.child_tasks)
+            for number in range(5):
+                assert host.send(other.peer_id, NEWS, b"%d" % number)
+                await trio.testing.wait_all_tasks_blocked()
+            assert len(host._nursery.child_tasks) == before
+            assert received == [b"%d" % number for number in range(5)]
 
 
 async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns() -> None:
@@ -205,25 +213,25 @@ async def test_messages_that_wait_come_once_and_in_order_when_the_peer_returns()
         open_host(network=network, listen=(), config=QUIET, key=key) as restarted,
     ):
         ghost.set_handler(NEWS, never)
-        restarted.set_message_handler(NEWS, lambda _, message: again.append(message[:1]))
-        await ghost.connect_addr(host.addrs[0])
-        await trio.testing.wait_all_tasks_blocked()
-        while host.send(key.peer_id, NEWS, bytes([len(received)]) + bytes(99_999)):
-            received.append(len(received))
+        with restarted.receiving(NEWS, lambda _, message: again.append(message[:1])):
+            await ghost.connect_addr(host.addrs[0])
             await trio.testing.wait_all_tasks_blocked()
-        waiting = sum(len(lane.waiting) for lane in host._outbox._lanes.values())
-        assert waiting > 0
-        await restarted.connect_addr(host.addrs[0])
-        await trio.testing.wait_all_tasks_blocked()
-        old, _ = connections_of(host)
-        lost = host.dropped_messages
-        old.abort()
-        await trio.testing.wait_all_tasks_blocked()
-        assert host.dropped_messages == lost + waiting
-        assert host._outbox._total == 0
-        assert host.send(key.peer_id, NEWS, b"z")
-        await trio.testing.wait_all_tasks_blocked()
-        assert again == [b"z"]
+            while host.send(key.peer_id, NEWS, bytes([len(received)]) + bytes(99_999)):
+                received.append(len(received))
+                await trio.testing.wait_all_tasks_blocked()
+            waiting = sum(len(lane.waiting) for lane in host._outbox._lanes.values())
+            assert waiting > 0
+            await restarted.connect_addr(host.addrs[0])
+            await trio.testing.wait_all_tasks_blocked()
+            old, _ = connections_of(host)
+            lost = host.dropped_messages
+            old.abort()
+            await trio.testing.wait_all_tasks_blocked()
+            assert host.dropped_messages == lost + waiting
+            assert host._outbox._total == 0
+            assert host.send(key.peer_id, NEWS, b"z")
+            await trio.testing.wait_all_tasks_blocked()
+            assert again == [b"z"]
 
 
 # One identity, again and again.
@@ -404,16 +412,17 @@ class Chaos:
         self.hosts = hosts
         self.buggy = buggy
         self.events: dict[PeerId, list[PeerEvent]] = {host.peer_id: [] for host in hosts}
+        self.blocks = ExitStack()
 
     def set_up(self) -> None:
         """Handlers, listeners, addresses."""
         for host in self.hosts:
             host.set_handler(HELD, partial(self.hold, host))
             host.set_handler(BUG, partial(self.stumble, host))
-            host.set_message_handler(NEWS, self.hear)
+            self.blocks.enter_context(host.receiving(NEWS, self.hear))
             if self.buggy:
-                host.on_peer(lambda event: self.maybe_crash(0.1))
-            host.on_peer(partial(self.note, host))
+                self.blocks.enter_context(host.watching(lambda event: self.maybe_crash(0.1)))
+            self.blocks.enter_context(host.watching(partial(self.note, host)))
             for other in self.hosts:
                 if other is not host:
                     host.add_addrs(other.peer_id, other.addrs)

@@ -5,6 +5,7 @@ messages.
 from __future__ import annotations
 
 import contextlib
+from contextlib import ExitStack
 
 import pytest
 import trio
@@ -137,8 +138,9 @@ async def test_a_frame_has_a_deadline(kind: str, autojump_clock: trio.abc.Clock)
     ):
         victim.protect("test", [one.peer_id])
         one.protect("test", [victim.peer_id])
+        blocks = ExitStack()
         if kind == "messages":
-            victim.set_message_handler(ECHO, lambda peer, message: None)
+            blocks.enter_context(victim.receiving(ECHO, lambda peer, message: None))
         else:
             victim.set_handler(ECHO, serve_requests(echo))
         await one.connect_addr(victim.addrs[0])
@@ -189,16 +191,16 @@ async def test_a_peer_has_one_stream_for_the_messages_of_a_protocol() -> None:
         open_host(network=network, listen=("/memory/0",), strict=True, config=QUIET) as victim,
         open_host(network=network, listen=(), config=QUIET) as one,
     ):
-        victim.set_message_handler(NEWS, lambda _, message: received.append(message))
-        await one.connect_addr(victim.addrs[0])
-        streams = [await one.open_stream(victim.peer_id, NEWS) for _ in range(5)]
-        await trio.testing.wait_all_tasks_blocked()
-        assert victim.budget.served == 1
-        await streams[-1].send_all(frame(b"the newest counts"))
-        with pytest.raises(trio.BrokenResourceError):
-            await streams[0].receive_some()
-        await trio.testing.wait_all_tasks_blocked()
-        assert received == [b"the newest counts"]
+        with victim.receiving(NEWS, lambda _, message: received.append(message)):
+            await one.connect_addr(victim.addrs[0])
+            streams = [await one.open_stream(victim.peer_id, NEWS) for _ in range(5)]
+            await trio.testing.wait_all_tasks_blocked()
+            assert victim.budget.served == 1
+            await streams[-1].send_all(frame(b"the newest counts"))
+            with pytest.raises(trio.BrokenResourceError):
+                await streams[0].receive_some()
+            await trio.testing.wait_all_tasks_blocked()
+            assert received == [b"the newest counts"]
 
 
 async def test_empty_messages_are_taken_no_faster_than_the_rate(
@@ -219,15 +221,15 @@ async def test_empty_messages_are_taken_no_faster_than_the_rate(
         open_host(network=network, listen=(), config=QUIET) as one,
         trio.open_nursery() as nursery,
     ):
-        victim.set_message_handler(NEWS, take)
-        await one.connect_addr(victim.addrs[0])
-        stream = await one.open_stream(victim.peer_id, NEWS)
-        nursery.start_soon(stream.send_all, bytes(100_000))
-        with trio.move_on_after(2.0):
-            await trio.sleep_forever()
-        limit = swarm_module.MESSAGE_BURST + 2 * swarm_module.MESSAGE_RATE
-        assert 0.9 * limit < count < 1.1 * limit
-        nursery.cancel_scope.cancel()
+        with victim.receiving(NEWS, take):
+            await one.connect_addr(victim.addrs[0])
+            stream = await one.open_stream(victim.peer_id, NEWS)
+            nursery.start_soon(stream.send_all, bytes(100_000))
+            with trio.move_on_after(2.0):
+                await trio.sleep_forever()
+            limit = swarm_module.MESSAGE_BURST + 2 * swarm_module.MESSAGE_RATE
+            assert 0.9 * limit < count < 1.1 * limit
+            nursery.cancel_scope.cancel()
 
 
 async def test_other_tasks_have_their_turn_between_messages() -> None:
@@ -254,14 +256,14 @@ async def test_other_tasks_have_their_turn_between_messages() -> None:
         open_host(network=network, listen=(), config=QUIET) as one,
         trio.open_nursery() as nursery,
     ):
-        victim.set_message_handler(NEWS, take)
-        await one.connect_addr(victim.addrs[0])
-        stream = await one.open_stream(victim.peer_id, NEWS)
-        nursery.start_soon(other)
-        await stream.send_all(bytes(4000))
-        while not most:
-            await trio.lowlevel.checkpoint()
-        for _ in range(200):
-            await trio.lowlevel.checkpoint()
-        assert 0 < most <= 2 * swarm_module.TURN_MESSAGES
-        nursery.cancel_scope.cancel()
+        with victim.receiving(NEWS, take):
+            await one.connect_addr(victim.addrs[0])
+            stream = await one.open_stream(victim.peer_id, NEWS)
+            nursery.start_soon(other)
+            await stream.send_all(bytes(4000))
+            while not most:
+                await trio.lowlevel.checkpoint()
+            for _ in range(200):
+                await trio.lowlevel.checkpoint()
+            assert 0 < most <= 2 * swarm_module.TURN_MESSAGES
+            nursery.cancel_scope.cancel()

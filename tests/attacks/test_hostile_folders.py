@@ -8,6 +8,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -18,12 +19,16 @@ from p2p.errors import BadMessage
 from p2p.sandbox.probe import find_containment
 from roles.calibrate import command
 from roles.calibrate.command import main as calibrate
-from roles.envs.base import Ration
+from roles.contract import sign_run
+from roles.contract.core.file import EnvironmentPin, Model
+from roles.envs.base import Ration, environment_digest
 from roles.models import trial
 from roles.models.__main__ import main
+from roles.models.bundle import pin_folder, read_config
 from roles.models.errors import BadModel
 from roles.models.safetensors import PREFIX_BYTES, RawTensor, decode_untrusted
 from tests.model_folders import LLAMA, make_folder, random_weights, write_weights
+from tests.unit.test_run_file import OWNER, TERMS
 
 Change = Callable[[Path], None]
 
@@ -154,12 +159,26 @@ def test_a_folder_without_a_name_cannot_be_made(
     assert "names no folder that could be made" in capsys.readouterr().err
 
 
+def calibrating(folder: Path) -> list[str]:
+    """Options for a run whose base is this folder."""
+    config = read_config(folder)
+    model = Model(
+        shape=config.shape, base=pin_folder(folder), end_tokens=(1,), context=config.context
+    )
+    pin = EnvironmentPin(name="arithmetic", digest=environment_digest("arithmetic"))
+    sampling = replace(TERMS.sampling, group_size=2, max_new_tokens=4)
+    terms = replace(TERMS, model=model, environments=(pin,), sampling=sampling)
+    path = folder.with_name("run.shoal")
+    path.write_bytes(sign_run(terms, OWNER).document)
+    return ["--run", str(path), "--model", str(folder), "--sequences", "64"]
+
+
 def test_calibration_tries_the_tokenizer_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = make_folder(tmp_path / "model")
     FOLDERS["abort"][0](folder)
-    assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
+    assert calibrate(calibrating(folder)) == 1
     assert "ends the process that reads it" in capsys.readouterr().err
 
 
@@ -175,7 +194,7 @@ def test_calibration_waits_for_no_template_for_ever(
         (loop, "or the chat template does"),  # already when it is tried
     ):
         (folder / "chat_template.jinja").write_text(source)
-        assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
+        assert calibrate(calibrating(folder)) == 1
         assert said in capsys.readouterr().err
 
 
@@ -190,6 +209,6 @@ def test_calibration_gives_no_template_its_memory(
     (folder / "chat_template.jinja").write_text(source)
     monkeypatch.setattr(command, "Ration", partial(Ration, cpu=0.5))
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert calibrate(["--model", str(folder), "--tokens", "4", "--sequences", "64"]) == 1
+    assert calibrate(calibrating(folder)) == 1
     assert "may use 0.5 s of CPU for one call" in capsys.readouterr().err
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (1 << 20), "1 GiB"

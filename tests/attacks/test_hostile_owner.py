@@ -230,6 +230,10 @@ def test_a_machine_has_limits_of_its_own() -> None:
     with pytest.raises(ConfigError, match="max_new_tokens = 100,000"):
         engine_of(long)
     assert memory_needed(SORTER, NETWORK.sampling, 4096) < 16 * 2**20
+    pulled = replace(NETWORK.learner, options={"kl_reference": 0.01})
+    more = memory_needed(SORTER, NETWORK.sampling, 4096, pulled)
+    copy = 4 * SORTER.parameters
+    assert more == memory_needed(SORTER, NETWORK.sampling, 4096) + copy
 
 
 def test_a_prompt_as_long_as_the_context_is_counted() -> None:

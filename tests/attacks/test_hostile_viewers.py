@@ -31,8 +31,7 @@ from p2p.node.process import logging_to
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import Scene as Screen, block
 from p2p.policy import MAX_POLICY
-from roles.inference.stats import InferenceCounts
-from roles.inference.status import life_of
+from roles.inference.status import InferenceCounts, life_of
 from roles.own.status import Doorbell, SwarmStatus
 from roles.protocol.core.account import (
     MAX_COUNT,

@@ -25,7 +25,7 @@ from p2p.node.node import _is_stamped
 from p2p.node.rundoc import STAMP_GRACE, RunBook
 from roles.contract.core.diloco import Joining
 from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
-from roles.diloco.membership import RunMembers
+from roles.diloco.session import RunMembers
 from tests.unit.test_invites import (
     CLOSED,
     ENDS,

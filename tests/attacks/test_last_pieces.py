@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import cast
 
@@ -167,8 +167,10 @@ async def test_lanes_that_wait_keep_no_message() -> None:
     """Before: the last message of each lane, 1.6 MiB of eight."""
     heard: list[int] = []
     async with _attacked() as (host, hostile):
+        blocks = ExitStack()
         for protocol in NEWS:
-            host.set_message_handler(protocol, lambda _, message: heard.append(len(message)))
+            receiving = host.receiving(protocol, lambda _, message: heard.append(len(message)))
+            blocks.enter_context(receiving)
         message = encode_varint(LARGE) + bytes(LARGE)
         await _say(hostile, 1, NEWS[0], message)
         with grown() as cost:

@@ -199,15 +199,12 @@ def test_a_full_view_is_not_flushed_by_those_that_come_last() -> None:
     view = MemberList(peer_named(0), config, Random(1))
     honest = [peer_named(number) for number in range(1, config.capacity + 1)]
     for number, peer in enumerate(honest):
-        view.update(swarm.words(peer, 1), honest[number % 7], 0.0)
+        view.name_next(view.admit(swarm.words(peer, 1), honest[number % 7], 0.0))
     active = dict.fromkeys(honest[:7], 0.0)
     for number in range(2000):
         enemy = peer_named(10_000 + number)
-        view.update(
-            swarm.words(enemy, 1),
-            (honest[0], honest[1], enemy)[number % 3],
-            700.0 + number / 10,
-        )
+        source = (honest[0], honest[1], enemy)[number % 3]
+        view.name_next(view.admit(swarm.words(enemy, 1), source, 700.0 + number / 10))
         surplus = view.evictee(active, enemy, 700.0 + number / 10)
         assert surplus is not None
         view.drop(surplus)

@@ -99,7 +99,7 @@ ANSWER_NOBODY: Final = {
     "/shoal/work/answer/1.0.0": "a domain of signatures",
     "/shoal/work/verdict/1.0.0": "a domain of signatures",
     "/shoal/work/window/1.0.0": "a domain of signatures",
-    "/shoal/diloco/rounds/2.0.0": "to others than members metered, as pieces are",
+    "/shoal/diloco/rounds/3.0.0": "to others than members metered, as pieces are",
     "/ipfs/ping/1.0.0": "gives back what came",
     "/ipfs/id/1.0.0": "the host's own, a message of half a kilobyte",
     "/yamux/1.0.0": "a transport",

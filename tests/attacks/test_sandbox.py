@@ -36,6 +36,7 @@ from roles.engines.config import EngineConfig
 from roles.envs.base import Ration, Task
 from roles.envs.client import WorkerEnvironment
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
+from roles.workers.calls import decode_reply, encode_request
 from tests.processes import children
 
 CONTAINMENT = find_containment("/nowhere")
@@ -50,6 +51,7 @@ SETUP = EnvironmentSetup(parts=(EnvironmentPart(name="spying"),))
 ENVIRONMENT = """
 from roles.envs.base import Task
 from spying_doors import DOORS
+from roles.workers.calls import decode_reply, encode_request
 from tests.attacks.spies import attempt
 
 class Spy:
@@ -182,7 +184,8 @@ async def spying(
 
 
 async def ask(worker: Worker, *words: Any) -> str:
-    return (await worker.call(json.dumps(words).encode())).decode()
+    said: str = decode_reply(await worker.call(encode_request("knock", *words)))
+    return said
 
 
 def test_the_doors_are_open_where_nothing_is_in_the_way(house: House) -> None:
@@ -253,11 +256,12 @@ async def test_an_environment_that_spins_or_prints_is_ended(
     caplog.set_level(logging.INFO)
     async with open_world(package.folder) as world, AsyncExitStack() as stack:
         environment = WorkerEnvironment(world, SETUP, Ration(memory=2 * GIB, cpu=1.0), stack)
+        await environment.open()
         for number in range(3):
             with trio.fail_after(60):
                 task = Task((1,), environment="spying")
                 assert await environment.rewards([(task, [(number,)])]) == [0.0]
-            assert environment._worker is None, "its process was ended"
+            assert environment._remote.process is None, "its process was ended"
     said = sum(len(record.getMessage()) for record in caplog.records)
     assert said < 3 * HEARD, "two processes printed"
 
@@ -330,17 +334,18 @@ async def test_nothing_outlives_a_worker(house: House, is_killed: bool) -> None:
 
 
 NODE = """
-import json, os, sys, trio
+import os, sys, trio
 from pathlib import Path
 from p2p.machine import open_world
 from p2p.sandbox import Confinement, Containment
+from roles.workers.calls import encode_request
 
 async def main(folder, shared):
     confined = Confinement(forks=True, writable=(shared,))
     async with open_world(Path(folder)) as world:
         argv = ["tests.attacks.spies"]
         async with world.open_worker(argv, name="a spy", confined=confined) as worker:
-            await worker.call(json.dumps(["outlive", shared + "/lock"]).encode())
+            await worker.call(encode_request("knock", "outlive", shared + "/lock"))
             os.write(1, b"ready")
             await trio.sleep_forever()
 

@@ -21,10 +21,11 @@ from p2p.machine import open_world
 from roles.envs.base import Ration
 from roles.envs.client import WorkerEnvironment
 from roles.envs.contained import MAX_READ, EnvironmentFailed
-from roles.envs.frames import decode_reply_untrusted, payment_untrusted, texts_untrusted
+from roles.envs.frames import payment_untrusted, texts_untrusted
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup
 from roles.envs.text import TextModel
 from roles.models.tokenizer import Tokenizer
+from roles.workers.calls import decode_reply_untrusted
 from tests.model_folders import END, SPECIAL, TEMPLATE, make_folder
 
 CODE = """
@@ -182,7 +183,10 @@ async def test_what_foreign_code_writes_into_the_pipe_is_no_reply(folder: Path) 
     failure = frame([False, ["MissingDependency", "m" * 9000]])
     async with opened(folder) as environment:
         (task,) = await environment.tasks([bytes(32)])
-        for reply, said in ((paid([7.0]), "nonsense: a reward is"), (failure, "^m+$")):
+        for reply, said in (
+            (paid([7.0]), "nonsense: a reward is"),
+            (failure, "opened again: m{600}$"),
+        ):
             answer = [(task, [(*tokenizer.encode(f"say {reply}"), END)])]
             with pytest.raises(EnvironmentFailed, match=said) as failed:
                 await environment.rewards(answer)

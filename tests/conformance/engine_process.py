@@ -10,16 +10,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
+from p2p.node.tables import write_table
 from roles.engines import codec
 from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
-from roles.engines.config import EngineConfig, config_to_wire
-from roles.engines.content import ContentFile
-from roles.engines.mapped import open_content, write_content
+from roles.engines.config import EngineConfig
+from roles.workers.calls import Failure, decode_reply, encode_request, read_frame, write_frame
+from roles.workers.files import MappedRecords, RecordFile, write_records
 
 T = TypeVar("T")
 
-MOST = 1 << 24
-"""Bytes of content."""
 ROOT = Path(__file__).parent.parent.parent
 
 
@@ -29,7 +28,6 @@ class EngineProcess:
     def __init__(self, process: subprocess.Popen[bytes], folder: Path) -> None:
         self._process = process
         self._folder = folder
-        self._read = 0
         self.has_room = True
         self.placement: list[Any] = []
         """What it computes with, as it said."""
@@ -47,13 +45,11 @@ class EngineProcess:
     def call(self, method: str, *arguments: object) -> Any:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        request = codec.encode_request(method, *arguments)
-        self._process.stdin.write(len(request).to_bytes(codec.LENGTH_BYTES, "big") + request)
-        self._process.stdin.flush()
-        length = int.from_bytes(self._process.stdout.read(codec.LENGTH_BYTES), "big")
-        assert length, f"the worker ended in {method} (its standard error says why)"
-        reply = codec.decode_reply(self._process.stdout.read(length))
-        if isinstance(reply, codec.Failure):
+        write_frame(self._process.stdin, encode_request(method, *arguments))
+        frame = read_frame(self._process.stdout)
+        assert frame, f"the worker ended in {method} (its standard error says why)"
+        reply = decode_reply(frame)
+        if isinstance(reply, Failure):
             raise EngineError(f"{method} failed with {reply.kind}: {reply.message}")
         return reply
 
@@ -61,21 +57,15 @@ class EngineProcess:
         self.call("load", str(weights))
 
     def submit(self, tasks: Sequence[GroupTask], sampling: Sampling) -> None:
-        self.has_room = self.call("submit", MOST, astuple(sampling), self.tasks(tasks))
+        self.has_room = self.call("submit", astuple(sampling), self.tasks(tasks))
 
     def advance(self, seconds: float) -> list[Group]:
         path = str(self._folder / "ended")
-        read, self._read = self._read, 0
-        self.has_room, file = self.call("advance", path, MOST, seconds, read)
-        if not file:
-            return []
-        with open_content(ContentFile.from_wire(file), codec.decode_group, MOST) as groups:
-            self._read = len(groups)
-            return list(groups)
+        self.has_room, file = self.call("advance", path, seconds)
+        return list(MappedRecords(RecordFile(*file), codec.decode_group)) if file else []
 
     def drop(self) -> None:
         self.call("drop")
-        self._read = 0
 
     def score(
         self, tasks: Sequence[GroupTask], groups: Sequence[Group], sampling: Sampling
@@ -83,19 +73,18 @@ class EngineProcess:
         claims = self.written("claims", map(codec.encode_group, groups))
         return self.ask("score", codec.decode_scored, sampling, self.tasks(tasks), claims)
 
-    def tasks(self, tasks: Sequence[GroupTask]) -> list[object]:
+    def tasks(self, tasks: Sequence[GroupTask]) -> RecordFile:
         return self.written("tasks", map(codec.encode_task, tasks))
 
-    def written(self, name: str, records: Iterable[bytes]) -> list[object]:
-        return write_content(str(self._folder / name), records, MOST).to_wire()
+    def written(self, name: str, records: Iterable[bytes]) -> RecordFile:
+        return write_records(str(self._folder / name), records)
 
     def ask(
         self, method: str, decode: Callable[[bytes], T], sampling: Sampling, *files: object
     ) -> list[T]:
         path = str(self._folder / "answered")
-        file = ContentFile.from_wire(self.call(method, path, MOST, astuple(sampling), *files))
-        with open_content(file, decode, MOST) as answered:
-            return list(answered)
+        file = self.call(method, path, astuple(sampling), *files)
+        return list(MappedRecords(RecordFile(*file), decode))
 
 
 @contextmanager
@@ -111,6 +100,6 @@ def open_engine_process(python: str, config: EngineConfig) -> Iterator[EnginePro
         ) as process,
     ):
         engine = EngineProcess(process, Path(folder))
-        engine.placement = engine.call("configure", config_to_wire(config))
+        engine.placement = engine.call("configure", write_table(config))
         yield engine
         process.kill()

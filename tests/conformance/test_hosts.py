@@ -50,7 +50,8 @@ class Mailbox:
     def __init__(self, host: Host, protocol: ProtocolId = NEWS) -> None:
         self.received: list[tuple[PeerId, bytes]] = []
         self._changed = trio.Event()
-        host.set_message_handler(protocol, self._take)
+        self._block = host.receiving(protocol, self._take)
+        self._block.__enter__()  # for as long as there is this mailbox
 
     def _take(self, peer: PeerId, message: bytes) -> None:
         self.received.append((peer, message))
@@ -69,7 +70,8 @@ class Watch:
     def __init__(self, host: Host) -> None:
         self.events: list[PeerEvent] = []
         self._changed = trio.Event()
-        host.on_peer(self._take)
+        self._block = host.watching(self._take)
+        self._block.__enter__()  # for as long as there is this watch
 
     def _take(self, event: PeerEvent) -> None:
         self.events.append(event)
@@ -733,11 +735,11 @@ def test_a_bad_message_costs_the_connection(hosts) -> None:
         def refuse(peer: PeerId, message: bytes) -> None:
             raise BadMessage("not this")
 
-        h.b.set_message_handler(NEWS, refuse)
-        h.a.send(h.b.peer_id, NEWS, b"x")
-        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
-        h.a.send(h.b.peer_id, NEWS, b"x")
-        await watch.wait(h.a.peer_id, PeerState.CONNECTED)
+        with h.b.receiving(NEWS, refuse):
+            h.a.send(h.b.peer_id, NEWS, b"x")
+            await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+            h.a.send(h.b.peer_id, NEWS, b"x")
+            await watch.wait(h.a.peer_id, PeerState.CONNECTED)
 
     hosts(law)
 
@@ -789,13 +791,11 @@ def test_a_message_beyond_the_protocols_limit_costs_the_connection(hosts) -> Non
         introduce(h.a, h.b)
         watch = Watch(h.b)
         received = []
-        h.b.set_message_handler(
-            NEWS, lambda _, message: received.append(message), max_message=100
-        )
-        h.a.send(h.b.peer_id, NEWS, bytes(100))
-        h.a.send(h.b.peer_id, NEWS, bytes(101))
-        await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
-        assert received == [bytes(100)]
+        with h.b.receiving(NEWS, lambda _, message: received.append(message), max_message=100):
+            h.a.send(h.b.peer_id, NEWS, bytes(100))
+            h.a.send(h.b.peer_id, NEWS, bytes(101))
+            await watch.wait(h.a.peer_id, PeerState.DISCONNECTED)
+            assert received == [bytes(100)]
 
     hosts(law)
 

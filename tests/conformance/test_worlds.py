@@ -14,6 +14,7 @@ from p2p.identity import PeerId
 from p2p.machine import open_world
 from p2p.sandbox import Confinement
 from p2p.world import World
+from roles.workers.calls import decode_reply, encode_request
 from sim.errors import SimForbidden
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
@@ -334,5 +335,7 @@ async def test_a_worker_that_must_be_contained_runs_contained_or_not_at_all(
                 pytest.fail("it runs")
         return
     async with world.open_worker(argv, name="x", confined=confined) as worker:
-        assert await worker.call(b'["write", "/tmp/its-own"]') == b"open"
-        assert await worker.call(b'["write", "/new"]') == b"OSError"
+        for path, said in (("/tmp/its-own", "open"), ("/new", "OSError")):
+            assert (
+                decode_reply(await worker.call(encode_request("knock", "write", path))) == said
+            )

@@ -992,7 +992,7 @@ async def test_an_address_may_be_text_and_a_protocol_must_be_one() -> None:
             with pytest.raises(ValueError, match="protocol id"):
                 alice.set_handler(ProtocolId(bad), ping)  # type: ignore[arg-type]
             with pytest.raises(ValueError, match="protocol id"):
-                alice.set_message_handler(ProtocolId(bad), lambda peer, data: None)
+                alice.receiving(ProtocolId(bad), lambda peer, data: None).__enter__()
 
 
 @pytest.mark.parametrize("interval", ["-1", "0", "nan", "inf", "often"])

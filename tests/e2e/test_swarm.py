@@ -25,23 +25,26 @@ from roles.own.nodes import LocalNodes, NodeProcess
 from roles.own.status import Status
 from roles.rl.learner import WarmUp
 from tests.processes import descendants
-from tests.support.toys import sorting_learner, sorting_sampling
 
-SMALL = sorting_sampling(steps=14, group_size=8, submission=4)
-LEARNER = sorting_learner(
-    groups=8,
-    minibatches=2,
-    evaluate_every=0,
-    warm_up=WarmUp(steps=80, rate=4e-3, ramp=20),
+STEPS = 14
+SMALL = replace(
+    SORTING,
+    tables={**SORTING.tables, "sampling": {"group_size": 8, "submission": 4}},
+    learner={
+        "groups": 8,
+        "minibatches": 2,
+        "evaluate_every": 0,
+        "warm_up": WarmUp(steps=80, rate=4e-3, ramp=20),
+    },
 )
 PATIENCE = 400
 """Seconds for the whole play on a busy machine; alone on two cores it takes about 30."""
 
 
 @asynccontextmanager
-async def staged(folder: Path, steps: int = SMALL.steps) -> AsyncIterator[LocalNodes]:
+async def staged(folder: Path, steps: int = STEPS) -> AsyncIterator[LocalNodes]:
     """The demo's cast with a small recipe, ended whatever happens."""
-    show = replace(SORTING, sampling=replace(SMALL, steps=steps), learner=LEARNER)
+    show = SMALL.with_steps(steps)
     with trio.fail_after(PATIENCE):
         async with trio.open_nursery() as nursery:
             run = prepare(show, 1, RunFolder(folder))
@@ -92,8 +95,8 @@ async def kill(stage: LocalNodes, name: str) -> int:
 async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> None:
     async with staged(tmp_path) as stage:
         versions: list[int] = []
-        for victim, at in (("inference-1", 2), ("validator-1", 5), ("trainer-1", 8)):
-            await stage.children["trainer-1"].wait_status(holds(at))
+        for victim, at in (("inference-1", 2), ("validator", 5), ("trainer", 8)):
+            await stage.children["trainer"].wait_status(holds(at))
             before = await kill(stage, victim)
             said = ledger(tmp_path, victim)
             stored = policies(tmp_path, victim)
@@ -110,7 +113,7 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
         figures = status.figures()
     assert versions == sorted(versions)
     assert status.done
-    assert figures["policies"] == SMALL.steps + 1
+    assert figures["policies"] == STEPS + 1
     assert figures["cheater_accepted"] == 0
     assert figures["honest_rejected"] == 0
     assert {
@@ -122,7 +125,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
     # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy
     # machine.
     async with staged(tmp_path, steps=500) as stage:
-        await stage.children["trainer-1"].wait_status(holds(1))
+        await stage.children["trainer"].wait_status(holds(1))
         newcomer = NodeProcess("newcomer", tmp_path)
         newcomer.folder.mkdir()
         command = re.sub(r"~/shoal-\w+", str(newcomer.folder), stage.join_command).split()[2:]

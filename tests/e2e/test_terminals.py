@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from roles.own.__main__ import main as run_main
-from tests.model_folders import LLAMA, make_folder
 from tests.sweeps import DEEP
 from tests.terminal import ROOT, terminal
 
@@ -102,7 +101,8 @@ VIEWS = {
     ),
     "calibrate": View(
         command=lambda at: (
-            *SHOAL, "calibrate", "--model", str(model(at)), "--sequences", "4096",
+            *(*SHOAL, "calibrate", "--run", node_run(at), "--sequences", "4096"),
+            *("--learner", str(at / "run" / "trainer" / "learner.toml")),
         ),
         shows="honest",
         says=("nothing is kept, and the same line begins again",),
@@ -143,10 +143,6 @@ VIEWS = {
         codes=(1,),
     ),
 }  # fmt: skip
-
-
-def model(at: Path) -> Path:
-    return make_folder(at / "model", LLAMA)
 
 
 def node_run(at: Path) -> str:

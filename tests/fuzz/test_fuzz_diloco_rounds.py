@@ -30,8 +30,6 @@ from roles.diloco.core.messages import (
     Beat,
     Chain,
     Doubled,
-    Harm,
-    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -198,13 +196,6 @@ class Fuzzer:
         body = [self.any(plan or self.some()), first, self.any(b"".join(map(digest_of, found)))]
         return self.said(Sum.KIND, self.step(), self.view(), body, self.author())
 
-    def scores(self) -> Any:
-        pairs = [
-            [peer.digest, self.any(2.5, 0.2, self.random.choice(FLOATS))]
-            for peer in self.random.sample([*PEERS, *STRANGERS], self.random.randrange(5))
-        ]
-        return self.said(HarmScores.KIND, self.step(), self.any(0), [pairs], self.author())
-
     # Other messages.
 
     def record(self) -> Any:
@@ -276,10 +267,6 @@ class Fuzzer:
         parts = self.any([pieces[at] for pieces in found.values()])
         return [BadSum.KIND, told, plan, readys, self.any(at), parts]
 
-    def harm(self) -> Any:
-        told = [self.scores() for _ in range(self.random.randrange(5))]
-        return [Harm.KIND, self.random.choice([*HONEST, LIAR, *STRANGERS]).digest, told]
-
     def replay(self) -> Any:
         """What was heard before, in this life, in another, or in a step that is over."""
         return self.random.choice(self.heard).to_wire() if self.heard else self.beat()
@@ -288,9 +275,9 @@ class Fuzzer:
 
     def happen(self) -> None:
         make: Callable[[], Any] = self.random.choice((
-            self.ready, self.vote, self.promise, self.propose, self.sum, self.scores,
+            self.ready, self.vote, self.promise, self.propose, self.sum,
             self.record, self.chain, self.beat, self.doubled, self.bad_part, self.unreadable,
-            self.bad_sum, self.harm, self.replay,
+            self.bad_sum, self.replay,
         ))  # fmt: skip
         try:
             data = pack(make())
@@ -318,13 +305,12 @@ class Fuzzer:
                     self.heard = [*self.heard[-300:], message]
                 case ev.Keep():
                     self.kept = effect
-                case ev.Store(records):
-                    self.records = [*self.records, *records]
                 case ev.Reduce() if effect.carried is None:
                     self.compute(effect)
-                case ev.Commit(record):
-                    self.held = record.step
-                    self.feed(ev.Held(record.step))
+                case ev.Commit(records):
+                    self.records = [*self.records, *records]
+                    self.held = records[-1].step
+                    self.feed(ev.Held(self.held))
         assert sent <= MIB
         assert not {ME, *HONEST} & {*self.core.convicted}
 
@@ -366,8 +352,6 @@ class Fuzzer:
                 vote = Vote(own.step, own.view, own.outcome, author=peer)
                 self.hear(self.signed(vote))
         self.feed(ev.Trained(self.honest_ready(ME)))
-        gains = {peer: [self.any(0.1, -0.1) for _ in range(4)] for peer in PEERS}
-        self.feed(ev.Scored(self.core.record.step, gains))
 
     def honest_propose(self, author: PeerId) -> None:
         this, newest = self.core.round, self.core.record
@@ -429,6 +413,6 @@ def test_no_message_ends_a_member(codec: Codec) -> None:
                 fuzzer.restart()
             if number >= MESSAGES / 2:
                 break
-    assert len(fuzzer.kinds) == 14
+    assert len(fuzzer.kinds) == 12
     assert fuzzer.decoded > MESSAGES / 6
     assert fuzzer.core.record.step > MESSAGES / 2000

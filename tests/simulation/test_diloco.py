@@ -107,13 +107,13 @@ def test_without_an_anchor_half_of_them_stop(quiet: Quiet) -> None:
 
 
 @pytest.mark.parametrize("way", range(5))
-def test_one_hostile_site_of_fourteen_is_named_within_three_rounds(way: int) -> None:
-    """NaN, a thousandfold, wrong sums, two stories, small harm that persists: until then it
-    moves the mean by a clipped share at most."""
+def test_one_hostile_site_of_fourteen_is_named_or_bounded(way: int) -> None:
+    """Who sends NaN, wrong sums or two votes is convicted within three rounds. Updates that are
+    a thousandfold, or that do small harm, move the mean by a clipped share at most."""
     scenario = changed(load_scenario("diloco_hostile"), {"hostile": 1, "way": way, "rounds": 5})
     metrics = played(scenario, seed=way + 1)
     assert metrics["rounds"] == 5
-    assert metrics["convicted"] == 1
+    assert metrics["convicted"] == (way not in diloco.BOUNDED)
     assert metrics["named_by_round"] <= 3
     assert metrics["moved"] <= CLIP / 14 * 1.01
     assert metrics["loss"] < 0.3

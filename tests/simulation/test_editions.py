@@ -21,7 +21,7 @@ from roles.contract.core.trust import TrustTerms
 from roles.inference.role import Inference
 from roles.inference.session import InferenceSession
 from roles.own.status import SwarmStatus
-from roles.protocol.core import judging
+from roles.protocol import scorer as scoring
 from roles.protocol.core.verdict import SignedVerdict
 from roles.trainer.session import TrainerSession
 from sim.node.swarm import Swarm
@@ -269,7 +269,7 @@ def test_an_edition_that_changes_what_engines_are_made_of_stops_roles_until_a_re
 def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts follow the limits of the newest edition."""
     used: list[float] = []
-    plain = judging.judge
+    plain = scoring.judge
 
     def judge(evidence: Evidence, limits: Limits) -> Judgement:
         used.append(limits.surprise)
@@ -278,7 +278,7 @@ def test_limits_may_change_while_the_run_goes_on(monkeypatch: pytest.MonkeyPatch
     def change(_: Swarm, terms: Terms) -> Terms:
         return replace(terms, limits=replace(terms.limits, surprise=21.0))
 
-    monkeypatch.setattr(judging, "judge", judge)
+    monkeypatch.setattr(scoring, "judge", judge)
     play = Edited(CAST, change)
     play.seconds = 2
     play.spy(monkeypatch)

@@ -43,9 +43,11 @@ class Stage:
         async with node.open_host() as host:
             self.hosts[node.name] = host
             host.set_handler(ECHO, serve_requests(self._answer))
-            host.set_message_handler(NEWS, lambda peer, data: self._hear(node.name, data))
-            host.on_peer(lambda event: self._note(node.name, event))
-            await trio.sleep_forever()
+            with (
+                host.receiving(NEWS, lambda peer, data: self._hear(node.name, data)),
+                host.watching(lambda event: self._note(node.name, event)),
+            ):
+                await trio.sleep_forever()
 
     async def _answer(self, peer: PeerId, data: bytes) -> bytes:
         return data[::-1]

@@ -208,16 +208,15 @@ class DilocoSwarm:
                     vote = effect.vote
                     place = (vote.step, vote.view, vote.outcome.digest)
                     self.voted.setdefault(place, set()).add(machine.peer)
-            case ev.Store(records):
-                machine.records = [*machine.records, *records]
             case ev.Reduce():
                 self._later(
                     machine,
                     self.random.uniform(0.5, 2.0),
                     lambda: self._reduced(machine, effect),
                 )
-            case ev.Commit(record):
-                self._later(machine, 0.01, lambda: self._commit(machine, record))
+            case ev.Commit(records):
+                machine.records = [*machine.records, *records]
+                self._later(machine, 0.01, lambda: self._commit(machine, records[-1]))
             case ev.Stalled():
                 machine.stalls += 1
             case _:

@@ -6,8 +6,7 @@ from typing import Final
 
 from p2p.node.role import Fact, Progress
 from p2p.node.screen import Scene
-from roles.inference.stats import InferenceCounts
-from roles.inference.status import InferenceStatus, Life, facts_of
+from roles.inference.status import Doing, InferenceCounts, Life, facts_of
 
 LIFE: Final = Life(
     made=13_312,
@@ -25,9 +24,8 @@ LIFE: Final = Life(
 
 def worker(now: str, life: Life = LIFE, speed: float = 1234.0) -> Progress:
     """As `roles.inference.Inference.progress` makes it."""
-    counts = InferenceCounts(reasons={"activation exponents differ": 2})
-    status = InferenceStatus(doing="", now=now, tokens_per_second=speed, life=life)
-    return Progress(facts=tuple(facts_of(status, counts)))
+    counts = InferenceCounts(doing=Doing.DRAWS, reasons={"activation exponents differ": 2})
+    return Progress(facts=tuple(facts_of(now, speed, life, counts)))
 
 
 HUGE: Final = Life(

@@ -315,19 +315,20 @@ def test_too_little_noisy_work_leaves_no_limits(
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ([], "--run FILE, or --model DIR"),
-        (["--model", "nowhere"], "nowhere"),
         (["--run", "nowhere.shoal"], "nowhere.shoal"),
-        (["--run", "RUN", "--generator", "abacus"], "no engine 'abacus'"),
+        (["--run", "RUN"], "no --learner"),
+        (
+            ["--run", "RUN", "--learner", "LEARNER", "--generator", "abacus"],
+            "no engine 'abacus'",
+        ),
         (["--run", "RUN", "--policy", "nowhere"], "--policy nowhere is not there"),
     ],
 )
 def test_what_cannot_be_calibrated_is_one_sentence(
     arguments: list[str], match: str, run_file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [str(run_file) if one == "RUN" else one for one in arguments]
-    if "RUN" in arguments:
-        asked += ["--learner", str(run_file.with_name(FILE))]
+    files = {"RUN": str(run_file), "LEARNER": str(run_file.with_name(FILE))}
+    asked = [files.get(one, one) for one in arguments]
     assert main(asked) in (1, 2)
     error = capsys.readouterr().err
     assert error.startswith("error: ")

@@ -16,12 +16,13 @@ from p2p.machine import RealWorld
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import LADDER, Evidence, Limits, Verdict, judge, judge_pool
 from roles.demo.cheats import MARGIN, WARMTH, WAYS, CheatSession, must_fail
-from roles.demo.shows import DEMO_LIMITS
+from roles.demo.shows import SORTING
 from roles.engines.base import Completion, EngineError, Group, GroupTask, Scored
-from roles.inference.stats import InferenceCounts
+from roles.inference.status import InferenceCounts
 from tests.model_folders import make_folder
 from tests.unit.test_run_file import RUN
 
+DEMO_LIMITS = replace(Limits.fp32(), **SORTING.tables["limits"])
 CLEAN = Evidence(
     tokens=1000,
     malformed="",

@@ -14,10 +14,7 @@ from roles.engines.evaluation import Evaluation
 from roles.own.status import Doorbell, SwarmStatus
 from roles.own.view import draw
 
-SHOW = replace(
-    SORTING, environment="arithmetic", promise=ARITHMETIC_PROMISE, held_out=256,
-    kinds={"addition": 6.0, "tables": 1.0}, judged="addition",
-)  # fmt: skip
+SHOW = replace(SORTING, promise=ARITHMETIC_PROMISE, held_out=256, judged="arithmetic/addition")
 FIGURES: dict[str, Any] = {
     "kinds_start": {
         "arithmetic/addition": (0.188, 0.113),

@@ -124,12 +124,6 @@ def test_stale_targets_lie_in_buckets_not_looked_up() -> None:
     assert all(table._index(target) != table._index(own) for target in stale)
 
 
-def test_the_package_finds_neighbours_through_us() -> None:
-    table, heard = table_with(50, 4)
-    node = table.find_neighbors(type(table.node)(heard[0]), k=5)
-    assert [each.contact for each in node] == table.closest(heard[0].number, 6)[1:]
-
-
 def test_without_kademlia_the_operator_reads_the_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

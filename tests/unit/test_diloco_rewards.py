@@ -9,8 +9,7 @@ import pytest
 
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms, Goal, Outer
-from roles.diloco.core.algorithm import algorithm_of
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import OuterState, algorithm_of
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
 from roles.diloco.core.quant import Values
 from roles.diloco.material import Rewards
@@ -88,8 +87,6 @@ def test_members_draw_disjoint_questions_that_are_the_same_wherever_they_are_dra
     group = asked[0][0].group(16)
     assert len(set(group.seeds)) == 16
     assert not any(is_held_out(decode(one.task.prompt)) for batch in asked for one in batch)
-    tried = [question.number for part in one.tried() for question in part]
-    assert sorted(tried) == list(range(64))
     other = rewards(config=replace(TAUGHT, seed=1))
     assert other.batches(0, 0, 1) != one.batches(0, 0, 1)
 
@@ -101,7 +98,7 @@ def test_groups_without_a_spread_of_rewards_leave_the_weights_as_they_are() -> N
     report = trainer.train(material.batches(0, 0, 2), 0)
     assert report.loss == 1.0
     assert np.array_equal(trainer.vector(), before)
-    parallel = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1, gauntlet=False)
+    parallel = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1)
     trainer, material = member(parallel)
     trainer.train(material.batches(0, 0, 1), 0)
     assert not trainer.update().any()

@@ -11,7 +11,7 @@ from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
-from roles.diloco.core.election import Freedom, choose, is_majority
+from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.messages import (
     NO_DIGEST,
     Outcome,
@@ -312,17 +312,17 @@ def test_the_newest_vote_is_proposed_again() -> None:
         promise(1, vote(1, 0, b"a")),
         promise(3, vote(3, 1, b"a")),
     ]
-    assert choose(a, PEERS, None) == outcome(b"a")
+    assert choose(a, PEERS, None) == [outcome(b"a")]
     b = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 1, b"b")), promise(2)]
-    assert choose(b, PEERS, None) == outcome(b"b")
-    assert choose([promise(0), promise(1), promise(2)], PEERS, None) is Freedom.FREE
+    assert choose(b, PEERS, None) == [outcome(b"b")]
+    assert choose([promise(0), promise(1), promise(2)], PEERS, None) == []
 
 
 def test_what_a_liar_voted_for_alone_binds_no_one_once_the_others_have_promised() -> None:
     """It had bound all later views for ever: none could vote for what none had computed."""
     lie = promise(4, vote(4, 0, b"lie"))
-    assert choose([lie, promise(0), promise(1)], PEERS, None) == outcome(b"lie")
-    assert choose([lie, promise(0), promise(1), promise(2)], PEERS, None) is Freedom.FREE
+    assert choose([lie, promise(0), promise(1)], PEERS, None) == [outcome(b"lie")]
+    assert choose([lie, promise(0), promise(1), promise(2)], PEERS, None) == []
 
 
 def test_a_member_that_votes_for_what_it_made_up_stops_no_round() -> None:
@@ -352,11 +352,11 @@ def test_a_member_that_votes_for_what_it_made_up_stops_no_round() -> None:
 
 def test_of_two_stories_in_one_view_the_one_that_may_have_won_is_carried() -> None:
     told = [promise(0, vote(0, 0, b"a")), promise(1, vote(1, 0, b"b")), promise(2)]
-    assert choose(told, PEERS, None) is Freedom.OPEN
+    assert len(choose(told, PEERS, None)) == 2
     more = [*told, promise(3, vote(3, 0, b"b"))]
-    assert choose(more, PEERS, None) == outcome(b"b")
+    assert choose(more, PEERS, None) == [outcome(b"b")]
     spread = [*told[:2], promise(2), promise(3)]
-    assert choose(spread, PEERS, None) is Freedom.FREE
+    assert choose(spread, PEERS, None) == []
 
 
 def test_a_record_needs_the_signatures_of_a_majority_of_the_members_before() -> None:

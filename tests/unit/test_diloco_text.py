@@ -14,9 +14,8 @@ from p2p.errors import ConfigError
 from roles.contract.core.diloco import Codec, DilocoTerms, Inner, Outer
 from roles.contract.core.shape import ModelShape
 from roles.diloco import corpus
-from roles.diloco.core.algorithm import algorithm_of
 from roles.diloco.core.messages import NO_DIGEST, Outcome, Plan, Record
-from roles.diloco.core.outer import OuterState
+from roles.diloco.core.outer import OuterState, algorithm_of
 from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
 from roles.diloco.core.windows import dealt, part_of, windows
 from roles.diloco.corpus import Windows, open_corpora
@@ -339,7 +338,7 @@ def test_averaged_gradients_are_those_of_one_machine_with_the_whole_batch() -> N
     """Data parallel by rounds: members, sums and the outer step are those of DiLoCo, and what
     comes out is what one optimiser finds on all of their windows."""
     alone = pretrainer()
-    terms = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1, outer_steps=300, gauntlet=False)
+    terms = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1, outer_steps=300)
     members, outer = [pretrainer(terms) for _ in range(2)], algorithm_of(terms)
     state = OuterState.begin(members[0].vector(), outer.moments)
     grid = PieceGrid.of(state.weights.size, Codec.FP32)

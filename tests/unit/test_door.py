@@ -188,6 +188,6 @@ def test_what_a_run_lets_a_submission_hold_is_what_its_recipe_needs() -> None:
     """The demo's are a four-hundredth of what any may have: so much less can be held by
     strangers that each begin one."""
     size = WorkSize(groups=8, completions=16, tokens=12, vocabulary=50, proof_values=62)
-    assert size.max_submission < 22 * KI < MAX_SUBMISSION / 300
-    group = 16 * (8 + 12 * 2 + proof_size(12, 64, 62))
+    assert size.max_submission < 23 * KI < MAX_SUBMISSION / 300
+    group = 16 * (16 + 12 * 2 + proof_size(12, 64, 62))
     assert 8 * group < size.max_submission < 8 * group + 2 * KI

@@ -126,15 +126,13 @@ FUNCTIONS: dict[str, Arguments] = {
     },
     "ConnectionConfig": {
         "keepalive": (1.0, ["1", None, 0.0, -1, math.nan]),
-        "close_timeout": (1.0, ["1", None, -1, math.nan]), "yield_every": (1, ["1", -1, 1.5]),
+        "yield_every": (1, ["1", -1, 1.5]),
     },
 }  # fmt: skip
 METHODS: dict[str, Arguments] = {
     "host.set_handler": {"protocol": PROTOCOL, "handler": ASYNC},
     "host.serving": {"protocol": PROTOCOL, "handler": ASYNC},
-    "host.set_message_handler": {"protocol": PROTOCOL, "handler": TAKES, "max_message": SIZE},
     "host.receiving": {"protocol": PROTOCOL, "handler": TAKES, "max_message": SIZE},
-    "host.on_peer": {"listener": HEARS},
     "host.watching": {"listener": HEARS},
     "host.finding": {"find": (find, [hear, None, answer])},
     "host.add_addrs": {"peer": PEERS, "addrs": ([ADDR], [str(ADDR), [str(ADDR)], None, ADDR])},
@@ -343,7 +341,7 @@ async def test_what_is_closed_says_so(tmp_path: Path) -> None:
         partial(host.open_stream, PEER, ECHO),
         partial(host.send, PEER, ECHO, b""),
         partial(host.set_handler, ECHO, serve),
-        partial(host.set_message_handler, ECHO, take),
+        lambda: host.receiving(ECHO, take).__enter__(),
         partial(p2p.request, host, PEER, ECHO, b""),
         partial(p2p.ping, host, PEER),
         partial(host.listen, ADDR),
@@ -368,7 +366,7 @@ async def test_a_second_handler_does_not_win_in_silence() -> None:
         host.set_handler(ECHO, serve)
         for again in (
             lambda: host.set_handler(ECHO, serve),
-            lambda: host.set_message_handler(ECHO, take),
+            lambda: host.receiving(ECHO, take).__enter__(),
             lambda: host.serving(ECHO, serve).__enter__(),
         ):
             with pytest.raises(ValueError, match="is served already"):

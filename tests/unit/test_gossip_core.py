@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2p.effects import Penalise, Send
-from p2p.gossip.config import GossipConfig
+from p2p.gossip.config import LAZY, GossipConfig
 from p2p.gossip.core.core import MAX_PENDING, GossipCore
 from p2p.gossip.core.events import (
     Connected,
@@ -419,9 +419,7 @@ def test_outsiders_are_told_ids_for_three_intervals() -> None:
                 if isinstance(each, Send) and rpcs([each], each.peer)[0].ihave
             }
         )
-    assert all(
-        len(peers) == GossipConfig().lazy and not peers & set(mesh) for peers in told[:3]
-    )
+    assert all(len(peers) == LAZY and not peers & set(mesh) for peers in told[:3])
     assert told[3:] == [set(), set(), set()]
 
 
@@ -539,8 +537,6 @@ def test_ids_are_forgotten_in_time() -> None:
     assert b"c" in seen
     assert b"d" in seen
     assert len(seen) == 2
-    assert seen.unaccepted_from(ENEMY) == 1
-    assert seen.unaccepted_from(FRIEND) == 0
 
 
 def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
@@ -569,11 +565,9 @@ def test_kept_messages_are_bounded_and_leave_with_their_window() -> None:
     [
         {"low": 7},
         {"high": 5},
-        {"history_gossip": 6},
         {"interval": 0},
         {"seen": 1},
         {"burst": 5},
-        {"lazy": -1},
         {"outbound": 4},
     ],
 )

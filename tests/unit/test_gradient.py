@@ -1,9 +1,10 @@
-"""The loss of a step, however it is cut: into rows, batches, slices of the head."""
+"""The gradient of a step, however it is cut: into rows, batches, slices of the head."""
 
 import math
 from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,16 +14,24 @@ from roles.engines.base import Completion, TrainingGroup
 from roles.engines.config import Autocast, EngineConfig
 from roles.engines.torch import gradient
 from roles.engines.torch.device import uses_bfloat16
-from roles.engines.torch.gradient import Tally, add_gradient, learning_batches, old_log_probs
+from roles.engines.torch.gradient import (
+    SLICE,
+    Aim,
+    LearningBatch,
+    Tally,
+    add_gradient,
+    learning_batches,
+    old_log_probs,
+)
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.model import TransformerModel
-from roles.rl.losses import GrpoOptions
+from roles.rl.algorithms.find import Objective, find_algorithm
 from roles.rl.recipes import SORTER
 from tests.support.toys import sorting_engine, sorting_learner
 from tests.unit.test_packing import SHAPES
 
 TEMPERATURE = 0.7
-OPTIONS = GrpoOptions(kl=0.1)
+GRPO = find_algorithm("grpo", {"kl_sampler": 0.1})
 
 
 def some_groups(seed: int = 3, count: int = 5, size: int = 4) -> list[TrainingGroup]:
@@ -41,7 +50,18 @@ def some_groups(seed: int = 3, count: int = 5, size: int = 4) -> list[TrainingGr
     return groups
 
 
-ADVANTAGES = [[1.0, -0.5, 0.25, -0.75]] * 5
+ADVANTAGES = [np.array([1.0, -0.5, 0.25, -0.75], np.float32)] * 5
+
+
+def aim(batches: list[LearningBatch], objective: Objective = GRPO) -> Aim:
+    """One minibatch of all batches."""
+    return Aim(
+        objective=objective,
+        temperature=TEMPERATURE,
+        limit=9,
+        tokens=sum(map(len, batches)),
+        sequences=sum(len(one.packed.pieces) for one in batches),
+    )
 
 
 @pytest.fixture(params=SHAPES, ids=lambda family: family.value)
@@ -53,19 +73,22 @@ def model(request: pytest.FixtureRequest) -> TransformerModel:
 
 
 def gradients(
-    model: TransformerModel, row_tokens: int = 1024, *, is_later: bool = False
+    model: TransformerModel,
+    row_tokens: int = 1024,
+    *,
+    is_later: bool = False,
+    objective: Objective = GRPO,
 ) -> tuple[Tally, list[Tensor]]:
     """What the groups add up to; ``is_later`` moves the policy after its log-probs were
     taken."""
     batches = learning_batches(some_groups(), ADVANTAGES, row_tokens=row_tokens)
-    tokens = sum(map(len, batches))
     old = [old_log_probs(model, one, TEMPERATURE) + 0.3 for one in batches]
     model.zero_grad()
     tally = Tally()
     for batch, before in zip(batches, old, strict=True):
-        tally += add_gradient(
-            model, batch, before if is_later else None, OPTIONS, TEMPERATURE, tokens
-        )
+        reference = before - 0.1 if objective.shared.kl_reference else None
+        wanted = aim(batches, objective)
+        tally += add_gradient(model, batch, wanted, before if is_later else None, reference)
     return tally, [torch.clone(one.grad) for one in model.parameters() if one.grad is not None]
 
 
@@ -73,10 +96,9 @@ def assert_same(
     one: tuple[Tally, list[Tensor]], other: tuple[Tally, list[Tensor]], atol: float = 1e-5
 ) -> None:
     assert one[0].tokens == other[0].tokens
-    assert (one[0].clipped, one[0].capped) == (other[0].clipped, other[0].capped)
-    for name in ("loss", "drift", "entropy", "ratio_max"):
-        wanted = getattr(other[0], name)
-        assert getattr(one[0], name) == pytest.approx(wanted, rel=1e-4, abs=atol)
+    assert one[0].loss == pytest.approx(other[0].loss, rel=1e-4, abs=atol)
+    assert one[0].ratio_max == pytest.approx(other[0].ratio_max, rel=1e-4)
+    assert one[0].sums == pytest.approx(other[0].sums, rel=1e-4, abs=atol)
     for mine, theirs in zip(one[1], other[1], strict=True):
         torch.testing.assert_close(mine, theirs, atol=atol, rtol=0)
 
@@ -88,12 +110,72 @@ def test_packed_is_what_rows_are(model: TransformerModel, is_later: bool) -> Non
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {"kl_sampler": 0.1}),
+        ("dr_grpo", {"kl_reference": 0.1}),
+        ("cispo", {"entropy": 0.1}),
+        ("gspo", {"clip_low": 0.5, "clip_high": 0.5}),
+    ],
+)
 def test_a_head_in_slices_is_the_head(
-    model: TransformerModel, monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = gradients(model, is_later=True)
+    """A slice of 7 cuts completions in two; a loss over whole completions does not notice."""
+    model = TransformerModel(SHAPES[Family.QWEN3])
+    model.initialise(5)
+    objective = find_algorithm(name, options)
+    whole = gradients(model, is_later=True, objective=objective)
     monkeypatch.setattr(gradient, "SLICE", 7)
-    assert_same(gradients(model, is_later=True), whole)
+    assert_same(gradients(model, is_later=True, objective=objective), whole)
+
+
+def gradient_before_algorithms(
+    model: TransformerModel, batch: LearningBatch, old: Tensor | None, tokens: float
+) -> None:
+    """What computed GRPO before there were algorithms: slice by slice, in one pass."""
+    states = batch.packed.hidden(model)
+    gradients = []
+    for start in range(0, len(batch), gradient.SLICE):
+        part = slice(start, start + gradient.SLICE)
+        cut = states[part].detach().requires_grad_()
+        every = (model.lm_head(cut).float() / TEMPERATURE).log_softmax(-1)
+        current = every.gather(-1, batch.packed.answers[part][:, None]).squeeze(-1)
+        before = current.detach() if old is None else old[part]
+        behaviour, advantage = batch.sampler[part], batch.advantages[part]
+        ratio = torch.exp((current - before).clamp(max=20.0))
+        bounded = torch.clamp(ratio, max=4.0) * advantage
+        clipped = torch.clamp(ratio, 1 - 0.2, 1 + 0.2) * advantage
+        weight = torch.clamp(torch.exp((before - behaviour).clamp(max=20.0)), max=2.0)
+        loss = (-torch.minimum(bounded, clipped) * weight).sum() / tokens
+        difference = behaviour - current
+        away = torch.exp(difference.clamp(max=20.0)) - difference - 1
+        loss = loss + 0.1 * away.sum() / tokens
+        torch.autograd.backward(loss)
+        assert cut.grad is not None
+        gradients.append(cut.grad)
+    torch.autograd.backward(states, torch.cat(gradients))
+
+
+@pytest.mark.parametrize("size", [SLICE, 7])
+@pytest.mark.parametrize("is_later", [False, True])
+def test_grpo_is_bit_for_bit_what_it_was(
+    size: int, is_later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gradient, "SLICE", size)
+    torch.set_num_threads(1)
+    model = TransformerModel(SHAPES[Family.LLAMA])
+    model.initialise(5)
+    _, found = gradients(model, is_later=is_later)
+    batches = learning_batches(some_groups(), ADVANTAGES)
+    old = [old_log_probs(model, one, TEMPERATURE) + 0.3 for one in batches]
+    model.zero_grad()
+    for batch, before in zip(batches, old, strict=True):
+        tokens = sum(map(len, batches))
+        gradient_before_algorithms(model, batch, before if is_later else None, tokens)
+    wanted = [one.grad for one in model.parameters() if one.grad is not None]
+    assert all(torch.equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
 def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,7 +190,8 @@ def test_logits_of_one_slice_are_all_that_is_there(monkeypatch: pytest.MonkeyPat
     model.lm_head.register_forward_hook(note)
     tally, _ = gradients(model)
     assert max(sizes) == 7
-    assert sum(sizes) == 2 * tally.tokens  # once for the old log-probs, once for the loss
+    # for the old log-probs, to measure, and for the gradient, but for each batch's first slice
+    assert 2 * tally.tokens < sum(sizes) < 3 * tally.tokens
 
 
 def test_the_loss_is_the_mean_over_tokens_by_hand() -> None:
@@ -128,14 +211,14 @@ def test_the_loss_is_the_mean_over_tokens_by_hand() -> None:
         ),
         (1.0, 0.0),
     )
-    (batch,) = learning_batches([group], [[1.0, -1.0]])
-    tally = add_gradient(model, batch, None, GrpoOptions(importance_cap=2.0), 1.0, len(batch))
+    (batch,) = learning_batches([group], [np.array([1.0, -1.0], np.float32)])
+    tally = add_gradient(model, batch, aim([batch], find_algorithm("grpo")))
     assert tally.tokens == 8
     assert tally.loss == pytest.approx((-6 * 1.0 + 2 * 2.0) / 8)
-    assert tally.capped == 2
-    assert tally.entropy / 8 == pytest.approx(math.log(97))
+    assert tally.sums["capped"] == 2
+    assert tally.sums["entropy"] / 8 == pytest.approx(math.log(97))
     assert tally.ratio_max == 1.0
-    assert tally.clipped == 0
+    assert tally.sums["clipped"] == 0
 
 
 def test_every_token_of_a_step_counts_the_same_in_whatever_minibatch() -> None:

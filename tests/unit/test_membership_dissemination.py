@@ -87,7 +87,7 @@ def test_one_free_seat_is_offered_to_one_stranger() -> None:
     config = MembershipConfig(passive=10)
     view = MemberList(peer_named(1), config, Random(1))
     for number in range(2, 2 + config.capacity - 1):
-        view.update(words_of(number), peer_named(2), 0.0)
+        view.admit(words_of(number), peer_named(2), 0.0)
     pull = Pull(view, config)
     strangers = [Digest(key_of(peer_named(number)), 1, -1) for number in range(100, 120)]
     assert (

@@ -289,7 +289,7 @@ def test_the_command_says_where_the_model_is(
     folder = tmp_path / "shoal" / "models" / "small"
     assert command.main(["fetch", "small", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"model": "small", "folder": str(folder)}
-    assert fetching.main(["small"]) == 0
+    assert command.main(["fetch", "small"]) == 0
     assert capsys.readouterr().out == f"{folder}\n"
     assert command.main(["fetch", "smal"]) == 2
     assert "did you mean 'small'?" in capsys.readouterr().err
@@ -338,15 +338,3 @@ def test_the_pinned_files_are_those_that_we_write() -> None:
     assert hashlib.sha256(write_config(config)).digest() == pins["config.json"]
     template = hashlib.sha256(model.template.encode()).digest()
     assert template == pins["chat_template.jinja"]
-
-
-def test_modules_run_as_commands() -> None:
-    for module in ("roles.models", "roles.models.fetch"):
-        done = subprocess.run(
-            [sys.executable, "-m", module, "--help"],
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        )
-        assert "usage:" in done.stdout

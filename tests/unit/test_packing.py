@@ -9,11 +9,21 @@ from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 from roles.contract.core.shape import Family
+from roles.engines.base import Completion
 from roles.engines.torch.model import TransformerModel, Unpacking
 from roles.engines.torch.packing import PackedBatch, pack
 from roles.rl.recipes import SORTER
 
 Groups = list[tuple[tuple[int, ...], list[tuple[int, ...]]]]
+
+
+def packed(groups: Groups, **options: int) -> list[PackedBatch]:
+    """`pack`, of completions of one turn."""
+    return pack(
+        [(prompt, [Completion(one) for one in answers]) for prompt, answers in groups],
+        **options,
+    )
+
 
 SHAPES = {
     Family.QWEN3: replace(SORTER, vocabulary=97),
@@ -69,11 +79,11 @@ def test_packed_states_are_those_of_rows(
     model: TransformerModel, batch_tokens: int, row_tokens: int
 ) -> None:
     groups = some_groups()
-    batches = pack(groups, batch_tokens=batch_tokens, row_tokens=row_tokens)
+    batches = packed(groups, batch_tokens=batch_tokens, row_tokens=row_tokens)
     with torch.inference_mode():
-        packed = torch.cat([batch.hidden(model) for batch in batches])
+        states = torch.cat([batch.hidden(model) for batch in batches])
         torch.testing.assert_close(
-            packed, one_by_one(model, groups, batches), atol=1e-5, rtol=0
+            states, one_by_one(model, groups, batches), atol=1e-5, rtol=0
         )
     pieces = [piece for batch in batches for piece in batch.pieces]
     assert sorted((piece.group, piece.completion) for piece in pieces) == [
@@ -90,7 +100,7 @@ def test_long_answers_lie_beside_each_other_in_attention(model: TransformerModel
     """Eight of 24 tokens to each of two prompts: what attention gives them, and its gradients,
     are those of rows."""
     groups = some_groups(seed=2, count=2, size=8, longest=24)
-    (batch,) = pack(groups)
+    (batch,) = packed(groups)
     assert isinstance(batch.seen, Unpacking)
     with torch.inference_mode():
         torch.testing.assert_close(
@@ -103,13 +113,13 @@ def test_long_answers_lie_beside_each_other_in_attention(model: TransformerModel
             model.lm_head(states), batch.answers
         ))  # fmt: skip
         gradients.append([one.grad for one in model.parameters()])
-    for packed, single in zip(*gradients, strict=True):
-        torch.testing.assert_close(packed, single, atol=1e-5, rtol=0)
+    for mine, single in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, single, atol=1e-5, rtol=0)
 
 
 def test_packed_gradients_are_those_of_rows(model: TransformerModel) -> None:
     groups = some_groups(seed=1)
-    batches = pack(groups)
+    batches = packed(groups)
     targets = torch.cat([batch.answers for batch in batches])
     gradients = []
     for states in (
@@ -120,10 +130,10 @@ def test_packed_gradients_are_those_of_rows(model: TransformerModel) -> None:
         loss = torch.nn.functional.cross_entropy(model.lm_head(states), targets)
         torch.autograd.backward(loss)
         gradients.append([loss.detach(), *(one.grad for one in model.parameters())])
-    for packed, single in zip(*gradients, strict=True):
-        assert packed is not None
+    for mine, single in zip(*gradients, strict=True):
+        assert mine is not None
         assert single is not None
-        torch.testing.assert_close(packed, single, atol=1e-5, rtol=0)
+        torch.testing.assert_close(mine, single, atol=1e-5, rtol=0)
 
 
 def what_is_seen(batch: PackedBatch) -> Tensor:
@@ -160,7 +170,7 @@ def test_every_token_is_behind_its_own(
 
     groups = [(fresh(first), [fresh(one) for one in rest]) for first, rest in lengths]
     seen = 0
-    for batch in pack(groups, batch_tokens=batch_tokens, row_tokens=row_tokens):
+    for batch in packed(groups, batch_tokens=batch_tokens, row_tokens=row_tokens):
         rows, width = batch.tokens.shape
         assert rows == 1 or rows * width <= batch_tokens
         mask = what_is_seen(batch)
@@ -181,12 +191,12 @@ def test_every_token_is_behind_its_own(
 
 def test_a_group_is_a_third_of_its_rows() -> None:
     """Eight answers of 7 tokens to a prompt of 26: 74 positions, not 256."""
-    (batch,) = pack([(tuple(range(26)), [tuple(range(7))] * 8)])
+    (batch,) = packed([(tuple(range(26)), [tuple(range(7))] * 8)])
     assert batch.tokens.shape == (1, 74)
 
 
 def test_what_is_empty_is_refused() -> None:
     with pytest.raises(ValueError, match="empty"):
-        pack([((), [(1,)])])
+        packed([((), [(1,)])])
     with pytest.raises(ValueError, match="empty"):
-        pack([((1,), [(1,), ()])])
+        packed([((1,), [(1,), ()])])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.machine import RealWorld
 from roles.engines.base import Completion, EngineError, TrainingGroup
@@ -16,7 +17,6 @@ from roles.engines.client import open_engine
 from roles.engines.config import EngineConfig
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.vllm.weights import OpenWeights
-from roles.models.blend import read_floats, write_floats
 from roles.models.bundle import (
     DERIVED,
     EMBEDDING,
@@ -24,6 +24,7 @@ from roles.models.bundle import (
     INDEX,
     check_weights,
     read_config,
+    read_floats,
     tensor_shapes,
 )
 from roles.models.safetensors import RawTensor, encode
@@ -246,7 +247,8 @@ def test_the_head_that_is_there_is_the_models(tmp_path: Path, shards: int, dtype
     for path in base.glob("*.safetensors"):
         path.unlink()
     for head, is_own in ((copy, False), (trained, True)):
-        numbers = RawTensor(dtype, weights[EMBEDDING].shape, write_floats(dtype, head))
+        data = head if dtype == "F32" else (head.view("<u4") >> 16).astype("<u2")
+        numbers = RawTensor(dtype, weights[EMBEDDING].shape, data.tobytes())
         write_weights(base, {**weights, HEAD: numbers}, shards)
         config = read_config(base)
         assert config.shape == replace(LLAMA, tied=not is_own)
@@ -269,3 +271,25 @@ def test_the_head_that_is_there_is_the_models(tmp_path: Path, shards: int, dtype
         opened(tmp_path, base)
     with pytest.raises(EngineError, match="has a head of its own"), OpenWeights(base, LLAMA):
         pass
+
+
+def test_the_distance_to_the_base_is_learnt_from_and_told(tmp_path: Path) -> None:
+    """With `kl_reference` a frozen copy of the base stays beside the policy, also after a
+    restart."""
+    base = make_folder(tmp_path / "base")
+    pulled = replace(LEARNER, options={"kl_reference": 10.0})
+    config = replace(CONFIG, learner=pulled)
+    learner = TorchLearner(config)
+    learner.open(tmp_path / "checkpoint", base)
+    assert learner.step(some_groups()).metrics["k3_reference"] == pytest.approx(0.0, abs=1e-6)
+    away = learner.step(some_groups()).metrics["k3_reference"]
+    assert away > 0
+    learner.save(tmp_path / "checkpoint", None)
+    again = TorchLearner(config)
+    assert again.open(tmp_path / "checkpoint", base) == 2
+    assert again.step(some_groups()).metrics == learner.step(some_groups()).metrics
+    free = TorchLearner(CONFIG)
+    free.open(tmp_path / "none", base)
+    assert all(free.step(some_groups()).metrics == {} for _ in range(3))
+    with pytest.raises(ConfigError, match="set kl_reference = 0, or begin with a model"):
+        TorchLearner(config).open(tmp_path / "none")

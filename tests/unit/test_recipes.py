@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from p2p.errors import ConfigError
+from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport
-from roles.rl.learner import LearnerConfig
+from roles.rl.learner import LearnerConfig, Schedule
 from roles.rl.recipes import (
     KINDS,
     LARGE_MODEL,
     NETWORK,
     SMALL_MODEL,
     SORTER,
+    SORTING,
     check_suits,
     kind_of,
+    read_learner,
 )
 from roles.trainer.core.guards import LearningGuards
 
@@ -86,3 +90,50 @@ def test_the_same_trouble_is_told_once() -> None:
     guards = LearningGuards()
     told = [guards.is_news(wrong) for wrong in ("", "k3", "k3", "", "k3")]
     assert told == [False, True, False, False, True]
+
+
+def test_rates_climb_fall_and_stay() -> None:
+    learner, warm_up = NETWORK.learner, NETWORK.learner.warm_up
+    assert learner.rate_at(0, 60) == pytest.approx(8e-4 / 5)
+    assert learner.rate_at(4, 60) == pytest.approx(8e-4 * (1 - 0.9 * 4 / 60))
+    assert learner.rate_at(60, 60) == learner.rate_at(600, 60) == pytest.approx(8e-5)
+    assert warm_up is not None
+    assert warm_up.rate_at(0) == pytest.approx(4e-3 / 50)
+    assert max(map(warm_up.rate_at, range(400))) == warm_up.rate_at(49)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "halfway", "late"),
+    [
+        (Schedule.LINEAR, 0.55, 0.19),
+        (Schedule.COSINE, 0.55, 0.1 + 0.9 * (1 + math.cos(0.9 * math.pi)) / 2),
+        (Schedule.WSD, 1.0, 1 - 0.9 * math.sqrt(0.5)),
+    ],
+)
+def test_a_rate_falls_by_its_schedule(schedule: Schedule, halfway: float, late: float) -> None:
+    learner = LearnerConfig(rate=1.0, ramp=1, schedule=schedule)
+    rates = [learner.rate_at(step, 100) for step in range(120)]
+    assert rates[0] == 1.0
+    assert rates == sorted(rates, reverse=True)
+    assert (rates[50], rates[90]) == pytest.approx((halfway, late))
+    assert rates[100] == rates[119] == pytest.approx(0.1)
+
+
+def test_a_group_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="group_size"):
+        SamplingTerms(steps=1, group_size=1, max_new_tokens=1)
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"algorithm": "ppo"}, "learner.toml: there is no algorithm 'ppo'; installed are"),
+        ({"options": {"clips": 1}}, "learner.toml: the algorithm 'grpo' has no option 'clips'"),
+        ({"options": {"clip": -1}}, "learner.toml: the algorithm 'grpo': clip is from 0"),
+    ],
+)
+def test_an_algorithm_or_option_that_is_not_there_is_told(
+    table: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", SORTING)

@@ -23,7 +23,7 @@ from p2p.machine import RealWorld
 from p2p.offence import Offence
 from p2p.shardcast.manifest import PolicyVersion
 from roles.inference.outbox import FullPlace, Outbox
-from roles.protocol.core.answer import WORK_PROTOCOL
+from roles.protocol.core.answer import AccountRequest
 from roles.protocol.core.window import content_digest
 from roles.protocol.request import ask
 from roles.rl.recipes import NETWORK
@@ -83,7 +83,7 @@ async def test_whatever_a_peer_does_the_question_is_asked_again(
 
     host = Unlucky(error)
     node: Any = SimpleNamespace(host=host, locate=locate, world=sound_world())
-    assert await ask(node, JUDGE.peer_id, WORK_PROTOCOL, b"?") is None
+    assert await ask(node, JUDGE.peer_id, AccountRequest(), lambda reply: reply) is None
     assert host.penalties == penalties
 
 
@@ -116,7 +116,16 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     policies = PolicyFiles(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(
-            node, 60, NETWORK.learner, engine, intake, nothing, nothing, nothing, policies
+            node,
+            60,
+            NETWORK.learner,
+            engine,
+            intake,
+            nothing,
+            nothing,
+            nothing,
+            policies,
+            nothing,
         ).open_learner()
 
 

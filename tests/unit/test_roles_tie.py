@@ -13,7 +13,7 @@ from p2p.shardcast.manifest import NO_POLICY
 from roles.engines.base import EngineError
 from roles.inference.places import OpenPlaces
 from roles.inference.session import InferenceSession
-from roles.inference.stats import InferenceCounts
+from roles.inference.status import InferenceCounts
 from roles.protocol.scorer import Scorer
 from roles.rl.recipes import NETWORK
 

@@ -15,14 +15,13 @@ from p2p.node.live import Terminal
 from p2p.node.process import Warnings
 from p2p.node.screen import WIDEST, block, height, line
 from proofs.checks import Verdict
-from roles.inference.stats import Doing, InferenceCounts, Rate
-from roles.inference.status import InferenceStatus, facts_of, life_of, now_of
+from roles.inference.status import Doing, InferenceCounts, Rate, facts_of, life_of, now_of
 from roles.protocol.core.account import Account, Fates, TrainerDoing
 from roles.protocol.stats import ScoringStats
 from roles.shared.reasons import MAX_REASONS, OTHER
 from roles.trainer.account import Row
-from roles.trainer.status import status_of as trainer_status
-from roles.validator.status import ValidatorStatus, facts_of as validator_facts
+from roles.trainer.status import now_of as trainer_now
+from roles.validator.role import facts_of as validator_facts
 from tests.unit.screens import SCENES
 
 
@@ -95,7 +94,7 @@ def played(text: str) -> Iterator[str]:
 
 def test_a_worker_says_what_became_of_its_work() -> None:
     """It said made and accepted of one life, and nothing of what was learnt."""
-    counts = InferenceCounts(rollouts=128, group_size=16)
+    counts = InferenceCounts(rollouts=128, group_size=16, doing=Doing.DRAWS)
     for reason in ["tokens implausible", *["activation exponents differ"] * 2]:
         counts.count(Verdict.REJECTED.value, reason)
     book: Any = SimpleNamespace(
@@ -106,8 +105,7 @@ def test_a_worker_says_what_became_of_its_work() -> None:
         doing=TrainerDoing.LEARNS, own=own, total=Fates(learnt=8000), step=3, steps=60, pause=5
     )
     life = life_of(counts, book, account)
-    status = InferenceStatus(doing="", now="x", life=life)
-    said = [fact.text for fact in facts_of(status, counts)]
+    said = [fact.text for fact in facts_of("x", 0.0, life, counts)]
     assert said == [
         "x",
         "13,312 rollouts made, 12,800 accepted, 384 rejected (activation exponents differ,"
@@ -118,7 +116,7 @@ def test_a_worker_says_what_became_of_its_work() -> None:
         "0 tokens a second",
     ]
     counts.owed = 12
-    said = [fact.text for fact in facts_of(status, counts)]
+    said = [fact.text for fact in facts_of("x", 0.0, life, counts)]
     assert said[2] == "12 places have to stand before any is learnt from"
     lying = Account(doing=TrainerDoing.LEARNS, own=Fates(learnt=10**6), total=Fates())
     assert life_of(counts, book, lying).learnt == life.accepted, "no trainer makes it more"
@@ -196,14 +194,14 @@ def test_a_validator_and_a_trainer_say_what_they_do() -> None:
         )
         stats.records.count(one)
     stats.inconclusive = {"the policy is older than the run uses": 3}
-    status = ValidatorStatus(now="scoring under policy 3", queue=2, undelivered=4)
-    assert [fact.text for fact in validator_facts(status, stats)] == [
+    facts = validator_facts("scoring under policy 3", 2, 4, stats)
+    assert [fact.text for fact in facts] == [
         "scoring under policy 3",
         "1,209 submissions judged, 1,200 accepted, 6 rejected (?[2Jdiffer), 3 undecided (the"
         " policy is older than the run uses)",
         "2 to be scored, 4 verdicts for the trainer",
     ]
-    assert trainer_status(None, 0).now == "starting the engine"
+    assert trainer_now(None, 0) == "starting the engine"
     failures = SimpleNamespace(latest="")
     session: Any = SimpleNamespace(
         why_not="",
@@ -215,8 +213,8 @@ def test_a_validator_and_a_trainer_say_what_they_do() -> None:
         desk=SimpleNamespace(scorer=SimpleNamespace(failures=failures)),
     )
     waits = "waiting for work: 12 of 32 groups for step 17 of 60 are here"
-    assert trainer_status(session, 60).now == waits
+    assert trainer_now(session, 60) == waits
     failures.latest = "no such file"
-    assert trainer_status(session, 60).now == (
+    assert trainer_now(session, 60) == (
         f"{waits}; of what came, the environment failed on the last: no such file"
     )

@@ -41,7 +41,11 @@ HONEST_40 = 1.04
 
 def demoted(swarm: LiarSwarm) -> set[PeerId]:
     handouts = swarm.origin.core._origin._handouts.values()
-    return {node.peer for node in swarm.peers if any(h.is_demoted(node.peer) for h in handouts)}
+    return {
+        node.peer
+        for node in swarm.peers
+        if any(node.peer in handout._demotions for handout in handouts)
+    }
 
 
 @pytest.mark.parametrize("silent", [False, True])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
@@ -197,12 +198,15 @@ def hear_two_protocols(share: float) -> list[tuple[str, int]]:
 
     async def live(node: SimNode) -> None:
         async with node.open_host() as host:
+            blocks = ExitStack()
             for protocol in (one, other):
-                host.set_message_handler(
-                    protocol,
-                    lambda peer, message, protocol=protocol: heard.append(
-                        (protocol, int(message))
-                    ),
+                blocks.enter_context(
+                    host.receiving(
+                        protocol,
+                        lambda peer, message, protocol=protocol: heard.append(
+                            (protocol, int(message))
+                        ),
+                    )
                 )
             if node.name == "n1":
                 await node.world.sleep(1)
@@ -248,18 +252,16 @@ def arrivals(*plan: Fault) -> list[float]:
 
     async def live(node: SimNode) -> None:
         async with node.open_host() as host:
-            host.set_message_handler(
-                bulk, lambda peer, message: times.append(node.simulation.now)
-            )
-            if node.name == "n1":
-                friend = node.siblings[-1]
-                host.add_addrs(friend.peer_id, [friend.addr])
-                await node.world.sleep(1)
-                await host.connect(friend.peer_id)
-                await node.world.sleep(1 - (node.simulation.now - 1))
-                for _ in range(4):
-                    assert host.send(friend.peer_id, bulk, bytes(900_000))
-            await trio.sleep_forever()
+            with host.receiving(bulk, lambda peer, message: times.append(node.simulation.now)):
+                if node.name == "n1":
+                    friend = node.siblings[-1]
+                    host.add_addrs(friend.peer_id, [friend.addr])
+                    await node.world.sleep(1)
+                    await host.connect(friend.peer_id)
+                    await node.world.sleep(1 - (node.simulation.now - 1))
+                    for _ in range(4):
+                        assert host.send(friend.peer_id, bulk, bytes(900_000))
+                await trio.sleep_forever()
 
     async def main(simulation: Simulation) -> None:
         async with open_swarm(simulation) as swarm:

@@ -392,9 +392,9 @@ async def test_a_lane_that_was_reset_is_opened_again() -> None:
     async with two_hosts() as (one, other):
         one.send(other.peer_id, NEWS, b"nobody listens yet")
         await trio.testing.wait_all_tasks_blocked()
-        other.set_message_handler(NEWS, lambda peer, message: received.append(message))
-        one.send(other.peer_id, NEWS, b"now")
-        await trio.testing.wait_all_tasks_blocked()
+        with other.receiving(NEWS, lambda peer, message: received.append(message)):
+            one.send(other.peer_id, NEWS, b"now")
+            await trio.testing.wait_all_tasks_blocked()
     assert received == [b"now"]
 
 

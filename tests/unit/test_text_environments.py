@@ -15,6 +15,7 @@ import trio
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage, ConfigError
+from p2p.node.tables import read_table, write_table
 from p2p.wire import pack
 from roles.contract.core.pin import FilePin
 from roles.engines.evaluation import grade
@@ -31,7 +32,7 @@ from roles.envs.contained import (
     texts_of,
 )
 from roles.envs.data import read_data
-from roles.envs.frames import setup_from_wire, setup_to_wire, task_from_wire, task_to_wire
+from roles.envs.frames import task_from_wire, task_to_wire
 from roles.envs.mix import (
     DOMAIN,
     EnvironmentPart,
@@ -281,9 +282,9 @@ def test_setups_and_tasks_cross_a_pipe(folder: Path) -> None:
         data=FilePin(name="q", size=1, digest=bytes(32)),
     )
     setup = EnvironmentSetup(parts=(part,), model=model_in(folder), folder="here")
-    assert setup_from_wire(json_like(setup_to_wire(setup))) == setup
+    assert read_table(EnvironmentSetup, json_like(write_table(setup)), "x") == setup
     bare = setup_of("sort", "echo")
-    assert setup_from_wire(json_like(setup_to_wire(bare))) == bare
+    assert read_table(EnvironmentSetup, json_like(write_table(bare)), "x") == bare
     assert str(bare) == "'sort' and 'echo'"
     task = Task((1, 2), (3,), b"source", "sort", "long")
     assert task_from_wire(json_like(task_to_wire(task))) == task

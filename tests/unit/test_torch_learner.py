@@ -10,14 +10,14 @@ from random import Random
 import pytest
 import torch
 
-from bench.alone import Alone
+from bench.alone import DRAW, Alone
 from roles.engines.base import EngineError, GroupTask, Sampling, TrainingGroup
 from roles.engines.evaluation import questions
 from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import write_checkpoint
 from roles.engines.torch.learner import TorchLearner
 from roles.envs.sort import END, SortEnvironment
-from roles.rl.advantage import has_spread
+from roles.rl.algorithms.base import has_spread
 from tests.support.toys import QUICK, sorting_engine, sorting_learner, sorting_sampling
 
 # A sixteenth of the recipe's work: enough to see it learn something.
@@ -210,7 +210,7 @@ def test_the_sampler_lags_by_exactly_two() -> None:
         sampled = alone.sampler.lm_head.weight
         assert torch.equal(sampled, versions[max(0, step - 1 - CONFIG.sampling.lag)])
         versions.append(alone.learner.model.lm_head.weight.detach().clone())
-    assert alone.course.tasks >= 4 * 64
+    assert alone.course.tasks >= 4 * DRAW
 
 
 def _mean(groups: list[TrainingGroup]) -> float:

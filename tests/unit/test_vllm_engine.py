@@ -9,7 +9,6 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +20,7 @@ from proofs import draws, toploc
 from proofs.sampling import DrawRule, draw_words
 from roles.contract.core.shape import ModelShape
 from roles.engines.base import EngineError, EngineUnusable, Sampling
-from roles.engines.config import EngineConfig, VllmOptions, config_from_wire, config_to_wire
+from roles.engines.config import EngineConfig, VllmOptions
 from roles.engines.torch import device_draws
 from roles.engines.vllm import requirements
 from roles.engines.vllm.engine import VllmEngine
@@ -29,11 +28,10 @@ from roles.engines.vllm.extension import SLOT, HeadHook, ShoalExtension
 from roles.engines.vllm.recording import Drawing, Replaying, RowSpan
 from roles.engines.vllm.weights import OpenWeights
 from roles.engines.worker import make_engine
-from roles.inference.config import InferenceConfig
 from roles.models import safetensors
 from roles.models.bundle import tensor_shapes
 from roles.models.safetensors import RawTensor
-from roles.validator.config import ValidatorConfig
+from roles.protocol.machine import SamplerConfig
 
 SHAPE = ModelShape(
     vocabulary=20, width=8, layers=1, query_heads=2, key_heads=1, head_width=4, feed_forward=8
@@ -134,23 +132,17 @@ def test_no_completion_is_written_by_two_policies(engine: VllmEngine, tmp_path: 
 
 
 def test_a_node_chooses_its_engine_and_a_run_that_pretends_stays_fake() -> None:
-    for config in (InferenceConfig, ValidatorConfig):
-        table = {"engine": "vllm", "vllm": {"tensor_parallel": 2, "cache": 4096}}
-        chosen: Any = read_table(config, table, "[role.x]")
-        assert (chosen.engine, chosen.vllm.tensor_parallel) == ("vllm", 2)
-        with pytest.raises(
-            ConfigError, match="there is no engine 'fake': choose auto or torch or vllm"
-        ):
-            read_table(config, {"engine": "fake"}, "[role.x]")
+    table = {"engine": "vllm", "vllm": {"tensor_parallel": 2, "cache": 4096}}
+    chosen = read_table(SamplerConfig, table, "[role.x]")
+    assert (chosen.engine, chosen.vllm.tensor_parallel) == ("vllm", 2)
+    with pytest.raises(
+        ConfigError, match="there is no engine 'fake': choose auto or torch or vllm"
+    ):
+        read_table(SamplerConfig, {"engine": "fake"}, "[role.x]")
     assert EngineConfig().computed_with("vllm").kind == "vllm"
     assert EngineConfig(kind="fake").computed_with("vllm").kind == "fake"
     with pytest.raises(ValueError, match="positive"):
         VllmOptions(tensor_parallel=0)
-
-
-def test_its_options_survive_the_pipe() -> None:
-    config = replace(CONFIG, vllm=VllmOptions(tensor_parallel=4, cache=1, eager=False))
-    assert config_from_wire(config_to_wire(config)) == config
 
 
 # A prompt of 5 tokens in two pieces, a token, a return to the queue with everything computed

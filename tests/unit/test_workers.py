@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from roles.workers.calls import (
     Failure,
     decode_reply,
     encode_request,
+    read_frame,
+    write_frame,
 )
 from roles.workers.client import Remote, WorkerLost, open_remote
 from roles.workers.files import MappedRecords, RecordFile, Scratch, write_records
@@ -40,13 +42,11 @@ class Broken(ShoalError):
 
 @asynccontextmanager
 async def opened(folder: Path, *, keeps: bool = True) -> AsyncIterator[Remote]:
-    async with (
-        open_world(folder) as world,
-        open_remote(
-            world, ARGV, name="sums", otherwise=Broken, raises=(ConfigError, StorageError),
-            keeps=keeps,
-        ) as remote,
-    ):  # fmt: skip
+    async with open_world(folder) as world, AsyncExitStack() as stack:
+        remote = Remote(
+            world, ARGV, stack, name="sums", otherwise=Broken,
+            raises=(ConfigError, StorageError), keeps=keeps,
+        )  # fmt: skip
         assert await remote.start("configure", 1) == "ready"
         yield remote
 
@@ -220,32 +220,21 @@ def test_a_file_that_is_not_there_whole_is_said(
         write_records(str(tmp_path / "folder"), RECORDS)
 
 
-def worker_process() -> subprocess.Popen[bytes]:
-    pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-m", *ARGV], stdin=pipe, stdout=pipe, stderr=pipe)
-
-
-def tell(process: subprocess.Popen[bytes], request: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(len(request).to_bytes(4, "big") + request)
-    process.stdin.flush()
-
-
-def hear(process: subprocess.Popen[bytes]) -> object:
-    assert process.stdout is not None
-    return decode_reply(process.stdout.read(int.from_bytes(process.stdout.read(4), "big")))
-
-
 def test_what_it_prints_garbles_no_frame_and_it_ends_with_its_input() -> None:
-    with worker_process() as process:
-        tell(process, encode_request("configure", -1))
-        assert hear(process) == Failure("ConfigError", "start is negative: count from 0")
-        tell(process, encode_request("hang"))
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-m", *ARGV], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
         assert process.stdin is not None
-        process.stdin.close()
-        assert process.wait(60) == 0
         assert process.stdout is not None
         assert process.stderr is not None
+        write_frame(process.stdin, encode_request("configure", -1))
+        assert decode_reply(read_frame(process.stdout)) == Failure(
+            "ConfigError", "start is negative: count from 0"
+        )
+        write_frame(process.stdin, encode_request("hang"))
+        process.stdin.close()
+        assert process.wait(60) == 0
         assert process.stdout.read() == b""
         errors = process.stderr.read()
     assert b"noise of a library" in errors

@@ -38,6 +38,7 @@ from roles.trainer.core.buffer import BufferedGroup, GroupBuffer
 from roles.trainer.curve import LearningCurve
 from roles.trainer.inbox import Inbox
 from roles.trainer.intake import Intake
+from roles.trainer.metrics import Metrics
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 from roles.trainer.taken import TakenPlace, learnable_groups
@@ -191,7 +192,8 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     desk: Any = SimpleNamespace(note_policy=lambda: None, repeated=0, lies=0)
     session = TrainerSession(
-        node, sampling.steps, LEARNER, engine, intake, desk, curve, standing, policies
+        *(node, sampling.steps, LEARNER, engine),
+        *(intake, desk, curve, standing, policies, Metrics({})),
     )
     step = await session._resume()
     await intake.restore(step)

@@ -51,6 +51,7 @@ from p2p.dht.core.responder import AnswerQuotas, Responder
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordPriority, RecordValidator
 from p2p.dht.messages import (
+    BUCKET_SIZE,
     Contact,
     Envelope,
     FindNode,
@@ -261,7 +262,7 @@ class DhtCore:
         are asked for by lookups of our own.
         """
         self._neighbours.connected(peer)
-        few = self.contacts < self._config.bucket_size and self.contact_of(peer) is None
+        few = self.contacts < BUCKET_SIZE and self.contact_of(peer) is None
         if few and self._neighbours.claim_ping(peer, self._now):
             self._requester.verify(peer, self._now)
 

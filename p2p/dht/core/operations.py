@@ -2,7 +2,8 @@
 
 An operation runs one `Search` per key, and a search is a `Lookup` that knows its operation.
 Each request that is open names its purpose: which search, store, ping or seed it belongs to.
-All of these are state without decisions; `p2p.dht.core.requester` makes those.
+All of these are state without decisions: `p2p.dht.core.requester` makes those, and writes the
+fields.
 """
 
 from __future__ import annotations
@@ -48,23 +49,10 @@ class GetOperation:
     validated: dict[tuple[bytes, bytes], None] = field(default_factory=dict)
     """(key, blob) of what was found valid, so that the eighth copy costs no signature."""
 
-    def start(self, searches: int) -> None:
-        """Expect this many lookups."""
-        self.searches = searches
-
-    def end_search(self) -> bool:
-        """Note that one lookup has finished; returns whether it was the last."""
-        self.searches -= 1
-        return not self.searches
-
     @property
     def ends_at(self) -> float:
         """When it ends though lookups are left."""
         return min(self.settles, self.times_out)
-
-    def settle(self, at: float) -> None:
-        """Note that enough was found, or, with infinity, that it no longer is."""
-        self.settles = at
 
     def note_found(self, search: Search) -> None:
         """A lookup has found values somewhere, or has been told of nearer nodes, so that what
@@ -130,24 +118,6 @@ class PutOperation:
     copies: int = 0
     """Nodes that hold the record, over all keys."""
 
-    def start(self, searches: int) -> None:
-        """Expect this many lookups."""
-        self.searches = searches
-
-    def end_search(self) -> None:
-        """Note that one lookup has finished."""
-        self.searches -= 1
-
-    def begin_store(self) -> None:
-        """Note that one STORE was sent."""
-        self.stores += 1
-
-    def end_store(self, held: bool) -> None:
-        """Note that a STORE was answered or has failed; ``held`` if the node holds the
-        record."""
-        self.stores -= 1
-        self.copies += held
-
     @property
     def is_done(self) -> bool:
         """Whether no lookup and no STORE is open."""
@@ -164,18 +134,6 @@ class JoinOperation:
     """Seeds that have not answered yet."""
     search: Search | None = None
     """The lookup of our own id, from the first answer of a seed on."""
-
-    def start(self, asked: int) -> None:
-        """Note how many seeds were asked."""
-        self.asked = asked
-
-    def end_seed(self) -> None:
-        """A seed has answered, or has failed."""
-        self.asked -= 1
-
-    def begin_search(self, search: Search) -> None:
-        """Look ourselves up."""
-        self.search = search
 
 
 @dataclass(slots=True, eq=False)
@@ -201,10 +159,6 @@ class Search:
     def key(self) -> bytes:
         """The target of the lookup."""
         return self.lookup.target
-
-    def finish(self) -> None:
-        """The operation is told of the end now."""
-        self.finished = True
 
 
 # What an open request is for. The requester finds it beside the request when an answer comes.

@@ -39,7 +39,7 @@ from p2p.dht.core.operations import (
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordValidator
 from p2p.dht.messages import (
-    MAX_CONTACTS,
+    BUCKET_SIZE,
     Contact,
     FindNode,
     FindValue,
@@ -117,7 +117,7 @@ class Requester:
             holders=replicas,
         )
         self._put_shape = LookupShape(alpha=alpha, paths=paths, width=replicas + alpha)
-        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=config.bucket_size)
+        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=BUCKET_SIZE)
 
     @property
     def next_deadline(self) -> float:
@@ -135,7 +135,7 @@ class Requester:
             for record in filter(self._validator.is_admitted, self._store.get(key)):
                 operation.take(record)
         self._wait_for(token, operation, now)
-        operation.start(len(keys))
+        operation.searches = len(keys)
         for key in keys:
             self._search(key, operation, self._get_shape, now)
 
@@ -145,7 +145,7 @@ class Requester:
         if token is not None:
             self._wait_for(token, operation, now)
         keys = self._validator.keys(record.namespace, record.name)
-        operation.start(len(keys))
+        operation.searches = len(keys)
         for key in keys:
             self._search(key, operation, self._put_shape, now)
 
@@ -156,7 +156,7 @@ class Requester:
             self._wait_for(token, operation, now)
         own = self._neighbours.own
         seeds = [peer for peer in peers if peer != own.peer][:MAX_SEEDS_ASKED]
-        operation.start(len(seeds))
+        operation.asked = len(seeds)
         for peer in seeds:
             self._call(peer, FindNode(own.id), SeedPurpose(operation), now)
         if not seeds:
@@ -230,7 +230,7 @@ class Requester:
         now: float,
     ) -> None:
         """Begin a lookup at the nearest contacts of the table."""
-        near = self._neighbours.nearest(target, self._config.bucket_size)
+        near = self._neighbours.nearest(target, BUCKET_SIZE)
         seeds = self._neighbours.eligible(near, now)
         search = Search(self._lookup(target, seeds, shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
@@ -262,7 +262,7 @@ class Requester:
         for contact in search.lookup.ask():
             self._call_contact(contact, request, LookupPurpose(search, contact), now)
         if search.lookup.done:
-            search.finish()
+            search.finished = True
             self._finish(search, now)
 
     # Answers.
@@ -305,7 +305,7 @@ class Requester:
                 self._nodes_came(search, contact, near, now)
             case SeedPurpose(operation), Nodes(near):
                 self._neighbours.check(near)
-                operation.end_seed()
+                operation.asked -= 1
                 eligible = self._neighbours.eligible(near, now)
                 self._look_up_ourselves(operation, sender, eligible, now)
             case StorePurpose() as store, Stored(held):
@@ -388,7 +388,7 @@ class Requester:
             case PingPurpose(Contact() as contact):
                 note(contact, now)
             case SeedPurpose(operation):
-                operation.end_seed()
+                operation.asked -= 1
                 self._look_up_ourselves(operation, None, (), now)
 
     # What ends.
@@ -396,11 +396,12 @@ class Requester:
     def _finish(self, search: Search, now: float) -> None:
         match search.operation:
             case GetOperation() as operation:
-                if operation.end_search():
+                operation.searches -= 1
+                if not operation.searches:
                     self._end(operation)
             case PutOperation() as operation:
                 self._store_nearest(search, operation, now)
-                operation.end_search()
+                operation.searches -= 1
                 self._end_if_stored(operation)
             case JoinOperation() as operation:
                 self._end(operation)
@@ -420,9 +421,9 @@ class Requester:
         operation.note_found(search)
         most = 2 * len(operation.found) > self._validator.salts(operation.namespace)
         if not (most and any(operation.found.values())):
-            operation.settle(math.inf)
+            operation.settles = math.inf
         elif operation.settles == math.inf:
-            operation.settle(now + self._calls.round_trips.timeout(connected=True))
+            operation.settles = now + self._calls.round_trips.timeout(connected=True)
             heappush(self._deadlines, (operation.settles, operation.token))
 
     def _look_up_ourselves(
@@ -437,9 +438,9 @@ class Requester:
         once if that is empty."""
         if operation.search is None and (seed is not None or not operation.asked):
             own = self._neighbours.own.id
-            known = self._neighbours.nearest(own, MAX_CONTACTS)
+            known = self._neighbours.nearest(own, BUCKET_SIZE)
             lookup = self._lookup(own, known, self._join_shape, now)
-            operation.begin_search(Search(lookup, operation))
+            operation.search = Search(lookup, operation)
         if operation.search is not None:
             if seed is not None:
                 operation.search.lookup.offer((seed,))
@@ -463,13 +464,14 @@ class Requester:
         return self._neighbours.own.number ^ number < contact.number ^ number
 
     def _store_at(self, purpose: StorePurpose, blob: bytes, now: float) -> None:
-        purpose.operation.begin_store()
+        purpose.operation.stores += 1
         self._call_contact(purpose.contact, Store(purpose.key, blob), purpose, now)
 
     def _stored(self, purpose: StorePurpose, held: bool, now: float) -> None:
         """A node has answered a STORE, or will not; if it holds nothing, a spare is asked."""
         operation = purpose.operation
-        operation.end_store(held)
+        operation.stores -= 1
+        operation.copies += held
         if not held and purpose.spares:
             spare = replace(purpose, contact=purpose.spares.pop(0))
             self._store_at(spare, operation.blob, now)

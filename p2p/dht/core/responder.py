@@ -9,7 +9,7 @@ from p2p.bounded import BoundedDict, TokenBucket
 from p2p.dht.core.store import RecordStore, StoreResult
 from p2p.dht.core.validation import RecordValidator, RecordValidity
 from p2p.dht.messages import (
-    MAX_CONTACTS,
+    BUCKET_SIZE,
     Contact,
     FindNode,
     FindValue,
@@ -161,7 +161,7 @@ class Responder:
 
     def _nearest(self, target: bytes, sender: Contact) -> tuple[Contact, ...]:
         number = int.from_bytes(target, "big")
-        return tuple(self.table.closest(number, MAX_CONTACTS, sender.peer))
+        return tuple(self.table.closest(number, BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
         """Whether we hold this record, or a newer one, from now on. Raise `BadMessage` if it is

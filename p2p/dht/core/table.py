@@ -6,8 +6,8 @@ brings asyncio along and reads the clock). What is overridden, and why:
 - Buckets read `time.monotonic` on every touch: here time is an argument.
 - A full bucket starts an asyncio task to ping its oldest node: here `add` returns the contact
   to ping.
-- `find_neighbors` takes the first k nodes in bucket order, 30 % of them wrong: here the k
-  nearest.
+- `find_neighbors` takes the first k nodes in bucket order, 30 % of them wrong: `closest` gives
+  the k nearest.
 - `get_bucket_for` misplaces an id on a border, and a bucket's upper end lies one beyond the id
   space.
 - The shared prefix is taken from bit strings of all nodes: here from the bucket's range.
@@ -280,15 +280,6 @@ class RoutingTable(routing.RoutingTable):  # type: ignore[misc]
         distances = sorted([number ^ target for number in self._by_number])[: count + 1]
         near = [self._by_number[distance ^ target].contact for distance in distances]
         return [contact for contact in near if contact.peer != exclude][:count]
-
-    def find_neighbors(
-        self, node: ContactNode, k: int | None = None, exclude: ContactNode | None = None
-    ) -> list[ContactNode]:
-        """The package's name for `closest`."""
-        peer = None if exclude is None else exclude.contact.peer
-        near = self.closest(node.long_id, (k or self.ksize) + 1, peer)
-        others = [contact for contact in near if contact.number != node.long_id]
-        return [ContactNode(contact) for contact in others[: k or self.ksize]]
 
     def touch(self, target: int, now: float) -> None:
         """Note that ``target`` was looked up, which refreshes its bucket."""

@@ -32,7 +32,7 @@ from typing import Final, assert_never
 
 from p2p.effects import Penalise, Send
 from p2p.errors import BadMessage
-from p2p.gossip.config import GossipConfig
+from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
 from p2p.gossip.core.events import (
     Connected,
     Deliver,
@@ -116,7 +116,7 @@ class GossipCore:
         self._quotas = PeerQuotas(config)
         self._promises = Promises(config)
         self._seen = SeenCache(config.seen)
-        self._cache = MessageCache(config.history, config.history_gossip)
+        self._cache = MessageCache(HISTORY, HISTORY_GOSSIP)
         self._pending: dict[bytes, _PendingMessage] = {}
         self._out: dict[PeerId, Rpc] = {}
         self._effects: list[Effect] = []
@@ -174,7 +174,7 @@ class GossipCore:
         if topic not in self._mesh.meshes:
             return
         for peer in self._mesh.leave(topic, now):
-            self._rpc_to(peer).prune.append((topic, round(self._config.backoff)))
+            self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
         self._announce_subscription(topic, False)
 
     def _announce_subscription(self, topic: str, subscribed: bool) -> None:
@@ -253,7 +253,7 @@ class GossipCore:
         for topic in dict.fromkeys(rpc.graft):
             self._on_graft(peer, topic, now)
         for topic, backoff in rpc.prune:
-            self._mesh.prune(topic, peer, now, max(backoff, self._config.backoff))
+            self._mesh.prune(topic, peer, now, max(backoff, BACKOFF))
         self._on_ihave(peer, rpc, now)
         self._on_iwant(peer, rpc.iwant)
 
@@ -312,7 +312,7 @@ class GossipCore:
         mesh = self._mesh.meshes.get(topic)
         if mesh is None or peer in mesh:
             return
-        backoff = self._config.backoff
+        backoff = BACKOFF
         if self._mesh.is_backed_off(topic, peer, now):
             self._penalise(peer, Offence.GRAFT, "graft in backoff")
         elif (
@@ -392,7 +392,7 @@ class GossipCore:
         for peer in grafted:
             self._rpc_to(peer).graft.append(topic)
         for peer in pruned:
-            self._rpc_to(peer).prune.append((topic, round(self._config.backoff)))
+            self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
 
     def _forget_pending(self, now: float) -> None:
         since = now - PENDING_TIMEOUT

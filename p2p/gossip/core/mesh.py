@@ -34,7 +34,7 @@ from random import Random
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.gossip.config import GossipConfig
+from p2p.gossip.config import BACKOFF, FANOUT, LAZY, GossipConfig
 from p2p.identity import PeerId
 from p2p.wire import KI, MIB
 
@@ -148,7 +148,7 @@ class Mesh:
         """Give up the mesh of ``topic``; returns the peers to send PRUNE."""
         peers = list(self.meshes.pop(topic, {}))
         for peer in peers:
-            self.add_backoff(topic, peer, now, self._config.backoff)
+            self.add_backoff(topic, peer, now, BACKOFF)
         return peers
 
     # GRAFT and PRUNE of peers.
@@ -209,7 +209,7 @@ class Mesh:
         missing = self._config.degree - len(peers)
         peers.update(dict.fromkeys(self._sample(topic, peers, missing, may_mesh)))
         if topic in self._fanout or len(self._fanout) < MAX_FANOUT:
-            self._fanout[topic] = (peers, now + self._config.fanout)
+            self._fanout[topic] = (peers, now + FANOUT)
         return peers
 
     def gossip_recipients(self, topic: str, may_mesh: Predicate) -> list[PeerId]:
@@ -217,7 +217,7 @@ class Mesh:
         quarter if that is more."""
         mesh = self.meshes.get(topic) or self._fanout.get(topic, ({}, 0.0))[0]
         outside = len(self.subscribers(topic)) - len(mesh)
-        return self._sample(topic, mesh, max(self._config.lazy, outside // 4), may_mesh)
+        return self._sample(topic, mesh, max(LAZY, outside // 4), may_mesh)
 
     def fanout_topics(self) -> list[str]:
         """Topics that we publish to without subscribing."""
@@ -248,7 +248,7 @@ class Mesh:
             staying = [peer for peer in mesh if peer not in pruned]
             pruned += self._excess(staying, lambda peer: (score(peer), deliveries(peer)))
         for peer in pruned:
-            self.prune(topic, peer, now, config.backoff)
+            self.prune(topic, peer, now, BACKOFF)
         grafted = self._top_up(topic, now, may_mesh) if len(mesh) < config.low else []
         grafted += self._graft_outbound(topic, now, may_mesh)
         if self._heartbeats % OPPORTUNISTIC_GRAFT_HEARTBEATS == 0:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from p2p.gossip.config import GossipConfig
+from p2p.gossip.config import PROMISE, GossipConfig
 from p2p.identity import PeerId
 
 MAX_ASKED: Final = 128
@@ -97,7 +97,7 @@ class Promises:
                 return False
             self._drop(next(iter(self._of[most])), most)
         self._asked[peer] = self._asked.get(peer, 0) + 1
-        self._of[peer][identity] = now + self._config.promise
+        self._of[peer][identity] = now + PROMISE
         self._count += 1
         request = self._requests.get(identity)
         if request is None:

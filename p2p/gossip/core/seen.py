@@ -44,10 +44,6 @@ class SeenCache:
     def __len__(self) -> int:
         return len(self._accepted) + len(self._sender)
 
-    def unaccepted_from(self, peer: PeerId) -> int:
-        """How many unaccepted ids count against ``peer``."""
-        return len(self._unaccepted.get(peer, ()))
-
     def add(self, identity: bytes, peer: PeerId, now: float) -> None:
         """``peer`` sent this message; it is unaccepted until `accept`."""
         self._make_room()

@@ -281,7 +281,7 @@ class ActiveView:
         onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
         hops = min(message.hops, self._config.hops)
         if hops > 0 and onward:
-            if not self._quotas.may_forward_walk(source, now):
+            if not self._quotas.forwarded_walks.take(source, now):
                 return
             self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
         elif newcomer in self._members and self._may_ask(newcomer):

@@ -337,7 +337,7 @@ class MembershipCore:
         kind, is_expected = type(message), False
         if kind is Beat:
             is_expected = self._members.expect(peer, now)
-        elif kind is not NeighborReply and not self._quotas.may_be_asked(peer, now):
+        elif kind is not NeighborReply and not self._quotas.asks.take(peer, now):
             self._verifier.refuse("asks too often", peer, Offence.ASKED)
             return
         self._accept(message.heartbeat, peer, now, hold=True)
@@ -451,7 +451,7 @@ class MembershipCore:
             now - FAREWELL_GAP * interval,
         )
         is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
-        may_pass = is_fit and not was_gone and self._quotas.may_flood_unchecked(source, now)
+        may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
         if held or may_pass:
             self._detector.declare_gone(signed, Change.LEFT, now)
         if may_pass:
@@ -482,7 +482,7 @@ class MembershipCore:
             self._members.name_next(member)
         if evictee is not None:
             self._detector.forget(evictee)
-        elif self._members.is_sparse() and self._quotas.may_announce(source, now):
+        elif self._members.is_sparse() and self._quotas.newcomers.take(source, now):
             # Not if another must go for it: of a network that has its share each member that
             # comes is new, and evicts one that will be new again. With 70 of one network each
             # of 70 nodes sent 1 KB/s of such announcements.

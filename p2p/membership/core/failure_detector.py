@@ -151,7 +151,7 @@ class FailureDetector:
         source: PeerId,
         now: float,
     ) -> None:
-        if self._quotas.may_flood_unchecked(source, now):
+        if self._quotas.unchecked.take(source, now):
             self._dissemination.flood(signed, suspected=True, source=source, now=now)
         else:
             self._verifier.counters["strangers suspected"] += 1
@@ -181,7 +181,7 @@ class FailureDetector:
         if self._quotas.trusts_suspicions(now) and not was_suspected:
             self._members.record_heartbeat(member, signed, member.seen)
             self._suspect(member, source, now)
-        elif member.peer not in self._checks and self._quotas.may_check(source, now):
+        elif member.peer not in self._checks and self._quotas.checks.take(source, now):
             self._members.record_heartbeat(member, signed, member.seen)
             self._check(member, source, now)
         else:
@@ -296,7 +296,7 @@ class FailureDetector:
             member.signed,
             member.seen,
         )  # not suspected any more
-        if member.peer not in self._checks and self._quotas.may_check_before_death(now):
+        if member.peer not in self._checks and self._quotas.final_checks.allows(1, now):
             self._check(member, self._local.peer, now)
 
     def _suspect(self, member: MemberState, source: PeerId, now: float) -> None:

@@ -193,22 +193,6 @@ class MemberList:
             for member in self._members.values()
         ]
 
-    def update(
-        self,
-        signed: SignedHeartbeat,
-        source: PeerId,
-        now: float,
-    ) -> SignedHeartbeat | None:
-        """Take in a newer heartbeat that ``source`` sent; return the one before it, None for a
-        newcomer."""
-        member = self._members.get(signed.heartbeat.peer[KEY])
-        if member is None:
-            self.name_next(self.admit(signed, source, now))
-            return None
-        before = member.signed
-        self.renew(member, signed, now)
-        return before
-
     def renew(self, member: MemberState, signed: SignedHeartbeat, now: float) -> None:
         """A newer heartbeat of a member has come."""
         policy = member.policy

@@ -21,11 +21,12 @@ import trio
 
 from p2p.host import Host
 from p2p.node.dashboard.app import Dashboard, Orders
-from p2p.node.dashboard.core.door import TOKEN_BYTES, Door, is_loopback
+from p2p.node.dashboard.core.door import TOKEN_BYTES, Door
 from p2p.node.dashboard.feed import MAX_VIEWERS, Feed
 from p2p.node.dashboard.sight import Sight
 from p2p.node.panels import load_panels
 from p2p.node.role import Role
+from p2p.shardcast.http.core.hosts import is_loopback
 from p2p.world import World
 
 logger = logging.getLogger(__name__)

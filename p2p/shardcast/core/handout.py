@@ -310,10 +310,6 @@ class HandOut:
             self._add_root(roots.index(peer), peer)
             self._back[peer] = None
 
-    def is_demoted(self, peer: PeerId) -> bool:
-        """Whether a root lost its stripe."""
-        return peer in self._demotions
-
     def suspect(self, number: int, by: PeerId, now: float) -> PeerId | None:
         """The root that ``by`` reports by asking the origin for a chunk.
 

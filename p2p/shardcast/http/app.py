@@ -24,11 +24,9 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from ipaddress import ip_address
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
@@ -37,6 +35,7 @@ import trio
 from p2p.bounded import BoundedDict
 from p2p.errors import StorageError
 from p2p.shardcast.http.core.body import Body
+from p2p.shardcast.http.core.hosts import is_loopback, machine_named
 from p2p.shardcast.http.core.listing import (
     LISTING,
     PROBE,
@@ -76,10 +75,6 @@ _MAX_PATH: Final = 8 * 1024
 _MAX_ARCHIVES: Final = 64
 """Versions that are remembered as one file: more than a node keeps, and a megabyte each if a
 version has thousands of files."""
-_HOST: Final = re.compile(
-    r"(?:localhost|([\d.]{7,15}|\[[\da-fA-F:.]{2,45}\]))(?::\d{1,5})?", re.A
-)
-"""A Host header that may name this machine: localhost, or an address, which group 1 is."""
 _OCTETS: Final = "application/octet-stream"
 _TAR: Final = "application/x-tar"
 
@@ -307,24 +302,15 @@ async def answer_while_there(
 def _is_meant(scope: Scope, host: str) -> bool:
     """Whether the client means this server, and was not led here under another's name.
 
-    What listens on loopback is for its own machine, and so are its files. A web page that a
-    person has open there is not: its server can let its own name lead to 127.0.0.1 (DNS
-    rebinding), and the browser takes what is here for that server's. The name in the Host
-    header stays that server's. Elsewhere any name will do: caches and proxies have theirs. A
-    page may not read it under its own name, since no answer allows other origins to (CORS).
+    On loopback the Host header must name this machine (`p2p.shardcast.http.core.hosts`).
+    Elsewhere any name will do: caches and proxies have theirs. A page may not read it under its
+    own name, since no answer allows other origins to (CORS).
     """
     server = scope.get("server")
-    if server is None or not _is_loopback(server[0]) or not host:
+    if server is None or not is_loopback(server[0]) or not host:
         return True  # browsers always say a host
-    match = _HOST.fullmatch(host)
-    return match is not None and (match[1] is None or _is_loopback(match[1].strip("[]")))
-
-
-def _is_loopback(name: str) -> bool:
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return False
+    name = machine_named(host)
+    return name is not None and is_loopback(name)
 
 
 def _version_of(path: str) -> PolicyVersion | None:

@@ -39,7 +39,6 @@ class Codec(Enum):
     """What contributions and sums travel as."""
 
     FP32 = "fp32"
-    BF16 = "bf16"
     INT8 = "int8"
     INT4 = "int4"
 
@@ -188,9 +187,6 @@ class DilocoTerms:
     codec: Codec = Codec.INT4
     """What updates and means travel as."""
 
-    feedback: bool = False
-    """Whether a member adds to its next update what the encoding lost of this one."""
-
     joining: Joining = Joining.NAMED
     """Who may be a member."""
 
@@ -208,11 +204,6 @@ class DilocoTerms:
 
     held_out: int = 256
     """Windows on which the loss is measured, and no member trains."""
-
-    gauntlet: bool = True
-    """Whether each update is tried by another member, drawn by lot, and persistent harm ends a
-    membership. A member then fetches half as much again; if members learn from texts that have
-    little in common, what helps one may harm another."""
 
     def __post_init__(self) -> None:
         check_bounds(self, _BOUNDS)
@@ -233,11 +224,10 @@ class DilocoTerms:
             or self.inner is not Inner.ADAMW
             or self.fragments > 1
             or self.overlap
-            or self.gauntlet
         ):
             raise ValueError(
                 'outer = "parallel" averages the gradients of each step: it needs inner_steps ='
-                ' 1, inner = "adamw", gauntlet = false, and neither overlap nor fragments'
+                ' 1, inner = "adamw", and neither overlap nor fragments'
             )
 
     def rounds(self) -> RoundConfig:

@@ -39,10 +39,13 @@ LOGPROB_BYTES: Final = 2
 
 _ROWS_PER_CHUNK: Final = 32
 """Tokens of one chunk of an activation proof (`proofs.toploc`)."""
-_LENGTHS: Final = 8
-"""Bytes per completion: how many tokens it has, and how long its proof is."""
+HEARD_BYTES: Final = 8
+"""Per completion: room for a digest of what an environment said within it. 0 in every run whose
+completions are of one turn."""
+_LENGTHS: Final = 8 + HEARD_BYTES
+"""Bytes per completion: how many tokens it has, how long its proof is, and what it heard."""
 _GROUP: Final = 40
-"""Bytes per group: its number, and the msgpack heads of it and its five fields, 5 at most
+"""Bytes per group: its number, and the msgpack heads of it and its six fields, 5 at most
 each, rounded up."""
 
 

@@ -11,20 +11,9 @@ than a half share some member.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from enum import Enum
 
 from p2p.identity import PeerId
 from roles.diloco.core.messages import Outcome, Promise
-
-
-class Freedom(Enum):
-    """What a proposer of a later view may do, if it carries nothing."""
-
-    FREE = "free"
-    """Nothing was decided: it may propose what it likes."""
-    OPEN = "open"
-    """Two outcomes may have been decided, so a member or an owner told two stories. More
-    promises are needed."""
 
 
 def is_majority(
@@ -38,8 +27,9 @@ def is_majority(
 
 def choose(
     promises: Sequence[Promise], members: Sequence[PeerId], anchor: PeerId | None
-) -> Outcome | Freedom:
-    """What must be proposed again after the promises of a majority.
+) -> list[Outcome]:
+    """Return what may have been decided, and so must be proposed again, after the promises of a
+    majority. With none the proposer is free; with two it needs more promises.
 
     An outcome may have been decided if those whose newest vote is for it, with all members that
     have not promised, would be a majority: its voters vote for nothing else later, as every
@@ -59,7 +49,4 @@ def choose(
         if is_majority([*voters, *silent], members, anchor)
     ]
     last = max((view for view, _ in possible), default=-1)
-    found = [outcome for view, outcome in possible if view == last]
-    if not found:
-        return Freedom.FREE
-    return found[0] if len(found) == 1 else Freedom.OPEN
+    return [outcome for view, outcome in possible if view == last]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from p2p.identity import PeerId
@@ -55,16 +54,6 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
-    """What updates of the newest record's step do to the loss on what is held out."""
-
-    step: int
-    gains: Mapping[PeerId, Sequence[float]]
-    """How much each lowers it, on each part of what is held out; this member's own among
-    them."""
-
-
-@dataclass(frozen=True, slots=True)
 class Leave:
     """The owner of this machine wants it to leave at the next border."""
 
@@ -79,9 +68,7 @@ class Tick:
     """The time is ``next_deadline``."""
 
 
-Event = (
-    Received | Trained | Reduced | ReduceFailed | Held | Found | Scored | Leave | Stay | Tick
-)
+Event = Received | Trained | Reduced | ReduceFailed | Held | Found | Leave | Stay | Tick
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,15 +109,8 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A record is there: put its state in force, computing or fetching what lacks; then
-    `Held`."""
-
-    record: Record
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Append records to those on disk."""
+    """Append records to those on disk and put the state of the last in force, computing or
+    fetching what lacks; then `Held`."""
 
     records: tuple[Record, ...]
 
@@ -155,4 +135,4 @@ class Resumed:
     """A majority is heard again."""
 
 
-Effect = Send | Keep | Reduce | Commit | Store | Convict | Stalled | Resumed
+Effect = Send | Keep | Reduce | Commit | Convict | Stalled | Resumed

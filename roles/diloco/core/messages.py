@@ -1,16 +1,18 @@
 """What members of a DiLoCo run say to each other, and what they sign.
 
-Messages are msgpack lists that begin with their kind. A *statement* is a message with an author
-and a signature over all of it, the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
+Messages are msgpack lists that begin with their kind. Each class has one table, `FIELDS`, of
+what its fields are on the wire and how they are checked; what ties fields to each other is
+checked by `check`. A *statement* is a message with an author and a signature over all of it,
+the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
 member makes one for a step (and view): two that differ are proof against it, from any peer
-(`Fault`). A `Promise` and `HarmScores` may be made again.
+(`Fault`). A `Promise` may be made again.
 """
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Final, Self, TypeVar
 
@@ -28,7 +30,7 @@ from roles.diloco.core.pieces import DIGEST_BYTES, MAX_NORM, MAX_PIECES, MAX_RAT
 
 PIECES_PROTOCOL: Final = ProtocolId("/shoal/diloco/1.0.0")
 """Streams: pieces of contributions, sums and states."""
-ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/2.0.0")
+ROUNDS_PROTOCOL: Final = ProtocolId("/shoal/diloco/rounds/3.0.0")
 """Messages: what members say and sign."""
 DOMAIN: Final = "/shoal/diloco/1.0.0"
 """Of signatures."""
@@ -37,13 +39,11 @@ MAX_MEMBERS: Final = 64
 limit; a record has a signature of each."""
 MAX_STEP: Final = 2**40
 """Outer steps and views stay exact in every reader."""
-MAX_SCORE: Final = 1e9
-"""Of harm: a round adds one at most."""
 MAX_JOINERS: Final = 16
 """Of which a beat speaks: others are spoken of in another round."""
 MAX_CHAIN: Final = 32
 """Records in one message, of at most 14 KB each."""
-_MASK: Final = MAX_MEMBERS // 8
+_MASK_BYTES: Final = MAX_MEMBERS // 8
 _ITEMS: Final = 640 * MAX_MEMBERS
 """Values in a message: a proposal carries a promise of each member, each with a plan."""
 NO_DIGEST: Final = bytes(DIGEST_BYTES)
@@ -53,8 +53,145 @@ Signed_ = TypeVar("Signed_", bound="Statement")
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class Field:
+    """A field on the wire: its msgpack type, how it is written, and how it is read and
+    checked. `read` raises `BadMessage`."""
+
+    kind: type
+    write: Callable[[Any], object]
+    read: Callable[[Any], Any]
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _number(least: int = 0) -> Field:
+    def read(value: int) -> int:
+        if not least <= value <= MAX_STEP:
+            raise BadMessage(f"a number of a round is from {least} to 2^40, not {value!r:.40}")
+        return value
+
+    return Field(int, _same, read)
+
+
+def _exactly(size: int, what: str) -> Field:
+    def read(value: bytes) -> bytes:
+        if len(value) != size:
+            raise BadMessage(f"a {what} has {size} bytes, not {len(value)}")
+        return value
+
+    return Field(bytes, _same, read)
+
+
+def _many(each: Field, most: int = MAX_MEMBERS) -> Field:
+    def read(values: list[Any]) -> tuple[Any, ...]:
+        if len(values) > most:
+            raise BadMessage(f"a list of a round has {most} items at most, not {len(values)}")
+        kinds = (each.kind,) * len(values)
+        return tuple(map(each.read, fields_untrusted(values, *kinds, what="list of a round")))
+
+    return Field(list, lambda values: [each.write(one) for one in values], read)
+
+
+def _pair(first: Field, second: Field) -> Field:
+    def read(value: list[Any]) -> tuple[Any, Any]:
+        one, other = fields_untrusted(value, first.kind, second.kind, what="pair of a round")
+        return first.read(one), second.read(other)
+
+    return Field(list, lambda pair: [first.write(pair[0]), second.write(pair[1])], read)
+
+
+def _optional(inner: Field) -> Field:
+    """An empty list, or empty bytes, for None."""
+    return Field(
+        inner.kind,
+        lambda value: inner.kind() if value is None else inner.write(value),
+        lambda value: inner.read(value) if value else None,
+    )
+
+
+def _nested(cls: type[_Fielded]) -> Field:
+    return Field(list, cls.to_wire, cls.from_wire_untrusted)
+
+
+def split_digests(digests: bytes) -> tuple[bytes, ...]:
+    """Digests that lie end to end. Raises `BadMessage`."""
+    if len(digests) % DIGEST_BYTES or not 0 < len(digests) <= MAX_PIECES * DIGEST_BYTES:
+        raise BadMessage(f"there are digests of 1 to {MAX_PIECES} pieces")
+    return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
+
+
+def _norms(data: bytes) -> tuple[float, ...]:
+    norms = tuple(array("f", data[: len(data) // 4 * 4]))
+    if len(data) % 4 or not all(0 <= one <= MAX_NORM for one in norms):
+        raise BadMessage(f"each norm of a contribution is at most {MAX_NORM:g}, in four bytes")
+    return norms
+
+
+def _rate(value: float) -> float:
+    if not 0 <= value <= MAX_RATE:
+        raise BadMessage(f"a contribution's rate is at most {MAX_RATE:g}")
+    return value
+
+
+_STEP, _VIEW, _NUMBER = _number(1), _number(), _number()
+_DIGEST, _SIGNATURE = _exactly(DIGEST_BYTES, "digest"), _exactly(SIGNATURE_BYTES, "signature")
+_PEER = Field(bytes, lambda peer: peer.digest, decode_peer_id_untrusted)
+_BOOL, _BYTES = Field(bool, _same, _same), Field(bytes, _same, _same)
+_DIGESTS = Field(bytes, b"".join, split_digests)
+_MASK = Field(
+    bytes,
+    lambda mask: mask.to_bytes(_MASK_BYTES, "big"),
+    lambda data: int.from_bytes(_exactly(_MASK_BYTES, "mask").read(data), "big"),
+)
+
+
+class _Fielded:
+    """A class whose fields travel as a list, in the order of its table."""
+
+    __slots__ = ()
+    KIND: ClassVar[int] = 0
+    """The first item of the list; 0: what is only part of messages has none."""
+    FIELDS: ClassVar[Mapping[str, Field]]
+
+    def to_wire(self) -> list[object]:
+        """Return the list for msgpack."""
+        fields = [one.write(getattr(self, name)) for name, one in self.FIELDS.items()]
+        return [self.KIND, *fields] if self.KIND else fields
+
+    @classmethod
+    def from_wire_untrusted(cls, value: Any) -> Self:
+        """Raise `BadMessage`."""
+        name = cls.__name__
+        if cls.KIND:
+            if _kind_untrusted(value) != cls.KIND:
+                raise BadMessage(f"that is no {name}")
+            value = value[1:]
+        kinds = [one.kind for one in cls.FIELDS.values()]
+        found = fields_untrusted(value, *kinds, what=name)
+        table = zip(cls.FIELDS.items(), found, strict=True)
+        try:
+            made = cls(**{key: one.read(item) for (key, one), item in table})
+        except ValueError as error:
+            raise BadMessage(str(error)) from None
+        made.check()
+        return made
+
+    def check(self) -> None:
+        """Raise `BadMessage` if the fields contradict each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(_Fielded):
     """What a step is to be: whose contributions are summed, and who is a member after it."""
+
+    FIELDS: ClassVar = {
+        "step": _STEP,
+        "previous": _DIGEST,
+        "contributors": _many(_pair(_PEER, _DIGEST)),
+        "members": _many(_PEER),
+    }
 
     step: int
     """The step that it leads to."""
@@ -75,6 +212,11 @@ class Plan:
         if not self.members:
             raise ValueError("a plan leaves no member")
 
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if not self.contributors:
+            raise BadMessage("a plan sums somebody's contribution")
+
     @property
     def summed(self) -> tuple[PeerId, ...]:
         """Whose contributions."""
@@ -85,43 +227,12 @@ class Plan:
         """What it is known by."""
         return hashlib.sha256(pack(self.to_wire())).digest()
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [
-            self.step,
-            self.previous,
-            [[peer.digest, ready] for peer, ready in self.contributors],
-            [peer.digest for peer in self.members],
-        ]
-
-    @classmethod
-    def from_wire_untrusted(cls, value: object) -> Self:
-        """Raise `BadMessage`."""
-        step, previous, contributors, members = fields_untrusted(
-            value, int, bytes, list, list, what="plan"
-        )
-        _check_numbers(step, least=1)
-        _check_digests(previous)
-        if not contributors:
-            raise BadMessage("a plan sums somebody's contribution")
-        pairs = [
-            fields_untrusted(one, bytes, bytes, what="contributor") for one in contributors
-        ]
-        _check_digests(*(ready for _, ready in pairs))
-        try:
-            return cls(
-                step,
-                previous,
-                tuple((decode_peer_id_untrusted(peer), ready) for peer, ready in pairs),
-                tuple(decode_peer_id_untrusted(peer) for peer in members),
-            )
-        except ValueError as error:
-            raise BadMessage(str(error)) from None
-
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(_Fielded):
     """What a vote is for, and a record of: a plan and what came of it."""
+
+    FIELDS: ClassVar = {"plan": _nested(Plan), "sum_root": _DIGEST, "state_root": _DIGEST}
 
     plan: Plan
     sum_root: bytes
@@ -134,33 +245,20 @@ class Outcome:
         """What the record is known by: neither views nor who signed are part of it."""
         return hashlib.sha256(pack(self.to_wire())).digest()
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.plan.to_wire(), self.sum_root, self.state_root]
 
-    @classmethod
-    def from_wire_untrusted(cls, value: object) -> Self:
-        """Raise `BadMessage`."""
-        plan, sum_root, state_root = fields_untrusted(value, list, bytes, bytes, what="outcome")
-        _check_digests(sum_root, state_root)
-        return cls(Plan.from_wire_untrusted(plan), sum_root, state_root)
+def _signed(**body: Field) -> Mapping[str, Field]:
+    """The table of a statement with this body."""
+    return {"step": _STEP, "view": _VIEW, **body, "author": _PEER, "signature": _SIGNATURE}
 
 
 @dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(_Fielded):
     """What a member signs. Two of one author and kind for one step and view must not differ."""
-
-    KIND: ClassVar[int]
-    FIELDS: ClassVar[tuple[type, ...]]
 
     step: int
     view: int
     author: PeerId = field(kw_only=True)
     signature: bytes = field(default=b"", kw_only=True, repr=False)
-
-    def body(self) -> list[object]:
-        """The fields behind kind, step and view."""
-        raise NotImplementedError
 
     @property
     def slot(self) -> tuple[int, int, int, PeerId]:
@@ -170,31 +268,30 @@ class Statement:
     @property
     def digest(self) -> bytes:
         """Of what is said; the signature is not part of it."""
-        return hashlib.sha256(pack(self._said())).digest()
-
-    def _said(self) -> list[object]:
-        return [self.KIND, self.step, self.view, *self.body(), self.author.digest]
+        return hashlib.sha256(pack(self.to_wire()[:-1])).digest()
 
     def signed(self: Signed_, run: bytes, signer: Signer) -> Signed_:
         """With the author's signature."""
-        signature = signer.sign(DOMAIN, pack([run, *self._said()]))
+        signature = signer.sign(DOMAIN, pack([run, *self.to_wire()[:-1]]))
         return replace(self, signature=signature)
 
     def is_genuine(self, run: bytes, verify: Verify) -> bool:
         """Whether the author signed it."""
-        return verify(self.author, DOMAIN, pack([run, *self._said()]), self.signature)
-
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [*self._said(), self.signature]
+        return verify(self.author, DOMAIN, pack([run, *self.to_wire()[:-1]]), self.signature)
 
 
 @dataclass(frozen=True, slots=True)
 class Ready(Statement):
     """A contribution is there to be fetched. Its view is always 0: it stands for the step."""
 
-    KIND: ClassVar[int] = 1
-    FIELDS: ClassVar[tuple[type, ...]] = (bytes, int, float, bytes, bytes)
+    KIND = 1
+    FIELDS = _signed(
+        previous=_DIGEST,
+        tokens=_number(1),
+        rate=Field(float, _same, _rate),
+        norms=Field(bytes, lambda norms: array("f", norms).tobytes(), _norms),
+        digests=_DIGESTS,
+    )
 
     previous: bytes
     """Digest of the record that the inner steps began from."""
@@ -207,93 +304,56 @@ class Ready(Statement):
     digests: tuple[bytes, ...]
     """Of its pieces."""
 
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        norms = array("f", self.norms).tobytes()
-        return [self.previous, self.tokens, self.rate, norms, b"".join(self.digests)]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        previous, tokens, rate, norms, digests = body
-        _check_digests(previous)
-        _check_numbers(tokens, least=1)
-        pieces = _split(digests)
-        if len(norms) != 4 * len(pieces) or view:
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if len(self.norms) != len(self.digests) or self.view:
             raise BadMessage("a contribution has a norm of each piece, and view 0")
-        lengths = tuple(array("f", norms))
-        if not 0 <= rate <= MAX_RATE or not all(0 <= one <= MAX_NORM for one in lengths):
-            raise BadMessage(
-                f"a contribution's rate is at most {MAX_RATE:g}, and each norm {MAX_NORM:g}"
-            )
-        return cls(step, view, previous, tokens, rate, lengths, pieces, author=author)
 
 
 @dataclass(frozen=True, slots=True)
 class Vote(Statement):
     """This member has computed the outcome, and signs it for one view."""
 
-    KIND: ClassVar[int] = 2
-    FIELDS: ClassVar[tuple[type, ...]] = (list,)
+    KIND = 2
+    FIELDS = _signed(outcome=_nested(Outcome))
 
     outcome: Outcome
 
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        return [self.outcome.to_wire()]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        outcome = Outcome.from_wire_untrusted(body[0])
-        if outcome.plan.step != step:
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if self.outcome.plan.step != self.step:
             raise BadMessage("a vote is for another step than its plan's")
-        return cls(step, view, outcome, author=author)
 
 
 @dataclass(frozen=True, slots=True)
 class Promise(Statement):
     """This member votes in no view below this one any more; its newest vote goes along."""
 
-    KIND: ClassVar[int] = 3
-    FIELDS: ClassVar[tuple[type, ...]] = (bytes, list, list)
+    KIND = 3
+    FIELDS = _signed(previous=_DIGEST, vote=_optional(_nested(Vote)), suspects=_many(_PEER))
 
     previous: bytes
     vote: Vote | None
     suspects: tuple[PeerId, ...] = ()
     """From whom it got nothing."""
 
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        vote = [] if self.vote is None else self.vote.to_wire()
-        return [self.previous, vote, [peer.digest for peer in self.suspects]]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        previous, vote, suspects = body
-        _check_digests(previous)
-        found: Vote | None = None
-        if vote:
-            carried = decode_statement_untrusted(vote)
-            if not isinstance(carried, Vote) or (carried.author, carried.step) != (
-                author,
-                step,
-            ):
-                raise BadMessage("a promise carries a vote of its author for its step")
-            found = carried
-        peers = tuple(decode_peer_id_untrusted(one) for one in suspects[: MAX_MEMBERS + 1])
-        if len(peers) > MAX_MEMBERS:
-            raise BadMessage("a promise names too many suspects")
-        return cls(step, view, previous, found, peers, author=author)
+    def check(self) -> None:
+        """See `_Fielded`."""
+        vote = self.vote
+        if vote is not None and (vote.author, vote.step) != (self.author, self.step):
+            raise BadMessage("a promise carries a vote of its author for its step")
 
 
 @dataclass(frozen=True, slots=True)
 class Propose(Statement):
     """The plan of the member whose turn it is."""
 
-    KIND: ClassVar[int] = 4
-    FIELDS: ClassVar[tuple[type, ...]] = (list, list, list)
+    KIND = 4
+    FIELDS = _signed(
+        plan=_nested(Plan),
+        carried=_optional(_nested(Outcome)),
+        promises=_many(_nested(Promise)),
+    )
 
     plan: Plan
     carried: Outcome | None
@@ -301,35 +361,22 @@ class Propose(Statement):
     promises: tuple[Promise, ...]
     """Of a majority, for this view; none for view 0."""
 
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        carried = [] if self.carried is None else self.carried.to_wire()
-        return [self.plan.to_wire(), carried, [one.to_wire() for one in self.promises]]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        plan = Plan.from_wire_untrusted(body[0])
-        carried = Outcome.from_wire_untrusted(body[1]) if body[1] else None
-        promises = tuple(decode_statement_untrusted(one) for one in body[2][: MAX_MEMBERS + 1])
-        if len(promises) > MAX_MEMBERS or plan.step != step:
-            raise BadMessage("a proposal is for another step, or has too many promises")
-        if carried is not None and carried.plan != plan:
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if self.plan.step != self.step:
+            raise BadMessage("a proposal is for another step than its plan's")
+        if self.carried is not None and self.carried.plan != self.plan:
             raise BadMessage("a proposal carries the outcome of another plan")
-        found = tuple(one for one in promises if isinstance(one, Promise))
-        if len(found) < len(promises) or {(one.step, one.view) for one in found} - {
-            (step, view)
-        }:
+        if any((one.step, one.view) != (self.step, self.view) for one in self.promises):
             raise BadMessage("a proposal has promises for its step and view only")
-        return cls(step, view, plan, carried, found, author=author)
 
 
 @dataclass(frozen=True, slots=True)
 class Sum(Statement):
     """What an owner's pieces of the mean have as digests."""
 
-    KIND: ClassVar[int] = 5
-    FIELDS: ClassVar[tuple[type, ...]] = (bytes, int, bytes)
+    KIND = 5
+    FIELDS = _signed(plan=_DIGEST, first=_NUMBER, digests=_DIGESTS)
 
     plan: bytes
     """The plan's id."""
@@ -341,61 +388,31 @@ class Sum(Statement):
         """Whether a piece is among these."""
         return self.first <= index < self.first + len(self.digests)
 
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        return [self.plan, self.first, b"".join(self.digests)]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        plan, first, digests = body
-        _check_digests(plan)
-        pieces = _split(digests)
-        if not 0 <= first <= MAX_PIECES - len(pieces):
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if self.first + len(self.digests) > MAX_PIECES:
             raise BadMessage(f"a vector has at most {MAX_PIECES} pieces")
-        return cls(step, view, plan, first, pieces, author=author)
 
 
 @dataclass(frozen=True, slots=True)
-class HarmScores(Statement):
-    """Whose updates did harm by this member's own measure, and how persistently. Its view is
-    always 0."""
-
-    KIND: ClassVar[int] = 13
-    FIELDS: ClassVar[tuple[type, ...]] = (list,)
-
-    found: tuple[tuple[PeerId, float], ...]
-    """Running scores above zero."""
-
-    def of(self, peer: PeerId) -> float:
-        """The score of a member; 0 if it does no harm."""
-        return dict(self.found).get(peer, 0.0)
-
-    def body(self) -> list[object]:
-        """See `Statement.body`."""
-        return [[[peer.digest, score] for peer, score in self.found]]
-
-    @classmethod
-    def of_untrusted(cls, step: int, view: int, body: Sequence[Any], author: PeerId) -> Self:
-        """Raise `BadMessage`."""
-        pairs = [fields_untrusted(one, bytes, float, what="score") for one in body[0]]
-        found = tuple((decode_peer_id_untrusted(peer), score) for peer, score in pairs)
-        if view or len({peer for peer, _ in found}) < len(found) or len(found) > MAX_MEMBERS:
-            raise BadMessage("scores are of view 0, and one of each member")
-        if not all(0 < score <= MAX_SCORE for _, score in found):
-            raise BadMessage(f"a score is above zero, and at most {MAX_SCORE:g}")
-        return cls(step, view, found, author=author)
-
-
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(_Fielded):
     """A step that a majority of the members before it has signed."""
 
-    KIND: ClassVar[int] = 6
+    KIND = 6
+    FIELDS: ClassVar = {
+        "view": _VIEW,
+        "outcome": _nested(Outcome),
+        "signatures": _many(_pair(_PEER, _SIGNATURE)),
+    }
 
     view: int
     outcome: Outcome
     signatures: tuple[tuple[PeerId, bytes], ...]
+
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if len({peer for peer, _ in self.signatures}) < len(self.signatures):
+            raise BadMessage("a record has two signatures of one member")
 
     @property
     def step(self) -> int:
@@ -419,33 +436,27 @@ class Record:
             for peer, signature in self.signatures
         )
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        signatures = [[peer.digest, signature] for peer, signature in self.signatures]
-        return [self.KIND, self.view, self.outcome.to_wire(), signatures]
-
-    @classmethod
-    def from_wire_untrusted(cls, value: object) -> Self:
-        """Raise `BadMessage`."""
-        kind, view, outcome, signatures = fields_untrusted(
-            value, int, int, list, list, what="record"
-        )
-        _check_numbers(view)
-        if kind != cls.KIND or len(signatures) > MAX_MEMBERS:
-            raise BadMessage("a record is another message, or has too many signatures")
-        pairs = [fields_untrusted(one, bytes, bytes, what="signature") for one in signatures]
-        _check_signatures(*(one for _, one in pairs))
-        found = tuple((decode_peer_id_untrusted(peer), one) for peer, one in pairs)
-        if len({peer for peer, _ in found}) < len(found):
-            raise BadMessage("a record has two signatures of one member")
-        return cls(view, Outcome.from_wire_untrusted(outcome), found)
-
 
 @dataclass(frozen=True, slots=True)
-class Beat:
+class Beat(_Fielded):
     """Where a member is, and what it has of the round: peers send what it lacks."""
 
-    KIND: ClassVar[int] = 7
+    KIND = 7
+    FIELDS: ClassVar = {
+        "step": _NUMBER,
+        "digest": _DIGEST,
+        "held": _number(-1),
+        "view": _VIEW,
+        "readys": _MASK,
+        "promises": _MASK,
+        "votes": _MASK,
+        "is_planned": _BOOL,
+        "is_leaving": _BOOL,
+        "faults": _NUMBER,
+        "heard": _optional(_MASK),
+        "leaving": _MASK,
+        "joiners": _many(_PEER, MAX_JOINERS),
+    }
 
     step: int
     """Of its newest record."""
@@ -473,95 +484,84 @@ class Beat:
     joiners: tuple[PeerId, ...] = ()
     """Peers that it hears, and that hold the newest state and want to be members."""
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        masks = [one.to_bytes(_MASK, "big") for one in (self.readys, self.promises, self.votes)]
-        heard = b"" if self.heard is None else self.heard.to_bytes(_MASK, "big")
-        return [
-            self.KIND, self.step, self.digest, self.held, self.view, *masks, self.is_planned,
-            self.is_leaving, self.faults, heard, self.leaving.to_bytes(_MASK, "big"),
-            [peer.digest for peer in self.joiners],
-        ]  # fmt: skip
-
-    @classmethod
-    def of_untrusted(cls, fields: Sequence[Any]) -> Self:
-        """Raise `BadMessage`."""
-        step, digest, held, view, *three, planned, leaves, faults, heard, leaving, named = (
-            fields
-        )
-        _check_numbers(step, view, faults)
-        _check_digests(digest)
-        lengths = {len(one) for one in (*three, leaving, heard or leaving)}
-        if not -1 <= held <= step or lengths != {_MASK}:
-            raise BadMessage("a beat holds a later state than its record, or odd masks")
-        readys, promises, votes = (int.from_bytes(one, "big") for one in three)
-        joiners = tuple(map(decode_peer_id_untrusted, named[: MAX_JOINERS + 1]))
-        if len({*joiners}) < len(joiners) or len(joiners) > MAX_JOINERS:
-            raise BadMessage(f"a beat names {MAX_JOINERS} joiners at most, each once")
-        return cls(
-            step, digest, held, view, readys, promises, votes, planned, leaves, faults,
-            int.from_bytes(heard, "big") if heard else None, int.from_bytes(leaving, "big"),
-            joiners,
-        )  # fmt: skip
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if self.held > self.step:
+            raise BadMessage("a beat holds a later state than its record")
+        if len({*self.joiners}) < len(self.joiners):
+            raise BadMessage("a beat names each joiner once")
 
 
 @dataclass(frozen=True, slots=True)
-class Chain:
+class Chain(_Fielded):
     """Records, one after the other, for a peer that lacks them."""
 
-    KIND: ClassVar[int] = 8
+    KIND = 8
+    FIELDS: ClassVar = {"records": _many(_nested(Record), MAX_CHAIN)}
 
     records: tuple[Record, ...]
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.KIND, [one.to_wire() for one in self.records]]
-
 
 @dataclass(frozen=True, slots=True)
-class Doubled:
+class Doubled(_Fielded):
     """Two statements of one author where there may be one."""
 
-    KIND: ClassVar[int] = 9
+    KIND = 9
+    FIELDS = dict.fromkeys(
+        ("one", "other"),
+        Field(list, Statement.to_wire, lambda value: decode_statement_untrusted(value)),
+    )
 
     one: Statement
     other: Statement
+
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if self.one.slot != self.other.slot or self.one.digest == self.other.digest:
+            raise BadMessage("two statements that may both be made are no fault")
+        if isinstance(self.one, Promise):
+            raise BadMessage("a promise may be made again")
 
     @property
     def culprit(self) -> PeerId:
         """Who signed both."""
         return self.one.author
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.KIND, self.one.to_wire(), self.other.to_wire()]
-
 
 @dataclass(frozen=True, slots=True)
-class BadPart:
+class BadPart(_Fielded):
     """A piece that a contributor signed, and that is none."""
 
-    KIND: ClassVar[int] = 10
+    KIND = 10
+    FIELDS: ClassVar = {"ready": _nested(Ready), "index": _NUMBER, "piece": _BYTES}
 
     ready: Ready
     index: int
     piece: bytes
+
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if self.index >= len(self.ready.digests):
+            raise BadMessage("a bad part is of a contribution")
 
     @property
     def culprit(self) -> PeerId:
         """Who contributed it."""
         return self.ready.author
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.KIND, self.ready.to_wire(), self.index, self.piece]
-
 
 @dataclass(frozen=True, slots=True)
-class BadSum:
+class BadSum(_Fielded):
     """A sum that is not what the contributors' pieces give."""
 
-    KIND: ClassVar[int] = 11
+    KIND = 11
+    FIELDS: ClassVar = {
+        "told": _nested(Sum),
+        "plan": _nested(Plan),
+        "readys": _many(_nested(Ready)),
+        "index": _NUMBER,
+        "parts": _many(_BYTES),
+    }
 
     told: Sum
     plan: Plan
@@ -570,58 +570,48 @@ class BadSum:
     parts: tuple[bytes, ...]
     """Of the plan's contributors, in order."""
 
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if len(self.parts) != len(self.readys) or not self.told.has(self.index):
+            raise BadMessage("a bad sum is of a piece that it has, with all contributions")
+
     @property
     def culprit(self) -> PeerId:
         """Who summed it."""
         return self.told.author
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        readys = [one.to_wire() for one in self.readys]
-        told, plan = self.told.to_wire(), self.plan.to_wire()
-        return [self.KIND, told, plan, readys, self.index, list(self.parts)]
-
 
 @dataclass(frozen=True, slots=True)
-class Unreadable:
+class Unreadable(_Fielded):
     """A piece of the mean that its owner signed, and that cannot be decoded."""
 
-    KIND: ClassVar[int] = 12
+    KIND = 12
+    FIELDS: ClassVar = {"told": _nested(Sum), "index": _NUMBER, "piece": _BYTES}
 
     told: Sum
     index: int
     piece: bytes
+
+    def check(self) -> None:
+        """See `_Fielded`."""
+        if not self.told.has(self.index):
+            raise BadMessage("what cannot be read is a piece of a sum")
 
     @property
     def culprit(self) -> PeerId:
         """Who signed it."""
         return self.told.author
 
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.KIND, self.told.to_wire(), self.index, self.piece]
 
-
-@dataclass(frozen=True, slots=True)
-class Harm:
-    """What a majority has measured: this member's updates do harm, again and again."""
-
-    KIND: ClassVar[int] = 14
-
-    culprit: PeerId
-    told: tuple[HarmScores, ...]
-
-    def to_wire(self) -> list[object]:
-        """For msgpack."""
-        return [self.KIND, self.culprit.digest, [one.to_wire() for one in self.told]]
-
-
-Fault = Doubled | BadPart | BadSum | Unreadable | Harm
+Fault = Doubled | BadPart | BadSum | Unreadable
 """Evidence against a member that every other can judge by itself."""
 RoundMessage = Statement | Record | Beat | Chain | Fault
 
-_STATEMENTS: Final[dict[int, Any]] = {
-    kind.KIND: kind for kind in (Ready, Vote, Promise, Propose, Sum, HarmScores)
+_STATEMENTS: Final[Mapping[int, type[Statement]]] = {
+    cls.KIND: cls for cls in (Ready, Vote, Promise, Propose, Sum)
+}
+_OTHERS: Final[Mapping[int, Any]] = {
+    cls.KIND: cls for cls in (Record, Beat, Chain, Doubled, BadPart, BadSum, Unreadable)
 }
 
 
@@ -639,115 +629,23 @@ def decode_message_untrusted(data: bytes) -> RoundMessage:
     """Raise `BadMessage`, and nothing else, whatever the bytes. Signatures are judged by who
     needs them."""
     value = unpack_untrusted(data, max_items=_ITEMS, max_list=2 * MAX_MEMBERS, max_depth=9)
-    if not isinstance(value, list) or not value or type(value[0]) is not int:
-        raise BadMessage("a message of a round is a list that begins with its kind")
-    kind = value[0]
-    if kind in _STATEMENTS:
+    kind = _kind_untrusted(value)
+    if kind not in _OTHERS:
         return decode_statement_untrusted(value)
-    match kind:
-        case Record.KIND:
-            return Record.from_wire_untrusted(value)
-        case Beat.KIND:
-            kinds = (int, bytes, int, int, bytes, bytes, bytes, bool, bool, int)
-            found = fields_untrusted(value[1:], *kinds, bytes, bytes, list, what="beat")
-            return Beat.of_untrusted(found)
-        case Chain.KIND:
-            (records,) = fields_untrusted(value[1:], list, what="chain")
-            if len(records) > MAX_CHAIN:
-                raise BadMessage(f"a chain has at most {MAX_CHAIN} records")
-            return Chain(tuple(map(Record.from_wire_untrusted, records)))
-        case _:
-            return _fault_untrusted(kind, value[1:])
+    made: RoundMessage = _OTHERS[kind].from_wire_untrusted(value)
+    return made
 
 
 def decode_statement_untrusted(value: object) -> Statement:
     """Raise `BadMessage`."""
-    kind = value[0] if isinstance(value, list) and value else None
-    found = _STATEMENTS.get(kind) if type(kind) is int else None
+    found = _STATEMENTS.get(_kind_untrusted(value))
     if found is None:
-        raise BadMessage("that is no statement of a round")
-    _, step, view, *body, author, signature = fields_untrusted(
-        value, int, int, int, *found.FIELDS, bytes, bytes, what="statement"
-    )
-    _check_numbers(step, least=1)
-    _check_numbers(view)
-    _check_signatures(signature)
-    made: Statement = found.of_untrusted(step, view, body, decode_peer_id_untrusted(author))
-    return replace(made, signature=signature)
+        raise BadMessage("that is no message of a round")
+    return found.from_wire_untrusted(value)
 
 
-def _fault_untrusted(kind: int, fields: list[Any]) -> Fault:
-    match kind:
-        case Doubled.KIND:
-            one, other = fields_untrusted(fields, list, list, what="fault")
-            found = Doubled(decode_statement_untrusted(one), decode_statement_untrusted(other))
-            if found.one.slot != found.other.slot or found.one.digest == found.other.digest:
-                raise BadMessage("two statements that may both be made are no fault")
-            if isinstance(found.one, Promise | HarmScores):
-                raise BadMessage("a promise and scores may be made again")
-            return found
-        case BadPart.KIND:
-            ready, index, piece = fields_untrusted(fields, list, int, bytes, what="fault")
-            head = decode_statement_untrusted(ready)
-            if not isinstance(head, Ready) or not 0 <= index < len(head.digests):
-                raise BadMessage("a bad part is of a contribution")
-            return BadPart(head, index, piece)
-        case BadSum.KIND:
-            return _bad_sum_untrusted(fields)
-        case Unreadable.KIND:
-            told, index, piece = fields_untrusted(fields, list, int, bytes, what="fault")
-            total = decode_statement_untrusted(told)
-            if not isinstance(total, Sum) or not total.has(index):
-                raise BadMessage("what cannot be read is a piece of a sum")
-            return Unreadable(total, index, piece)
-        case Harm.KIND:
-            culprit, told = fields_untrusted(fields, bytes, list, what="fault")
-            said = tuple(decode_statement_untrusted(one) for one in told[: MAX_MEMBERS + 1])
-            scores = tuple(one for one in said if isinstance(one, HarmScores))
-            if len({one.author for one in scores}) < len(told):
-                raise BadMessage("harm is told by scores, one of each member")
-            return Harm(decode_peer_id_untrusted(culprit), scores)
-    raise BadMessage(f"a message of a round has no kind {kind}")
-
-
-def _bad_sum_untrusted(fields: list[Any]) -> BadSum:
-    told, plan, readys, index, parts = fields_untrusted(
-        fields, list, list, list, int, list, what="fault"
-    )
-    total = decode_statement_untrusted(told)
-    heads = tuple(decode_statement_untrusted(one) for one in readys)
-    found = tuple(one for one in heads if isinstance(one, Ready))
-    if not isinstance(total, Sum) or len(found) < len(heads) or len(parts) != len(heads):
-        raise BadMessage("a bad sum comes with its contributions")
-    if not all(isinstance(one, bytes) for one in parts):
-        raise BadMessage("a part is bytes")
-    if not total.has(index):
-        raise BadMessage("a bad sum is of a piece that it has")
-    return BadSum(total, Plan.from_wire_untrusted(plan), found, index, tuple(parts))
-
-
-def _split(digests: bytes) -> tuple[bytes, ...]:
-    """Digests that lie end to end, at least one. Raise `BadMessage`."""
-    if len(digests) % DIGEST_BYTES or not 0 < len(digests) <= MAX_PIECES * DIGEST_BYTES:
-        raise BadMessage(f"there are digests of 1 to {MAX_PIECES} pieces")
-    return tuple(digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES))
-
-
-def _check_numbers(*numbers: int, least: int = 0) -> None:
-    for number in numbers:
-        if not least <= number <= MAX_STEP:
-            raise BadMessage(f"a number of a round is from {least} to 2^40, not {number!r:.40}")
-
-
-def _check_signatures(*signatures: bytes) -> None:
-    """Raise `BadMessage` unless all have the length of one: what is longer would stay in the
-    records for ever."""
-    for signature in signatures:
-        if len(signature) != SIGNATURE_BYTES:
-            raise BadMessage(f"a signature has {SIGNATURE_BYTES} bytes, not {len(signature)}")
-
-
-def _check_digests(*digests: bytes) -> None:
-    for digest in digests:
-        if len(digest) != DIGEST_BYTES:
-            raise BadMessage(f"a digest has {DIGEST_BYTES} bytes, not {len(digest)}")
+def _kind_untrusted(value: Any) -> int:
+    if not isinstance(value, list) or not value or type(value[0]) is not int:
+        raise BadMessage("a message of a round is a list that begins with its kind")
+    kind: int = value[0]
+    return kind

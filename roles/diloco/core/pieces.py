@@ -119,11 +119,6 @@ class PieceGrid:
         """One piece. Raises `BadMessage`."""
         return decode_untrusted(self.codec, data, self.values(index))
 
-    def decode_span(self, span: range, pieces: Sequence[bytes]) -> Values:
-        """Pieces that lie together. Raises `BadMessage`."""
-        parts = [self.decode_untrusted(at, one) for at, one in zip(span, pieces, strict=True)]
-        return np.concatenate([np.empty(0, np.float32), *parts])
-
     def join(self, pieces: Sequence[bytes]) -> Values:
         """The vector of pieces that were all judged before. Raises `BadMessage`."""
         vector = np.empty(self.count, np.float32)

@@ -48,15 +48,10 @@ _BLOCKS: Final = {Codec.INT8: INT8_BLOCK, Codec.INT4: INT4_BLOCK}
 
 def encoded_bytes(codec: Codec, count: int) -> int:
     """How long ``count`` values are as they travel."""
-    match codec:
-        case Codec.FP32:
-            return 4 * count
-        case Codec.BF16:
-            return 2 * count
-        case Codec.INT8:
-            return 2 * _blocks(count, INT8_BLOCK) + count
-        case Codec.INT4:
-            return 2 * _blocks(count, INT4_BLOCK) + (count + 1) // 2
+    if codec is Codec.FP32:
+        return 4 * count
+    codes = count if codec is Codec.INT8 else (count + 1) // 2
+    return 2 * _blocks(count, _BLOCKS[codec]) + codes
 
 
 def encode(codec: Codec, values: Values) -> bytes:
@@ -64,16 +59,10 @@ def encode(codec: Codec, values: Values) -> bytes:
     for its scale."""
     if values.size and not np.isfinite(values).all():
         raise ValueError("a value that is NaN or infinite cannot be encoded")
-    match codec:
-        case Codec.FP32:
-            return values.astype("<f4").tobytes()
-        case Codec.BF16:
-            return _bf16(values).tobytes()
-        case _:
-            scales, codes = _encode_blocks(codec, values)
-            return scales.tobytes() + (
-                _packed(codes) if codec is Codec.INT4 else codes.tobytes()
-            )
+    if codec is Codec.FP32:
+        return values.astype("<f4").tobytes()
+    scales, codes = _encode_blocks(codec, values)
+    return scales.tobytes() + (_packed(codes) if codec is Codec.INT4 else codes.tobytes())
 
 
 def decode_untrusted(codec: Codec, data: bytes | memoryview, count: int) -> Values:
@@ -84,13 +73,9 @@ def decode_untrusted(codec: Codec, data: bytes | memoryview, count: int) -> Valu
             f"{count} values in {codec.value} are {encoded_bytes(codec, count)} bytes, not"
             f" {len(data)}"
         )
-    match codec:
-        case Codec.FP32:
-            values = np.frombuffer(data, "<f4").astype(np.float32)
-        case Codec.BF16:
-            values = _widened(np.frombuffer(data, "<u2"))
-        case _:
-            return _decode_blocks(codec, data, count)
+    if codec is not Codec.FP32:
+        return _decode_blocks(codec, data, count)
+    values = np.frombuffer(data, "<f4").astype(np.float32)
     if values.size and not float(np.abs(values).max()) <= MAX_SCALE:
         raise BadMessage("an encoded value is NaN, infinite or beyond all reason")
     return values
@@ -144,15 +129,6 @@ def _unpacked_untrusted(packed: NDArray[np.uint8], count: int) -> NDArray[np.int
     if halves.size > count and halves[-1] != 8:
         raise BadMessage("the padding of an odd number of codes is not zero")
     return halves[:count].view(np.int8) - np.int8(8)
-
-
-def _bf16(values: Values) -> NDArray[np.uint16]:
-    """Rounded to nearest, ties to even."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-    top = (rounded >> np.uint32(16)).astype("<u2")
-    # Rounding may carry a value near the largest over to infinity: that one is cut off instead.
-    return np.where((top & 0x7F80) == 0x7F80, (bits >> np.uint32(16)).astype("<u2"), top)
 
 
 def _bf16_up(magnitudes: Values) -> NDArray[np.uint16]:

@@ -32,9 +32,9 @@ Liveness is judged by these, on the receivers' clocks.
 
 A member signs one statement of a kind for a step and view. What it has signed is durable before
 it is sent (`Keep`), so a restarted member does not contradict itself. Two statements convict
-(`Doubled`), as do pieces that are none (`BadPart`), sums that are not (`BadSum`), and scores of
-a majority (`Harm`, see `gauntlet`): evidence travels to all, each judges it, and no honest
-member agrees to a plan with the convict in it.
+(`Doubled`), as do pieces that are none (`BadPart`, `Unreadable`) and sums that are not
+(`BadSum`): evidence travels to all, each judges it, and no honest member agrees to a plan with
+the convict in it.
 
 With too few members for a majority nothing can be decided. The rest stop and say so
 (`Stalled`), and go on when enough are back, or when the run's next edition begins anew.
@@ -53,8 +53,7 @@ from p2p.identity import PeerId, Signer, Verify
 from p2p.own_time import OwnTime
 from roles.contract.core.diloco import RoundConfig
 from roles.diloco.core import events as ev
-from roles.diloco.core.election import Freedom, choose, is_majority
-from roles.diloco.core.gauntlet import PERSISTENT, Gauntlet, doubted, lot, oversized
+from roles.diloco.core.election import choose, is_majority
 from roles.diloco.core.hearing import Report, Tally
 from roles.diloco.core.messages import (
     MAX_CHAIN,
@@ -67,8 +66,6 @@ from roles.diloco.core.messages import (
     Chain,
     Doubled,
     Fault,
-    Harm,
-    HarmScores,
     Outcome,
     Plan,
     Promise,
@@ -201,8 +198,6 @@ class RoundCore:
         self.held = held
         self.convicted: dict[PeerId, Fault] = {}
         self.is_stalled = False
-        self.gauntlet = Gauntlet()
-        self.scores: dict[PeerId, HarmScores] = {}  # the newest of each member
         self._answered: dict[PeerId, float] = {}  # when each was last given what it lacks
         self._shown = 0  # turns of evidence
         self._ever = {peer for one in self.records for peer in one.members}
@@ -308,19 +303,6 @@ class RoundCore:
             if tally.wants_to_join(peer) and self._may_be_taken_in(peer)
         ]
 
-    def to_score(self) -> list[Ready]:
-        """Contributions to the newest record that this member tries, its own first; none if it
-        has none, or was not there."""
-        record = self.record
-        next_one = lot(record, self.me)
-        if self.past is None or next_one is None:
-            return []
-        recent = [one for one in self.scores.values() if one.step >= record.step]
-        wanted = dict.fromkeys((self.me, next_one, *doubted(recent)))
-        found = [self.past.readys.get(peer) for peer in wanted]
-        named = dict(record.outcome.plan.contributors)
-        return [one for one in found if one is not None and named.get(one.author) == one.digest]
-
     # Events.
 
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
@@ -348,8 +330,6 @@ class RoundCore:
                 self._beat(now)
             case ev.Found(fault):
                 self._convict(fault)
-            case ev.Scored():
-                self._scored(event)
             case ev.Leave() | ev.Stay():
                 self._leaving = isinstance(event, ev.Leave)
                 self._beat(now)
@@ -377,8 +357,6 @@ class RoundCore:
                 self._on_chain(records, now)
             case Record():
                 self._on_chain((message,), now)
-            case HarmScores():
-                self._on_scores(message)
             case Statement():
                 self._on_statement(peer, message, now)
             case _:
@@ -389,8 +367,8 @@ class RoundCore:
         if said.step == self.record.step and self.past is not None:
             self._compare(self.past, said)
             return
-        this = self.round
-        if said.step != self.record.step + 1 or said.author not in self.members:
+        this, newest = self.round, self.record
+        if said.step != newest.step + 1 or said.author not in self.members:
             return
         known = this.said.get(said.slot)
         is_one_too_many = known is None and this.counts.get(said.author, 0) >= MAX_STATEMENTS
@@ -409,7 +387,10 @@ class RoundCore:
         this.counts[said.author] = this.counts.get(said.author, 0) + 1
         match said:
             case Ready():
-                self._on_ready(said, now)
+                tokens = said.tokens
+                if said.previous == newest.digest and 0 < tokens <= self._config.max_tokens:
+                    this.readys[said.author] = said
+                    this.ready_at[said.author] = now
             case Propose():
                 if self._is_acceptable(said):
                     this.early[said.view] = said
@@ -441,17 +422,11 @@ class RoundCore:
         elif isinstance(said, Vote) and _contradicts(said, self.record):
             self._tell(said)
 
-    def _on_ready(self, ready: Ready, now: float) -> None:
-        if ready.previous == self.record.digest and 0 < ready.tokens <= self._config.max_tokens:
-            self.round.readys[ready.author] = ready
-            self.round.ready_at[ready.author] = now
-
     def _on_vote(self, peer: PeerId, vote: Vote, now: float) -> None:
         this = self.round
         old = this.votes.get(vote.author)
-        if vote.outcome.plan.previous == self.record.digest and (
-            old is None or old.view < vote.view
-        ):
+        is_of_step = vote.outcome.plan.previous == self.record.digest
+        if is_of_step and (old is None or old.view < vote.view):
             this.votes[vote.author] = vote
         mine = this.vote
         if (
@@ -460,11 +435,8 @@ class RoundCore:
             and mine.outcome.plan == vote.outcome.plan
             and mine.outcome != vote.outcome
         ):  # an owner has told two stories: who has both has the proof
-            self._out += [
-                ev.Send(vote.author, said)
-                for said in this.said.values()
-                if isinstance(said, Sum)
-            ]
+            sums = [said for said in this.said.values() if isinstance(said, Sum)]
+            self._out += [ev.Send(vote.author, said) for said in sums]
         self._count(vote, now)
 
     def _count(self, vote: Vote, now: float) -> None:
@@ -520,14 +492,11 @@ class RoundCore:
         self._tallied_at = math.nan
         self._ever.update(peer for one in records for peer in one.members)
         self.round = Round(now)
-        self.scores = {
-            peer: one for peer, one in self.scores.items() if one.step >= records[-1].step
-        }
         if self._is_new:
             self._sit_out()
         for vote in odd:
             self._tell(vote)
-        self._out += [ev.Store(tuple(records)), ev.Commit(self.record)]
+        self._out.append(ev.Commit(tuple(records)))
 
     def _on_fault(self, peer: PeerId, fault: Fault) -> None:
         """Judge evidence from a member, about one that is or was a member: of anybody else it
@@ -541,74 +510,6 @@ class RoundCore:
             self._convict(fault)
         else:
             unproven[peer] = unproven.get(peer, 0) + 1
-
-    # HarmScores.
-
-    def _scored(self, event: ev.Scored) -> None:
-        """Add to the running scores what the step of the newest record has shown."""
-        if event.step != self.record.step or self.past is None:
-            return
-        summed = self.record.outcome.plan.summed
-        norms = {
-            peer: total_norm(ready.norms)
-            for peer, ready in self.past.readys.items()
-            if peer in summed
-        }
-        self.gauntlet.judge(self.me, event.gains, oversized(norms) if norms else ())
-        found = [
-            (peer, score)
-            for peer, score in self.gauntlet.scores.items()
-            if peer in self.members and peer not in self.convicted
-        ]
-        if self.me not in self.members or not (found or self.me in self.scores):
-            return
-        said = HarmScores(self.record.step + 1, 0, tuple(found), author=self.me)
-        self.scores[self.me] = said.signed(self._run, self._signer)
-        self._tell(self.scores[self.me])
-        self._look_for_harm()
-
-    def _on_scores(self, said: HarmScores) -> None:
-        """Those of a member, of this step or the one before."""
-        known = self.scores.get(said.author)
-        if (
-            said.author not in self.members
-            or not self.record.step <= said.step <= self.record.step + 1
-            or (known is not None and (known.step > said.step or known.digest == said.digest))
-        ):
-            return
-        if not said.is_genuine(self._run, self._verify):
-            raise BadMessage("scores are not signed by their author")
-        self.scores[said.author] = said
-        self._look_for_harm()
-
-    def _look_for_harm(self) -> None:
-        """Convict whom a majority has found to do harm."""
-        recent = [
-            one
-            for one in self.scores.values()
-            if one.step >= self.record.step and one.author in self.members
-        ]
-        for peer in self.members:
-            told = tuple(one for one in recent if one.of(peer) >= PERSISTENT)
-            if is_majority([one.author for one in told], self.members, self._anchor):
-                self._convict(Harm(peer, told))
-
-    def _is_harm(self, harm: Harm) -> bool:
-        """Whether a majority of the members of that time has signed it, within two steps."""
-        steps = [one.step for one in harm.told]
-        if not steps or max(steps) > min(steps) + 1:
-            return False
-        if not 0 < max(steps) <= self.record.step + 1:
-            return False
-        members = self.records[max(steps) - 1].members
-        voters = [
-            one.author
-            for one in harm.told
-            if one.of(harm.culprit) >= PERSISTENT
-            and one.author in members
-            and one.is_genuine(self._run, self._verify)
-        ]
-        return is_majority(voters, members, self._anchor)
 
     def _convict(self, fault: Fault) -> None:
         """End a membership, and tell all."""
@@ -631,13 +532,14 @@ class RoundCore:
                 return one.is_genuine(run, verify) and other.is_genuine(run, verify)
             case BadPart(ready, index, piece):
                 return (
-                    is_of(piece, ready.digests[index])
+                    digest_of(piece) == ready.digests[index]
                     and ready.is_genuine(run, verify)
-                    and is_bad_part(self._grid, ready, index, piece)
+                    and len(ready.digests) == self._grid.pieces
+                    and not _passes(check_part, self._grid, index, piece, ready.norms[index])
                 )
             case Unreadable(told, index, piece):
                 return (
-                    is_of(piece, told.digests[index - told.first])
+                    digest_of(piece) == told.digests[index - told.first]
                     and told.is_genuine(run, verify)
                     and is_unreadable(self._grid, index, piece)
                 )
@@ -646,8 +548,6 @@ class RoundCore:
                 return all(one.is_genuine(run, verify) for one in signed) and is_bad_sum(
                     self._grid, fault
                 )
-            case Harm():
-                return self._is_harm(fault)
 
     # Beats, and what peers lack.
 
@@ -664,9 +564,6 @@ class RoundCore:
                 del known[peer]
         beat = self._own_beat(now)
         self._out += [ev.Send(peer, beat) for peer in self._others()]
-        scores = self.scores.get(self.me)
-        if scores is not None and scores.step == self.record.step + 1:
-            self._tell(scores)  # they are rare: no beat says who has them
 
     def _own_beat(self, now: float) -> Beat:
         this, members = self.round, self.members
@@ -791,7 +688,9 @@ class RoundCore:
 
     def _own_report(self, now: float) -> Report:
         heard = frozenset(one for one in self.members if self._hears(one, now))
-        leaving = frozenset(one for one in self.members if self._wants_to_leave(one))
+        leaving = frozenset(
+            one for one in self.members if one in self._heard and self._heard[one][1].is_leaving
+        )
         joiners = frozenset(
             peer
             for peer, (_, beat) in self._heard.items()
@@ -907,9 +806,9 @@ class RoundCore:
             if missing and now < this.began + 2 * self._config.beat:
                 return  # the more have promised, the less may have been decided
             found = choose(promises, self.members, self._anchor)
-            if found is Freedom.OPEN:
+            if len(found) > 1:
                 return
-            carried = None if isinstance(found, Freedom) else found
+            carried = found[0] if found else None
         if carried is None and not self._is_time(now):
             return
         plan = self._plan(promises, now) if carried is None else carried.plan
@@ -939,16 +838,17 @@ class RoundCore:
         summed = [p for p in ready if 3 * accused.count(p) <= len(self.members)]
         if not is_majority(summed, self.members, self._anchor):
             summed = ready  # if all accuse all, the fault is not theirs
-        stay = [peer for peer in live if not self._leaves(peer, now)]
+        tally = self._tally(now)
+        stay = [
+            peer
+            for peer in live
+            if not (self._leaving if peer == self.me else tally.leaves(peer))
+        ]
         members = sorted([*stay, *self._joiners(now)][:MAX_MEMBERS])
         if not summed or not members:
             return None
         contributors = tuple((peer, this.readys[peer].digest) for peer in sorted(summed))
         return Plan(self.record.step + 1, self.record.digest, contributors, tuple(members))
-
-    def _wants_to_leave(self, peer: PeerId) -> bool:
-        heard = self._heard.get(peer)
-        return heard is not None and heard[1].is_leaving
 
     def _accept(self, now: float) -> None:
         """Take the proposal of our view, or of a later one that its promises open."""
@@ -999,9 +899,7 @@ class RoundCore:
         ):
             return False
         found = choose(promises, self.members, self._anchor)
-        if isinstance(found, Outcome):
-            return proposal.carried == found
-        return found is Freedom.FREE and proposal.carried is None
+        return found == ([] if proposal.carried is None else [proposal.carried])
 
     def _can_agree(self, proposal: Propose, now: float) -> bool:
         """Whether most see what a plan changes: no convict is in it, who joins holds the state,
@@ -1022,9 +920,6 @@ class RoundCore:
             tally.leaves(peer) or not (tally.is_heard(peer) and self._hears(peer, now))
             for peer in left_out
         )
-
-    def _leaves(self, peer: PeerId, now: float) -> bool:
-        return self._leaving if peer == self.me else self._tally(now).leaves(peer)
 
     def _begin(self, proposal: Propose) -> None:
         """Compute what is proposed, once all contributions' heads are there."""
@@ -1118,14 +1013,9 @@ class RoundCore:
         this = self.round
         this.view, this.is_promised, this.began = view, True, now
         this.proposal, this.accepted, this.refused_since = None, b"", math.inf
-        promise = Promise(
-            self.record.step + 1,
-            view,
-            self.record.digest,
-            this.vote,
-            this.suspects,
-            author=self.me,
-        ).signed(self._run, self._signer)
+        newest, told = self.record, (this.vote, this.suspects)
+        promise = Promise(newest.step + 1, view, newest.digest, *told, author=self.me)
+        promise = promise.signed(self._run, self._signer)
         this.promises[self.me] = promise
         self._keep()
         self._tell(promise)
@@ -1137,15 +1027,9 @@ class RoundCore:
     def _keep(self) -> None:
         this = self.round
         self._is_new = False
+        step = self.record.step + 1
         self._out.append(
-            ev.Keep(
-                self.record.step + 1,
-                this.view,
-                this.proposed,
-                this.ready,
-                this.vote,
-                this.accepted,
-            )
+            ev.Keep(step, this.view, this.proposed, this.ready, this.vote, this.accepted)
         )
 
     def _tell(self, message: RoundMessage) -> None:
@@ -1160,31 +1044,17 @@ def _contradicts(vote: Vote, record: Record) -> bool:
     )
 
 
-def is_of(piece: bytes, digest: bytes) -> bool:
-    """Whether a piece is the one that was signed."""
-    return digest_of(piece) == digest
-
-
-def is_bad_part(grid: PieceGrid, ready: Ready, index: int, piece: bytes) -> bool:
-    """Whether a piece that was signed is none."""
-    if len(ready.digests) != grid.pieces:
-        return False
-    try:
-        check_part(grid, index, piece, ready.norms[index])
-    except BadMessage:
-        return True
-    return False
-
-
 def is_unreadable(grid: PieceGrid, index: int, piece: bytes) -> bool:
     """Whether a piece that exists cannot be decoded."""
-    if index >= grid.pieces:
-        return False
+    return index < grid.pieces and not _passes(grid.decode_untrusted, index, piece)
+
+
+def _passes(check: Callable[..., object], *arguments: object) -> bool:
     try:
-        grid.decode_untrusted(index, piece)
+        check(*arguments)
     except BadMessage:
-        return True
-    return False
+        return False
+    return True
 
 
 def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
@@ -1197,14 +1067,14 @@ def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
         return False
     try:
         for part, one in zip(fault.parts, readys, strict=True):
-            if not is_of(part, one.digests[index]):
+            if digest_of(part) != one.digests[index]:
                 return False
             check_part(grid, index, part, one.norms[index])
         right = sum_of(grid, plan, readys, index, fault.parts)
     except BadMessage:
         return False  # then a contributor is at fault
     told = fault.told.digests[index - fault.told.first]
-    return not is_of(right, told) and owners_of(grid, readys)[index] == fault.culprit
+    return digest_of(right) != told and owners_of(grid, readys)[index] == fault.culprit
 
 
 def owners_of(grid: PieceGrid, readys: Sequence[Ready]) -> list[PeerId]:

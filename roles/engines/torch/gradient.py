@@ -3,45 +3,39 @@
 Theory of operation
 -------------------
 The body of the model reads a batch of packed groups (`roles.engines.torch.packing`) and keeps
-its activations. Its states are cut off there, and the head takes them `SLICE` answer tokens at
-a time: logits, loss, and at once the gradients of the head's weights and of these states.
-Then the slice is dropped, and when all are through, one backward pass takes the states'
-gradients down the body. So nothing is computed twice, and the logits of one slice are all that
-is there: 100 MB of them at a vocabulary of 49,152 in place of the 13 GB of 65,536 answer
-tokens.
+its activations. Its states are cut off there, and the head takes them `SLICE` drawn tokens at
+a time. It first measures the log-prob and the entropy of each token. The algorithm sees these
+for whole completions, and turns them into the batch's loss and so into a gradient for each
+log-prob. Then the logits of a slice are made again, take that gradient, and are dropped; the
+slice that was measured last is still there, so a batch of one slice pays nothing. When all
+slices are through, one backward pass takes the states' gradients down the body. So the logits
+of one slice are all that is there: 100 MB of them at a vocabulary of 49,152 in place of the 13
+GB of 65,536 drawn tokens; and no loss needs to know of slices.
 
-The loss of a step is the sum over its answer tokens, divided by their number (DAPO, arXiv
-2503.14476): a token counts the same in a short answer and in a long one. (It was divided by
-rows times the longest completion, as GRPO's authors first did: one long answer then shrank the
-step of all the others.) A batch adds its part of that sum, so how a step is cut into batches
-changes nothing but rounding.
+A batch adds its part of the minibatch's loss (`roles.rl.algorithms.base`), so how a step is cut
+into batches changes nothing but rounding.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Final, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from roles.engines.base import TrainingGroup
 from roles.engines.torch.device import CPU, send, widest
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.packing import ROW_TOKENS, PackedBatch, pack
-from roles.rl.losses import (
-    FURTHEST,
-    GrpoOptions,
-    clipped_loss,
-    importance_weight,
-    is_clipped,
-    k3,
-)
+from roles.rl.algorithms.base import Sequences, Tokens, k3, ratio
+from roles.rl.algorithms.find import Objective
 
 SLICE: Final = 512
-"""Answer tokens that the head takes at a time. Their logits are 100 MB at a vocabulary of
+"""Drawn tokens that the head takes at a time. Their logits are 100 MB at a vocabulary of
 49,152, 311 MB at 151,936, and there are about four tensors of that size at a time. With fewer
 tokens the addition to the head's gradient (113 MB at 49,152 x 576), once a slice, is felt: at
 512 it is a tenth of the slice's work."""
@@ -49,74 +43,87 @@ tokens the addition to the head's gradient (113 MB at 49,152 x 576), once a slic
 
 @dataclass(frozen=True, slots=True)
 class LearningBatch:
-    """Packed groups with what is known of each answer token."""
+    """Packed groups with what is known of each drawn token."""
 
     packed: PackedBatch
-    behaviour: Tensor
-    """Log-probs of the policy that drew them."""
-    advantage: Tensor
+    sampler: Tensor
+    """Log-probs under the policy that drew them."""
+    advantages: Tensor
 
     def __len__(self) -> int:
-        """Answer tokens."""
-        return len(self.behaviour)
+        """Drawn tokens."""
+        return len(self.sampler)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aim:
+    """What all batches of a step have in common."""
+
+    objective: Objective
+    temperature: float
+    limit: int
+    """Most tokens that a completion may have."""
+    tokens: float
+    """Drawn tokens of a minibatch, in the mean over the step's."""
+    sequences: float
+    """Completions of a minibatch, in the mean over the step's."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over answer tokens."""
+    """Sums over drawn tokens."""
 
     tokens: int = 0
     loss: float = 0.0
     """Already divided."""
-    drift: float = 0.0
-    """Of k3 between the trainer's policy before the step and the one that drew."""
-    entropy: float = 0.0
-    clipped: float = 0.0
-    """Tokens without gradient, because of the two-sided clip."""
-    capped: float = 0.0
-    """Tokens at the cap of the importance weight."""
     ratio_max: float = 0.0
+    sums: dict[str, float] = field(default_factory=dict)
+    """Of each metric: entropy; k3 between the policy before the step and the one that drew; and
+    what the algorithm reports."""
 
     def __iadd__(self, other: Tally) -> Self:
         self.tokens += other.tokens
         self.loss += other.loss
-        self.drift += other.drift
-        self.entropy += other.entropy
-        self.clipped += other.clipped
-        self.capped += other.capped
         self.ratio_max = max(self.ratio_max, other.ratio_max)
+        self.sums = {
+            name: self.sums.get(name, 0.0) + value for name, value in other.sums.items()
+        }
         return self
 
 
 def learning_batches(
     groups: Sequence[TrainingGroup],
-    advantages: Sequence[Sequence[float]],
+    advantages: Sequence[NDArray[np.float32]],
     row_tokens: int = ROW_TOKENS,
     device: torch.device = CPU,
 ) -> list[LearningBatch]:
     """Every completion of every group, with one advantage for each."""
     packed = pack(
-        [(one.prompt, [each.tokens for each in one.completions]) for one in groups],
+        [(one.prompt, one.completions) for one in groups],
         row_tokens=row_tokens,
         device=device,
     )
     return [
         LearningBatch(
             batch,
-            _sent(
-                [
-                    logprob
-                    for piece in batch.pieces
-                    for logprob in groups[piece.group].completions[piece.completion].logprobs
-                ],
+            send(
+                np.concatenate(
+                    [
+                        np.array(
+                            groups[piece.group].completions[piece.completion].logprobs, "<f4"
+                        )
+                        for piece in batch.pieces
+                    ]
+                ),
                 device,
             ),
-            _sent(
-                [
-                    advantages[piece.group][piece.completion]
-                    for piece in batch.pieces
-                    for _ in range(piece.length)
-                ],
+            send(
+                np.concatenate(
+                    [
+                        np.full(piece.length, advantages[piece.group][piece.completion], "<f4")
+                        for piece in batch.pieces
+                    ]
+                ),
                 device,
             ),
         )
@@ -124,17 +131,13 @@ def learning_batches(
     ]
 
 
-def _sent(values: Sequence[float], device: torch.device) -> Tensor:
-    return send(np.asarray(values, dtype=np.float32), device)
-
-
 def old_log_probs(model: TransformerModel, batch: LearningBatch, temperature: float) -> Tensor:
-    """Log-probs of the answer tokens under the model as it is."""
+    """Return the log-probs of the drawn tokens under the model as it is: (tokens,)."""
     with torch.no_grad():
-        states = batch.packed.hidden(model)
+        states, answers = batch.packed.hidden(model), batch.packed.answers
         return torch.cat(
             [
-                _taken(_log_probs(model, states[part], temperature), batch.packed.answers[part])
+                _taken(_log_probs(model, states[part], temperature), answers[part])
                 for part in _slices(len(batch))
             ]
         )
@@ -143,65 +146,78 @@ def old_log_probs(model: TransformerModel, batch: LearningBatch, temperature: fl
 def add_gradient(
     model: TransformerModel,
     batch: LearningBatch,
-    old: Tensor | None,
-    recipe: GrpoOptions,
-    temperature: float,
-    tokens: float,
+    aim: Aim,
+    old: Tensor | None = None,
+    reference: Tensor | None = None,
 ) -> Tally:
-    """Add the gradient of a batch to the weights' own; the loss is divided by ``tokens``.
+    """Add the gradient of a batch to the weights' own.
 
-    ``old`` are the log-probs of the answer tokens before the step. Without them the weights are
-    those before the step, and so are the log-probs.
+    Args:
+        old: Log-probs of the drawn tokens before the step. Without them the weights are those
+            before the step, and so are the log-probs.
+        reference: Log-probs under the frozen base, where the objective asks for them.
     """
-    states = batch.packed.hidden(model)
-    sums, ratios, gradients = [], [], []
-    for part in _slices(len(batch)):
-        cut = states[part].detach().requires_grad_()
-        log_probs = _log_probs(model, cut, temperature)
-        current = _taken(log_probs, batch.packed.answers[part])
-        before = current.detach() if old is None else old[part]
-        behaviour, advantage = batch.behaviour[part], batch.advantage[part]
-        losses = clipped_loss(
-            current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
-        )
-        weight = importance_weight(before, behaviour, recipe.importance_cap)
-        loss = (losses * weight).sum() / tokens
-        if recipe.kl:
-            loss = loss + recipe.kl * k3(behaviour, current).sum() / tokens
-        torch.autograd.backward(loss)
-        assert cut.grad is not None
-        gradients.append(cut.grad)
-        sums.append(_summed(loss, log_probs, current, before, behaviour, advantage, recipe))
-        ratios.append((current.detach() - before).clamp(max=FURTHEST).exp().max())
-    torch.autograd.backward(states, torch.cat(gradients))
-    # the only numbers for which the host waits
-    total, drift, entropy, clipped, capped = torch.stack(sums).sum(0).tolist()
-    highest = float(torch.stack(ratios).max())
-    return Tally(len(batch), total, drift, entropy, clipped, capped, highest)
-
-
-@torch.no_grad()
-def _summed(
-    loss: Tensor, log_probs: Tensor, current: Tensor, before: Tensor, behaviour: Tensor,
-    advantage: Tensor, recipe: GrpoOptions,
-) -> Tensor:  # fmt: skip
-    """What one slice adds to the report: the sums of a `Tally`, in its order."""
-    clipped = is_clipped(
-        current, before, advantage, clip=recipe.clip, clip_negative=recipe.clip_negative
+    states, answers = batch.packed.hidden(model), batch.packed.answers
+    parts = _slices(len(batch))
+    cuts = [states[part].detach().requires_grad_() for part in parts]
+    measured = []
+    for part, cut in zip(reversed(parts), reversed(cuts), strict=True):
+        every = _log_probs(model, cut, aim.temperature)
+        with torch.no_grad():
+            measured.append((_taken(every, answers[part]), _entropies(every)))
+    current, entropy = (
+        torch.cat(one).requires_grad_() for one in zip(*reversed(measured), strict=True)
     )
-    capped = importance_weight(before, behaviour, recipe.importance_cap)
-    sums = (
-        loss,
-        k3(before, behaviour).sum(),
-        -(log_probs.exp() * log_probs).sum(),
-        clipped.sum(),
-        (capped >= recipe.importance_cap).sum(),
+    before = current.detach() if old is None else old
+    cap = aim.objective.shared.importance_cap
+    tokens = Tokens(
+        logprobs=current,
+        old=before,
+        sampler=batch.sampler,
+        reference=reference,
+        entropy=entropy,
+        advantages=batch.advantages,
+        weights=ratio(before, batch.sampler).clamp(max=cap),
+        total=aim.tokens,
     )
-    return torch.stack([one.to(widest(loss.device)) for one in sums])
+    loss, metrics = aim.objective.loss(tokens, _sequences(batch, aim))
+    torch.autograd.backward(loss)
+    for part, cut in zip(parts, cuts, strict=True):
+        if part.start:  # the first slice was measured last
+            every = _log_probs(model, cut, aim.temperature)
+        outputs, gradients = [], []
+        if current.grad is not None:
+            outputs.append(_taken(every, answers[part]))
+            gradients.append(current.grad[part])
+        if entropy.grad is not None:
+            outputs.append(_entropies(every))
+            gradients.append(entropy.grad[part])
+        torch.autograd.backward(outputs, gradients)
+    torch.autograd.backward(states, torch.cat([_gradient(cut) for cut in cuts]))
+    with torch.no_grad():
+        metrics |= {"k3": k3(before, batch.sampler), "entropy": entropy}
+        highest = ratio(current, before).max()
+        sums = [loss, highest, *(metric.sum() for metric in metrics.values())]
+        # the only numbers for which the host waits
+        total, peak, *found = torch.stack(
+            [one.to(widest(loss.device)) for one in sums]
+        ).tolist()
+    return Tally(len(batch), total, peak, dict(zip(metrics, found, strict=True)))
 
 
-def _slices(tokens: int) -> Iterator[slice]:
-    return (slice(start, start + SLICE) for start in range(0, tokens, SLICE))
+def _sequences(batch: LearningBatch, aim: Aim) -> Sequences:
+    lengths = np.array([piece.length for piece in batch.packed.pieces])
+    device = batch.sampler.device
+    return Sequences(
+        index=send(np.repeat(np.arange(len(lengths)), lengths), device),
+        lengths=send(lengths.astype(np.float32), device),
+        total=aim.sequences,
+        limit=aim.limit,
+    )
+
+
+def _slices(tokens: int) -> list[slice]:
+    return [slice(start, start + SLICE) for start in range(0, tokens, SLICE)]
 
 
 def _log_probs(model: TransformerModel, states: Tensor, temperature: float) -> Tensor:
@@ -213,3 +229,12 @@ def _log_probs(model: TransformerModel, states: Tensor, temperature: float) -> T
 
 def _taken(log_probs: Tensor, answers: Tensor) -> Tensor:
     return log_probs.gather(-1, answers[:, None]).squeeze(-1)
+
+
+def _entropies(log_probs: Tensor) -> Tensor:
+    return -(log_probs.exp() * log_probs).sum(-1)
+
+
+def _gradient(leaf: Tensor) -> Tensor:
+    assert leaf.grad is not None
+    return leaf.grad

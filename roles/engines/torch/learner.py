@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
 from p2p.errors import ConfigError
-from p2p.node.tables import read_table
 from roles.contract.core.shape import Dtype
 from roles.engines.base import (
     Answers,
@@ -31,6 +33,7 @@ from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
 from roles.engines.torch.device import CPU, send_numbers, uses_bfloat16
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.gradient import (
+    Aim,
     LearningBatch,
     Tally,
     add_gradient,
@@ -43,9 +46,9 @@ from roles.engines.torch.rank import ALONE, Rank
 from roles.engines.torch.sharding import local, put, reshard, shard, whole
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
-from roles.rl.advantage import group_advantages
+from roles.rl.algorithms.base import Group
+from roles.rl.algorithms.find import find_algorithm
 from roles.rl.learner import WarmUp
-from roles.rl.losses import GrpoOptions
 
 T = TypeVar("T")
 
@@ -70,17 +73,13 @@ class TorchLearner:
         if config.learner is None:
             raise EngineError("an engine without a learner's configuration cannot learn")
         self._recipe, self._sampling = config.learner, config.sampling
-        self._options = read_table(GrpoOptions, config.learner.options, "[options]")
+        self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
         self._is_autocast = uses_bfloat16(config, device)
-        # what is shared is laid out on the CPU: no device need hold all of it at a time
-        self.model = TransformerModel(config.shape, device=CPU if rank.mesh else device)
-        self.model.recomputes = config.gpus.recompute
-        if rank.mesh is not None:
-            shard(self.model, rank.mesh, offload=config.gpus.offload)
-            self.model.move_to(device)
+        self.model = self._new_model()
+        self._reference: TransformerModel | None = None
         self.step_number = 0
         self._updates = 0
         """Of the optimiser, since its moments were nothing."""
@@ -92,11 +91,36 @@ class TorchLearner:
             fused=True,
         )
 
+    def _new_model(self) -> TransformerModel:
+        """Return a model without weights, this process's part of it."""
+        mesh = self._rank.mesh
+        # what is shared is laid out on the CPU: no device need hold all of it at a time
+        model = TransformerModel(self._config.shape, device=CPU if mesh else self._device)
+        model.recomputes = self._config.gpus.recompute
+        if mesh is not None:
+            shard(model, mesh, offload=self._config.gpus.offload)
+            model.move_to(self._device)
+        return model
+
+    def _begin_with(self, base: Path | None) -> None:
+        """Take the run's base, and keep a frozen copy of it where the objective asks for
+        one."""
+        self._base = base
+        if not self.objective.shared.kl_reference:
+            return
+        if base is None:
+            raise ConfigError(
+                "kl_reference is the distance to the model that a run begins with, and this run"
+                " draws its first weights: set kl_reference = 0, or begin with a model"
+            )
+        self._reference = self._new_model().requires_grad_(False)
+        load_weights(self._reference, base)
+
     def open(self, checkpoint: Path, base: Path | None = None) -> int:
         """Continue from the newest sound checkpoint, or begin: at ``base``, a model's folder,
         or with drawn weights and the warm-up. Returns the step.
         """
-        self._base = base
+        self._begin_with(base)
         damage = []
         for path in (checkpoint, Path(previous_generation(str(checkpoint)))):
             if path.exists():
@@ -116,7 +140,7 @@ class TorchLearner:
 
     def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
         """Go on from ``weights``, the policy of ``step``, with a fresh optimiser."""
-        self._base = base
+        self._begin_with(base)
         load_weights(self.model, weights)
         self.step_number = step
 
@@ -141,14 +165,25 @@ class TorchLearner:
         self._warm_up(environment, self._recipe.warm_up)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """One optimiser step with advantages relative to each group."""
-        epsilon = self._options.advantage_epsilon
-        return self.update(
-            groups, [group_advantages(group.rewards, epsilon) for group in groups]
+        """One optimiser step with the algorithm's advantages."""
+        return self.update(groups, self.advantages(groups))
+
+    def advantages(self, groups: Sequence[TrainingGroup]) -> list[NDArray[np.float32]]:
+        """Return what the algorithm gives for each completion of each group."""
+        return self.objective.advantages(list(map(self._group, groups)))
+
+    def _group(self, group: TrainingGroup) -> Group:
+        """Return what the algorithm sees of a group."""
+        drawn = [one.tokens for one in group.completions]
+        return Group(
+            rewards=group.rewards,
+            lengths=tuple(map(len, drawn)),
+            ended=tuple(tokens[-1] in self._config.end_tokens for tokens in drawn),
+            limit=self._sampling.max_new_tokens,
         )
 
     def update(
-        self, groups: Sequence[TrainingGroup], advantages: Sequence[Sequence[float]]
+        self, groups: Sequence[TrainingGroup], advantages: Sequence[NDArray[np.float32]]
     ) -> StepReport:
         """One optimiser step: minibatches of shuffled groups, one epoch. Raises `EngineError`
         without groups.
@@ -165,51 +200,70 @@ class TorchLearner:
         ]
         # A first minibatch is at the policy before the step: it needs no pass to find it.
         old: list[list[Tensor | None]] = [[], *map(self._old_log_probs, minibatches[1:])]
-        # Each minibatch is divided by the mean of their answer tokens, so that every token of
-        # the step counts the same.
+        # Each minibatch is divided by the mean of their tokens and completions, so that every
+        # one of the step counts the same; the processes' gradients are averaged, so each is as
+        # many times too large.
         tokens = sum(len(one.tokens) for group in groups for one in group.completions)
+        completions = sum(len(group.completions) for group in groups)
+        parts_of_all = len(minibatches) * self._rank.size
+        aim = Aim(
+            objective=self.objective,
+            temperature=self._sampling.temperature,
+            limit=self._sampling.max_new_tokens,
+            tokens=tokens / parts_of_all,
+            sequences=completions / parts_of_all,
+        )
         tally, norms = Tally(), []
         for make_batches, theirs in zip(minibatches, old, strict=True):
             self._optimiser.zero_grad()
-            tally += self._minibatch(make_batches(), theirs, tokens / len(minibatches))
+            tally += self._minibatch(make_batches(), theirs, aim)
             norms.append(self._clip())
             self._optimiser.step()
         self._optimiser.zero_grad()
         self.step_number += 1
         self._updates += len(minibatches)
         tally = self._rank.total(tally)
+        means = {name: value / tally.tokens for name, value in tally.sums.items()}
         return StepReport(
             step=self.step_number,
             loss=tally.loss / len(minibatches),
-            k3=tally.drift / tally.tokens,
+            k3=means.pop("k3"),
             ratio_max=tally.ratio_max,
-            clipped=tally.clipped / tally.tokens,
-            capped=tally.capped / tally.tokens,
-            entropy=tally.entropy / tally.tokens,
+            clipped=means.pop("clipped", 0.0),
+            capped=means.pop("capped"),
+            entropy=means.pop("entropy"),
             gradient_norm=math.fsum(norms) / len(norms),
             tokens=tally.tokens,
             changed=self._changed(before),
+            metrics=means,
         )
 
     def _minibatch(
-        self, batches: Sequence[LearningBatch], old: Sequence[Tensor | None], tokens: float
+        self, batches: Sequence[LearningBatch], old: Sequence[Tensor | None], aim: Aim
     ) -> Tally:
-        """Add the gradient of a minibatch; the loss is divided by ``tokens``. ``old`` are the
-        log-probs of this process's batches before the step, if they are not those of the
-        weights."""
+        """Add the gradient of a minibatch. ``old`` are the log-probs of this process's batches
+        before the step, if they are not those of the weights."""
         tally = Tally()
         mine = list(self._share(batches))
-        for (batch, counts), one in zip(mine, old or [None] * len(mine), strict=True):
+        nothing = replace(aim, tokens=math.inf, sequences=math.inf)
+        for (batch, counts), before in zip(mine, old or [None] * len(mine), strict=True):
             with self._arithmetic():
-                # the processes' gradients are averaged: each is as many times too large
-                divisor = tokens / self._rank.size if counts else math.inf
+                reference = self._reference_log_probs(batch)
                 found = add_gradient(
-                    self.model, batch, one, self._options, self._sampling.temperature, divisor
+                    self.model, batch, aim if counts else nothing, before, reference
                 )
-            if counts:
-                found.loss /= self._rank.size
-                tally += found
+            found.loss /= self._rank.size
+            # what does not count still names its metrics, which all processes add up together
+            tally += found if counts else Tally(sums=dict.fromkeys(found.sums, 0.0))
         return tally
+
+    def _reference_log_probs(self, batch: LearningBatch) -> Tensor | None:
+        if self._reference is None:
+            return None
+        found = old_log_probs(self._reference, batch, self._sampling.temperature)
+        if self._rank.mesh is not None:
+            reshard(self._reference)
+        return found
 
     def _share(self, batches: Sequence[LearningBatch]) -> Iterator[tuple[LearningBatch, bool]]:
         """The batches that this process reads, and whether each counts.
@@ -378,7 +432,7 @@ class TorchLearner:
 
 def _batches(
     groups: Sequence[TrainingGroup],
-    advantages: Sequence[Sequence[float]],
+    advantages: Sequence[NDArray[np.float32]],
     device: torch.device,
     part: Sequence[int],
 ) -> list[LearningBatch]:

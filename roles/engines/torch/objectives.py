@@ -15,18 +15,17 @@ from typing import Any, Final, Protocol
 import torch
 from torch.nn import functional as F
 
-from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
 from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
-from roles.engines.torch.gradient import add_gradient, learning_batches, old_log_probs
+from roles.engines.torch.gradient import Aim, add_gradient, learning_batches, old_log_probs
 from roles.engines.torch.learner import supervised
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import draw
 from roles.envs.base import TeachingEnvironment
-from roles.rl.advantage import group_advantages, has_spread
-from roles.rl.losses import GrpoOptions
+from roles.rl.algorithms.base import has_spread, normalised
+from roles.rl.algorithms.find import find_algorithm
 
 GREEDY: Final = 0.0
 """The temperature at which an answer is the most probable one: how progress is measured."""
@@ -98,7 +97,6 @@ class RewardLoss:
         self._ends = frozenset(config.end_tokens)
         assert config.learner is not None
         self._learner = config.learner
-        self._options = read_table(GrpoOptions, config.learner.options, "[options]")
 
     def _teaches(self, number: int) -> bool:
         warm_up = self._learner.warm_up
@@ -148,14 +146,20 @@ class RewardLoss:
         return [self._rewards.pay(question, one.tokens) for one in group.completions]
 
     def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
-        recipe, temperature = self._options, self._config.sampling.temperature
-        advantages = [group_advantages(one.rewards, recipe.advantage_epsilon) for one in groups]
+        sampling = self._config.sampling
+        objective = find_algorithm("grpo")
+        advantages = [normalised(one.rewards, 1e-6) for one in groups]
         batches = learning_batches(groups, advantages, device=model.device)
-        tokens = sum(map(len, batches))
+        aim = Aim(
+            objective=objective,
+            temperature=sampling.temperature,
+            limit=sampling.max_new_tokens,
+            tokens=sum(map(len, batches)),
+            sequences=sum(len(one.completions) for one in groups),
+        )
         for batch in batches:
-            drawn_by = old_log_probs(model, batch, temperature)
-            drawn = replace(batch, behaviour=drawn_by)
-            add_gradient(model, drawn, drawn_by, recipe, temperature, tokens)
+            drawn_by = old_log_probs(model, batch, sampling.temperature)
+            add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`: of the most probable answers."""

@@ -9,6 +9,9 @@ of 7 tokens to a prompt of 26 are 8 x 32 = 256 positions. In one row they are 26
     positions    0  1  2 |  3  4 |  3  4  5 |   6
     segment     -1 -1 -1 |  0  0 |  1  1  1 |   2
 
+Where an environment speaks within a completion, what it said stands in the row like the rest,
+and is no answer token: no state counts as behind it.
+
 A position sees what is not after it and is of its own segment or of the prompt, so that a
 completion sees what it would see alone, at the positions where it would be alone. The state
 from which the first token of every completion was drawn is the prompt's last; nothing follows
@@ -34,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from roles.engines.base import Completion
 from roles.engines.config import BATCH_TOKENS
 from roles.engines.torch.device import CPU, send, send_numbers
 from roles.engines.torch.model import Seen, TransformerModel, Unpacking
@@ -65,12 +69,13 @@ class Piece:
     completion: int
     """Of the group."""
     length: int
-    """Tokens."""
+    """Drawn tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PackedBatch:
-    """Rows for one pass through the model. Answer tokens stand in the order of ``pieces``."""
+    """Rows for one pass through the model. Answer tokens, which are the drawn ones, stand in
+    the order of ``pieces``."""
 
     tokens: Tensor
     """(rows, length)."""
@@ -98,12 +103,13 @@ class PackedBatch:
 class _Row:
     group: int
     prompt: Tokens
-    completions: list[tuple[int, Tokens]]
+    completions: list[tuple[int, Tokens, Sequence[int]]]
+    """Number, text, and the places of what was drawn in it."""
     length: int
 
 
 def pack(
-    groups: Sequence[tuple[Tokens, Sequence[Tokens]]],
+    groups: Sequence[tuple[Tokens, Sequence[Completion]]],
     *,
     batch_tokens: int = BATCH_TOKENS,
     row_tokens: int = ROW_TOKENS,
@@ -124,19 +130,20 @@ def pack(
 
 
 def _rows(
-    group: int, prompt: Tokens, completions: Sequence[Tokens], limit: int
+    group: int, prompt: Tokens, completions: Sequence[Completion], limit: int
 ) -> Iterator[_Row]:
     """The rows of one group, each with as many completions as fit."""
-    if not prompt or not all(completions):
+    if not prompt or not all(one.tokens for one in completions):
         raise ValueError("a prompt or a completion is empty: shapes are checked before packing")
     row: _Row | None = None
-    for number, tokens in enumerate(completions):
-        more = len(tokens) - 1
+    for number, completion in enumerate(completions):
+        text, drawn = completion.text
+        more = len(text) - 1
         if row is None or row.length + more > limit:
             if row is not None:
                 yield row
             row = _Row(group, prompt, [], len(prompt))
-        row.completions.append((number, tokens))
+        row.completions.append((number, text, drawn))
         row.length += more
     if row is not None:
         yield row
@@ -161,15 +168,15 @@ def _batch(rows: Sequence[_Row], device: torch.device) -> PackedBatch:
     for number, row in enumerate(rows):
         start, first = number * width, len(row.prompt)
         line, places, owners = list(row.prompt), list(range(first)), [_PROMPT] * first
-        for segment, (completion, answer) in enumerate(row.completions):
-            more = len(answer) - 1
-            behind.append(start + first - 1)
-            behind.extend(range(start + len(line), start + len(line) + more))
-            answers.extend(answer)
-            line.extend(answer[:-1])
+        for segment, (completion, text, drawn) in enumerate(row.completions):
+            more, own = len(text) - 1, start + len(line)
+            # the first token was drawn behind the prompt, each other behind the one before it
+            behind.extend(own + place - 1 if place else start + first - 1 for place in drawn)
+            answers.extend(text[place] for place in drawn)
+            line.extend(text[:-1])
             places.extend(range(first, first + more))
             owners.extend([segment] * more)
-            pieces.append(Piece(row.group, completion, len(answer)))
+            pieces.append(Piece(row.group, completion, len(drawn)))
         pads = width - len(line)
         tokens.append(line + [_PAD] * pads)
         positions.append(places + [0] * pads)
@@ -188,7 +195,7 @@ def _batch(rows: Sequence[_Row], device: torch.device) -> PackedBatch:
 def _longest(rows: Sequence[_Row]) -> int:
     """Of a prompt and one of its completions."""
     return max(
-        len(row.prompt) + len(answer) - 1 for row in rows for _, answer in row.completions
+        len(row.prompt) + len(text) - 1 for row in rows for _, text, _ in row.completions
     )
 
 
@@ -217,8 +224,8 @@ def _unpacking(
         first = len(row.prompt)
         prompt = np.arange(number * width, number * width + first)
         start = number * width + first
-        for _, answer in row.completions:
-            own = np.arange(start, start + len(answer) - 1)
+        for _, text, _ in row.completions:
+            own = np.arange(start, start + len(text) - 1)
             line = np.concatenate([prompt, own])
             places[sequence, : len(line)] = line
             back[line] = np.arange(len(line)) + sequence * longest

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from roles.contract.core.diloco import DilocoTerms, Inner, Outer
-from roles.diloco.core.algorithm import RAMP
+from roles.diloco.core.outer import RAMP
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
@@ -208,20 +208,6 @@ class Pretrainer:
         with torch.no_grad(), self._at(vector):
             sums = [self._objective.total(self.model, one) for one in batches]
         return [total / size for total, size in zip(sums, sizes, strict=True)], sizes
-
-    def gains(
-        self,
-        before: NDArray[np.float32],
-        updates: NDArray[np.float32],
-        parts: Sequence[Any],
-    ) -> list[list[float]]:
-        """How much each update alone lowers the loss on each part."""
-        vectors = (before, *(before - one for one in updates))
-        losses = [self._losses(np.array(one), parts)[0] for one in vectors]
-        return [
-            [was - now for was, now in zip(losses[0], after, strict=True)]
-            for after in losses[1:]
-        ]
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
         """Tokens that the outer weights would write behind these, at a temperature of 0.7."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -53,10 +53,11 @@ class Rank:
             return tally
         import torch.distributed as dist
 
-        tokens, loss, drift, entropy, clipped, capped = self.sums(astuple(tally)[:-1])
+        tokens, loss, *sums = self.sums([tally.tokens, tally.loss, *tally.sums.values()])
         highest = torch.tensor([tally.ratio_max], dtype=torch.float64, device=CPU)
         dist.all_reduce(highest, op=dist.ReduceOp.MAX)
-        return Tally(int(tokens), loss, drift, entropy, clipped, capped, float(highest))
+        named = dict(zip(tally.sums, sums, strict=True))
+        return Tally(int(tokens), loss, float(highest), named)
 
 
 ALONE: Final = Rank()

@@ -38,18 +38,12 @@ from roles.engines.base import (
     StepReport,
     TrainingGroup,
 )
-from roles.engines.codec import (
-    LENGTH_BYTES,
-    Failure,
-    decode_reply,
-    encode_failure,
-    encode_reply,
-)
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.engines.torch.learner import TorchLearner
 from roles.engines.torch.rank import LOOPBACK, Rank, joined, rank_device
-from roles.workers.streams import serve_streams
+from roles.workers.calls import Failure, decode_reply, encode_request, read_frame, write_frame
+from roles.workers.server import serve
 
 _SHARED: Final = (ShoalError, OSError, ValueError)
 """What all processes raise alike, before they wait for each other."""
@@ -72,28 +66,25 @@ class SharedLearner:
         self._others = [_Process(config, number, meeting) for number in range(1, size)]
         self._stack.callback(self._end_others)
         device, rank = self._stack.enter_context(joined(config, 0, meeting))
+        for other in self._others:
+            other.hear()
         self._calls = _Calls(config, device, rank)
 
     def open(self, checkpoint: Path, base: Path | None = None) -> int:
-        """See `TorchLearner`."""
         step: int = self._all("open", checkpoint, base)
         return step
 
     def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
-        """See `TorchLearner`."""
         self._all("adopt", weights, step, base)
 
     def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        """See `TorchLearner`."""
         report: StepReport = self._all("step", groups)
         return report
 
     def save(self, checkpoint: Path | None, weights: Path | None) -> None:
-        """See `TorchLearner`."""
         self._all("save", checkpoint, weights)
 
     def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        """See `TorchLearner`."""
         answers: list[Answers] = self._all("answer", tasks, sampling)
         return answers
 
@@ -106,7 +97,7 @@ class SharedLearner:
         they have come apart."""
         request = pickle.dumps((method, arguments))
         for other in self._others:
-            other.tell(request)
+            other.tell("call", request)
         failure: Exception | None = None
         answer = None
         try:
@@ -154,7 +145,7 @@ class _Process:
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self.tell(pickle.dumps((config, number, meeting)))
+        self.tell("join", pickle.dumps((config, number, meeting)))
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -165,17 +156,17 @@ class _Process:
             sys.stderr.write(f"rank {number} of the learner ended with status {status}\n")
             os._exit(1)
 
-    def tell(self, request: bytes) -> None:
-        """Send one frame."""
+    def tell(self, method: str, argument: bytes) -> None:
+        """Call a method of `RankServer`."""
         assert self._process.stdin is not None
-        self._process.stdin.write(len(request).to_bytes(LENGTH_BYTES, "big") + request)
-        self._process.stdin.flush()
+        write_frame(self._process.stdin, encode_request(method, argument))
 
     def hear(self) -> Any:
-        """The answer to a frame."""
+        """Return the answer to a call."""
         assert self._process.stdout is not None
-        length = int.from_bytes(self._process.stdout.read(LENGTH_BYTES), "big")
-        return decode_reply(self._process.stdout.read(length))
+        if not (frame := read_frame(self._process.stdout)):
+            raise EngineUnusable(f"rank {self._number} of the learner gives no answer")
+        return decode_reply(frame)
 
     def close(self) -> None:
         """End it, and wait until it has ended."""
@@ -196,26 +187,26 @@ def _stay_on_this_machine() -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = LOOPBACK
 
 
-def serve(receive: Callable[[], bytes], send: Callable[[bytes], None]) -> None:
-    """Be one rank until the process ends."""
-    config, number, meeting = pickle.loads(receive())
-    _stay_on_this_machine()
-    torch.set_num_threads(threads_of(config))
-    with joined(config, number, meeting) as (device, rank):
-        calls = _Calls(config, device, rank)
-        while True:
-            method, arguments = pickle.loads(receive())
-            try:
-                calls.call(method, arguments)
-            except _SHARED as error:
-                send(encode_failure(Failure(type(error).__name__, str(error))))
-            else:
-                send(encode_reply(None))
+class RankServer:
+    """What the first rank may call."""
+
+    def join(self, request: bytes) -> None:
+        """Become a rank."""
+        config, number, meeting = pickle.loads(request)
+        _stay_on_this_machine()
+        torch.set_num_threads(threads_of(config))
+        self._stack = ExitStack()
+        device, rank = self._stack.enter_context(joined(config, number, meeting))
+        self._calls = _Calls(config, device, rank)
+
+    def call(self, request: bytes) -> None:
+        """Call a method of the learner; only the first rank answers."""
+        self._calls.call(*pickle.loads(request))
 
 
 def main() -> None:
     """Serve on the standard streams."""
-    serve_streams(serve)
+    serve(RankServer(), caused=_SHARED)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ and values), and neither from the vocabulary nor from the number of tokens.
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor
 
 from proofs.sampling import DrawRule
-from roles.engines.base import EngineError, Group, GroupTask, Sampling, Scored
+from roles.engines.base import Completion, EngineError, Group, GroupTask, Sampling, Scored
 from roles.engines.config import BATCH_TOKENS
 from roles.engines.replay import GroupReplay, conclude
 from roles.engines.torch.device import at_once, send_numbers
@@ -107,28 +108,27 @@ def read_groups(
     """The states behind every completion token: batches of whole groups, and of each group its
     states in order.
     """
-    texts = [
-        (task.prompt, [one.tokens for one in group.completions])
-        for task, group in zip(tasks, groups, strict=True)
+    asked = [
+        (task.prompt, group.completions) for task, group in zip(tasks, groups, strict=True)
     ]
     short, long = list[int](), list[int]()
-    for number, (prompt, completions) in enumerate(texts):
-        length = len(prompt) + sum(len(one) - 1 for one in completions)
+    for number, (prompt, completions) in enumerate(asked):
+        length = len(prompt) + sum(len(one.text[0]) - 1 for one in completions)
         (short if length <= ROW_TOKENS else long).append(number)
     packed = pack(
-        [texts[number] for number in short],
+        [asked[number] for number in short],
         batch_tokens=at_once(model.device) * BATCH_TOKENS,
         device=model.device,
     )
     for batch in packed:
         yield _read_packed(model, batch, short)
     for number in long:
-        yield _read_long(model, number, *texts[number])
+        yield _read_long(model, number, *asked[number])
 
 
 def _check_tokens(vocabulary: int, tasks: Sequence[GroupTask], groups: Sequence[Group]) -> None:
-    completions = (one.tokens for group in groups for one in group.completions)
-    for tokens in chain((task.prompt for task in tasks), completions):
+    texts = (one.text[0] for group in groups for one in group.completions)
+    for tokens in chain((task.prompt for task in tasks), texts):
         if not 0 <= min(tokens) <= max(tokens) < vocabulary:
             raise EngineError(
                 "a token is outside the vocabulary; shapes are checked before scoring"
@@ -148,25 +148,37 @@ def _read_packed(
 
 
 def _read_long(
-    model: TransformerModel, group: int, prompt: Tokens, completions: Sequence[Tokens]
+    model: TransformerModel, group: int, prompt: Tokens, completions: Sequence[Completion]
 ) -> Iterator[States]:
     """Several passes over one group, its prompt cached."""
     first = len(prompt)
-    packs = list(_packs(completions))
-    longest = max(sum(len(completions[one]) - 1 for one in some) for some in packs)
+    texts = [one.text for one in completions]
+    packs = list(_packs([text for text, _ in texts]))
+    longest = max(sum(len(texts[one][0]) - 1 for one in some) for some in packs)
     cache = model.new_cache(1, first + longest)
     (end,) = deque(_read_blocks(model, prompt, 0, cache), maxlen=1)
     last = end[-1:]
     for some in packs:
         cache.used = first
         if len(some) > 1:
-            yield _read_beside(model, group, first, last, cache, completions, some)
+            yield _read_beside(model, group, first, last, cache, texts, some)
             continue
-        # nothing follows the last token, which is not read
-        tokens = completions[some[0]][:-1]
+        text, drawn = texts[some[0]]
         yield States(group, ((some[0], 1),), last)
-        for rows in _read_blocks(model, tokens, first, cache):
-            yield States(group, ((some[0], len(rows)),), rows)
+        start = 0
+        # nothing follows the last token, which is not read
+        for rows in _read_blocks(model, text[:-1], first, cache):
+            kept = _drawn(rows, text, drawn, start)
+            start += len(rows)
+            yield States(group, ((some[0], len(kept)),), kept)
+
+
+def _drawn(rows: Tensor, text: Tokens, drawn: Sequence[int], start: int) -> Tensor:
+    """Of the states of ``text`` from place ``start`` on, those behind drawn tokens."""
+    if len(drawn) == len(text):
+        return rows
+    some = drawn[bisect(drawn, start) : bisect(drawn, start + len(rows))]
+    return rows[[place - 1 - start for place in some]]
 
 
 def _packs(completions: Sequence[Tokens]) -> Iterator[list[int]]:
@@ -204,12 +216,12 @@ def _all_seen(rows: int, columns: int, device: torch.device) -> Tensor:
 
 def _read_beside(
     model: TransformerModel, group: int, first: int, last: Tensor, cache: Cache,
-    completions: Sequence[Tokens], some: Sequence[int],
+    texts: Sequence[tuple[Tokens, Sequence[int]]], some: Sequence[int],
 ) -> States:  # fmt: skip
     """Several completions in one pass: each sees the prompt and itself."""
     tokens, positions, owners = list[int](), list[int](), list[int]()
     for number in some:
-        more = completions[number][:-1]
+        more = texts[number][0][:-1]
         tokens.extend(more)
         positions.extend(range(first, first + len(more)))
         owners.extend([number] * len(more))
@@ -225,7 +237,7 @@ def _read_beside(
     hidden = model(text, places, mask, cache, reach=max(positions) + 1)[0]
     rows, at = list[Tensor](), 0
     for number in some:
-        length = len(completions[number]) - 1
-        rows += [last, hidden[at : at + length]]
-        at += length
-    return States(group, tuple((one, len(completions[one])) for one in some), torch.cat(rows))
+        line, drawn = texts[number]
+        rows += [last, _drawn(hidden[at : at + len(line) - 1], line, drawn, 0)]
+        at += len(line) - 1
+    return States(group, tuple((one, len(texts[one][1])) for one in some), torch.cat(rows))

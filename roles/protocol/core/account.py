@@ -38,6 +38,15 @@ class TrainerDoing(Enum):
     """The run has all its steps."""
 
 
+NOT_LEARNT: Final = {
+    "no_spread": "scored alike",
+    "stale": "too old",
+    "left_over": "left over",
+    "waiting": "waiting",
+}
+"""Why accepted work was not learnt from, in two words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fates:
     """What became of the accepted groups that came to the trainer: each is in one of these."""

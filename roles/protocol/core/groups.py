@@ -13,6 +13,7 @@ from typing import Final
 from p2p.errors import BadMessage
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
 from roles.contract.core.sizes import (
+    HEARD_BYTES,
     LOGPROB_BYTES,
     MAX_COMPLETIONS,
     MAX_GROUPS,
@@ -29,7 +30,7 @@ HASH_RATE: Final = 1e9
 """Bytes of a submission that are hashed and copied in a second, one core."""
 MAX_INDEX: Final = 2**32 - 1
 """The highest number of a group."""
-_GROUP_FIELDS: Final = 5
+_GROUP_FIELDS: Final = 6
 
 
 def _number_untrusted(value: int, limit: int, what: str) -> int:
@@ -58,6 +59,7 @@ def _encode_group(group: Group) -> list[object]:
         _encode_tokens(tokens),
         struct.pack(f"<{len(proofs)}I", *map(len, proofs)),
         b"".join(proofs),
+        bytes(HEARD_BYTES * len(lengths)),
     ]
 
 
@@ -108,8 +110,8 @@ def decode_groups_untrusted(content: bytes) -> tuple[Group, ...]:
 
 
 def _decode_group_untrusted(item: object) -> Group:
-    number, raw_lengths, raw_tokens, raw_sizes, proofs = fields_untrusted(
-        item, int, bytes, bytes, bytes, bytes, what="group"
+    number, raw_lengths, raw_tokens, raw_sizes, proofs, heard = fields_untrusted(
+        item, int, bytes, bytes, bytes, bytes, bytes, what="group"
     )
     _number_untrusted(number, MAX_INDEX, "a group number")
     if len(raw_lengths) % 4 or not 0 < len(raw_lengths) <= 4 * MAX_COMPLETIONS:
@@ -123,6 +125,8 @@ def _decode_group_untrusted(item: object) -> Group:
     sizes = struct.unpack(f"<{len(lengths)}I", raw_sizes)
     if len(proofs) != sum(sizes):
         raise BadMessage("the sizes of a group's proofs do not fit them")
+    if heard != bytes(HEARD_BYTES * len(lengths)):
+        raise BadMessage(f"a completion of one turn heard nothing: {HEARD_BYTES} bytes of 0")
     completions = []
     start = proven = 0
     for length, size in zip(lengths, sizes, strict=True):

@@ -29,7 +29,7 @@ from p2p.identity import (
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.wire import KI, fields_untrusted, pack, unpack_untrusted
 from roles.contract.core.sizes import MAX_GROUPS
-from roles.rl.advantage import has_spread
+from roles.rl.algorithms.base import has_spread
 
 WINDOW_DOMAIN: Final = ProtocolId("/shoal/work/window/1.0.0")
 """What a worker's signature of a window is made for; no peer speaks it."""

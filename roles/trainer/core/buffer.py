@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from p2p.shardcast.manifest import PolicyVersion
 from roles.engines.base import TrainingGroup
-from roles.rl.advantage import has_spread
+from roles.rl.algorithms.base import has_spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,6 @@ class BufferedGroup:
 class BufferCounts:
     """What became of the groups so far."""
 
-    used: int = 0
     without_spread: int = 0
     stale: int = 0
     discredited: int = 0
@@ -89,7 +88,6 @@ class GroupBuffer:
             return None
         self._groups.sort(key=lambda pooled: pooled.version)
         taken, self._groups = self._groups[:count], self._groups[count:]
-        self.counts.used += count
         for pooled in taken:
             behind = step - pooled.version
             self.counts.staleness[behind] = self.counts.staleness.get(behind, 0) + 1

@@ -15,7 +15,7 @@ import trio
 
 from p2p.gossip import Gossip, GossipConfig, Validity, open_gossip
 from p2p.gossip.messages import PROTOCOL_ID as MESHSUB, Rpc, encode_rpc
-from p2p.host import AddrSource, Host, MessageHandler
+from p2p.host import MAX_MESSAGE, AddrSource, Host, MessageHandler
 from p2p.identity import PeerId, ProtocolId
 from p2p.membership import Membership
 from p2p.membership.heartbeat import (
@@ -152,8 +152,9 @@ class UrgentLinks(HostileWorkload):
         requests."""
         attacker = Attacker(node, host, membership)
         attacker.silence()
-        host.set_message_handler(
-            HEARTBEAT, lambda peer, data: self._accept(attacker, peer, data), replaces=True
+        host._message_handlers[HEARTBEAT] = (
+            lambda peer, data: self._accept(attacker, peer, data),
+            MAX_MESSAGE,
         )
         honest = [other.peer_id for other in node.siblings if other.name.startswith(HONEST)]
         every = self.scenario.parameter("every", 1.0)

@@ -33,7 +33,7 @@ from sim.net.link import LinkSpec
 from sim.net.relink import relink
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
-from sim.workloads.diloco import RUN, Anyone
+from sim.workloads.diloco import RUN
 from sim.workloads.intellect1.sites import (
     CITIES,
     PHASE,
@@ -163,7 +163,7 @@ class Intellect1:
                 DilocoConfig(turn_seconds=TURN),
                 engine,
                 self._peers[:FOUNDERS],
-                Anyone(self._peers),
+                frozenset(self._peers).__contains__,
             )
             session.client.patience = PHASE
             self._sessions[machine.name] = session

@@ -86,7 +86,9 @@ class Freight:
         line.set_link(node.endpoint.spec)
         self._swarm.fabric.revive(line, node.world.owner)
         async with node.open_host() as host, trio.open_nursery() as nursery:
-            yield cast(Host, _FreightHost(self, node, host, nursery))
+            freight = _FreightHost(self, node, host, nursery)
+            with host.watching(freight.note):
+                yield cast(Host, freight)
             nursery.cancel_scope.cancel()
 
 
@@ -102,7 +104,6 @@ class _FreightHost:
         self._nursery = nursery
         self._streams: dict[_FreightStream, None] = {}
         self.send = host.send
-        host.on_peer(self._on_peer)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._host, name)
@@ -123,7 +124,7 @@ class _FreightHost:
         await heavy.follow()
         del self._streams[heavy]
 
-    def _on_peer(self, event: PeerEvent) -> None:
+    def note(self, event: PeerEvent) -> None:
         """Freight for a peer that is gone never lands: the task that waits for it must hear of
         it."""
         if event.state is PeerState.DISCONNECTED:

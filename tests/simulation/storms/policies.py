@@ -101,17 +101,15 @@ class PoliciesStorm:
                 roster=lambda: _roster(node),
                 announce=lambda data: _announce(node, host, data),
             ) as service:
-                host.set_message_handler(
-                    ANNOUNCE, lambda peer, data: _hear(service, peer, data)
-                )
-                self._check_kept(node, service)
-                _check_assembly(node, service)
-                self._open[node.name] = service
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_meet_others, node, host)
-                    nursery.start_soon(self._check_arrivals, node, service)
-                    if node is origin:
-                        nursery.start_soon(self._publish, node, service)
+                with host.receiving(ANNOUNCE, lambda peer, data: _hear(service, peer, data)):
+                    self._check_kept(node, service)
+                    _check_assembly(node, service)
+                    self._open[node.name] = service
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(_meet_others, node, host)
+                        nursery.start_soon(self._check_arrivals, node, service)
+                        if node is origin:
+                            nursery.start_soon(self._publish, node, service)
 
     def _check_kept(self, node: SimNode, service: Shardcast) -> None:
         before = self._whole.get(node.name, -1)

@@ -71,14 +71,16 @@ class TransportStorm:
         async with open_host(
             network=node.network, world=node.world, listen=[place], strict=True
         ) as host:
-            host.on_peer(lambda event: _keep_book(node.name, host, linked, event))
-            host.set_handler(NOTE, lambda stream: self._read_notes(node.name, heard, stream))
-            host.set_handler(ASK, serve_requests(_answer(node.name)))
-            for other in node.siblings:
-                host.add_addrs(other.peer_id, [other.addr])
-            self._open[node.name] = host
-            await self._talk(node)
-            await trio.sleep_forever()
+            with host.watching(lambda event: _keep_book(node.name, host, linked, event)):
+                host.set_handler(
+                    NOTE, lambda stream: self._read_notes(node.name, heard, stream)
+                )
+                host.set_handler(ASK, serve_requests(_answer(node.name)))
+                for other in node.siblings:
+                    host.add_addrs(other.peer_id, [other.addr])
+                self._open[node.name] = host
+                await self._talk(node)
+                await trio.sleep_forever()
 
     async def _talk(self, node: SimNode) -> None:
         """Notes to a few at a time, and questions to some."""

@@ -44,6 +44,7 @@ from p2p.dht.core.events import (
 from p2p.dht.core.table import RoutingTable
 from p2p.dht.core.validation import Namespace, RecordValidator
 from p2p.dht.messages import (
+    BUCKET_SIZE,
     Contact,
     FindNode,
     FindValue,
@@ -87,7 +88,7 @@ class DhtPlayer:
         config = DhtConfig(difficulty=DIFFICULTY, alpha=1, paths=2, replicas=2, quorum=1)
         notes = Namespace(NAMESPACE, lambda record: True, salts=1)
         validator = RecordValidator(fake_verify, DIFFICULTY, {NAMESPACE: notes})
-        table = RoutingTable(own, config.bucket_size)
+        table = RoutingTable(own, BUCKET_SIZE)
         self._core = DhtCore(own, FakeSigner(own.peer), validator, table, config, Random(1))
 
     def play(self, command: str, args: list[str]) -> Iterator[str]:

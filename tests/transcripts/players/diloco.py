@@ -126,14 +126,14 @@ class DilocoPlayer:
                 self._send(name, self._names[peer], message)
             case ev.Keep():
                 self._kept[name] = effect
-            case ev.Store(records):
-                self._records[name] = [*self._records[name], *records]
             case ev.Reduce(view, plan, _, carried, _):
                 self._tasks[name] = effect
                 summed = " ".join(self._names[peer] for peer in plan.summed)
                 again = "what was voted for" if carried else f"the updates of {summed}"
                 self._say(name, f"computes {again} in view {view}")
-            case ev.Commit(record):
+            case ev.Commit(records):
+                self._records[name] = [*self._records[name], *records]
+                record = records[-1]
                 self._tasks.pop(name, None)
                 how = "puts" if record.digest in self._outcomes[name] else "fetches and puts"
                 signers = " ".join(self._names[peer] for peer, _ in record.signatures)

@@ -16,17 +16,15 @@ It only shows, so all that can be taken is what it shows, and its few seats.
 from __future__ import annotations
 
 import hmac
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Final
 from urllib.parse import parse_qs
 
+from p2p.shardcast.http.core.hosts import is_loopback, machine_named
+
 TOKEN_BYTES: Final = 18
 """Random bytes of a token: 144 bits, 24 characters."""
-_HOST: Final = re.compile(r"(localhost|[\d.]{7,15}|\[[\da-fA-F:.]{2,45}\])(?::\d{1,5})?", re.A)
-"""A Host header that names a machine by address, or this one; group 1 is the name."""
 _OPEN: Final = ("/healthz", "/readyz")
 """What a supervisor asks, which has no token, and learns nothing from it but whether."""
 _ELSEWHERE: Final = ("cross-site", "same-site")
@@ -82,11 +80,8 @@ class Door:
     def _names_us(self, host: str, server: str) -> bool:
         if self.name and host.partition(":")[0].lower() == self.name.lower():
             return True
-        match = _HOST.fullmatch(host)
-        if match is None:
-            return False
-        name = match[1].strip("[]")
-        return not is_loopback(server) or name == "localhost" or is_loopback(name)
+        name = machine_named(host)
+        return name is not None and (not is_loopback(server) or is_loopback(name))
 
     def _has_token(self, headers: Mapping[str, str]) -> bool:
         cookies = (one.strip().partition("=") for one in headers.get("cookie", "").split(";"))
@@ -99,11 +94,3 @@ class Door:
 def _same(shown: str, token: str) -> bool:
     """Compared in constant time."""
     return hmac.compare_digest(shown.encode("utf-8", "replace"), token.encode())
-
-
-def is_loopback(name: str) -> bool:
-    """Whether ``name`` is an address that only this machine reaches."""
-    try:
-        return ip_address(name).is_loopback
-    except ValueError:
-        return name == "localhost"

@@ -14,8 +14,7 @@ from p2p.node.role import Fact, Progress
 from roles.contract import Run, run_of
 from roles.contract.core.diloco import Goal
 from roles.diloco.inner import open_inner
-from roles.diloco.membership import RunMembers
-from roles.diloco.session import DilocoSession
+from roles.diloco.session import DilocoSession, RunMembers
 from roles.engines.config import engine_of
 from roles.envs.base import EVALUATES_NOTHING, check_pins, evaluates_nothing
 from roles.envs.client import setup_of
@@ -93,7 +92,7 @@ class DilocoMember:
                 config.diloco,
                 engine,
                 run.terms.trainers,
-                members,
+                members.may_train,
                 meter=node.meter,
             )
             async with trio.open_nursery() as nursery:

@@ -1,0 +1,146 @@
+"""An algorithm by its name, with its options and those that every algorithm has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from p2p.errors import ConfigError
+from p2p.node.entries import installed, load
+from roles.rl.algorithms.base import Algorithm, Group, Sequences, Tokens, check_range, k3
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ENTRY_POINTS: Final = "shoal.algorithms"
+"""Packages add algorithms under this entry point group: ``name = module:Class``."""
+
+_SHIPPED: Final = {
+    "grpo": "roles.rl.algorithms.grpo:Grpo",
+    "dapo": "roles.rl.algorithms.dapo:Dapo",
+    "dr_grpo": "roles.rl.algorithms.dr_grpo:DrGrpo",
+    "cispo": "roles.rl.algorithms.cispo:Cispo",
+    "gspo": "roles.rl.algorithms.gspo:Gspo",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedOptions:
+    """What every algorithm may be given beside its own options.
+
+    Each term is a mean over the tokens of the minibatch, however the algorithm divides its
+    loss.
+    """
+
+    importance_cap: float = 2.0
+    """Cap of the weight exp(old - sampler) by which a token of a stale sampler counts
+    (truncated importance sampling, Yao et al. 2025)."""
+
+    kl_sampler: float = 0.0
+    """Weight of k3 to the policy that drew: a pull towards what the samplers do."""
+
+    kl_reference: float = 0.0
+    """Weight of k3 to the model that the run began with, which the learner keeps beside the
+    policy. The run must have a base."""
+
+    entropy: float = 0.0
+    """Weight of the bonus for the entropy of the distribution that each token is drawn from."""
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            check_range(one.name, getattr(self, one.name), 0.0, 1e6)
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """An algorithm with its options."""
+
+    name: str
+    algorithm: Algorithm
+    shared: SharedOptions = SharedOptions()
+
+    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        """Return one advantage for each completion of each group.
+
+        Raises:
+            ConfigError: The algorithm gave others.
+        """
+        found = [np.asarray(one, dtype=np.float32) for one in self.algorithm.advantages(groups)]
+        wanted = [(len(group.rewards),) for group in groups]
+        if [one.shape for one in found] != wanted or not all(
+            np.isfinite(one).all() for one in found
+        ):
+            raise ConfigError(
+                f"advantages() of the algorithm {self.name!r} must return one finite number for"
+                " each completion of each group: correct it, or choose another algorithm"
+            )
+        return found
+
+    def loss(self, tokens: Tokens, sequences: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the batch's part of the loss, shared terms included, and metrics per token.
+
+        Raises:
+            ConfigError: The algorithm's loss is no scalar, or follows from nothing.
+        """
+        loss, found = self.algorithm.loss(tokens, sequences)
+        if loss.shape or not loss.requires_grad:
+            raise ConfigError(
+                f"loss() of the algorithm {self.name!r} must return a scalar that follows from"
+                " tokens.logprobs: correct it, or choose another algorithm"
+            )
+        shared, metrics = self.shared, dict(found)
+        metrics["capped"] = tokens.weights >= shared.importance_cap
+        if shared.kl_sampler:
+            away = k3(tokens.sampler, tokens.logprobs)
+            loss = loss + shared.kl_sampler * away.sum() / tokens.total
+        if tokens.reference is not None:
+            away = k3(tokens.reference, tokens.logprobs)
+            loss = loss + shared.kl_reference * away.sum() / tokens.total
+            metrics["k3_reference"] = away.detach()
+        if shared.entropy:
+            loss = loss - shared.entropy * tokens.entropy.sum() / tokens.total
+        return loss, metrics
+
+
+def find_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Objective:
+    """Return the algorithm called ``name`` with these options, its own and shared ones.
+
+    Raises:
+        ConfigError: There is no such algorithm, it has no such option, or not with this value.
+    """
+    targets = _SHIPPED | {one: point.value for one, point in installed(ENTRY_POINTS).items()}
+    if name not in targets:
+        raise ConfigError(
+            f"there is no algorithm {name!r}; installed are {', '.join(sorted(targets))}"
+            f" (packages add their own under the entry point group {ENTRY_POINTS})"
+        )
+    kind: Any = load(targets[name], name, "algorithm")
+    if not hasattr(kind, "__dataclass_fields__") or not all(
+        hasattr(kind, one) for one in ("advantages", "loss")
+    ):
+        raise ConfigError(
+            f"the algorithm {name!r} ({targets[name]}) must be a dataclass with the methods"
+            " advantages and loss"
+        )
+    shared = {one.name for one in fields(SharedOptions)}
+    own = {one.name for one in fields(kind)}
+    given = dict(options or {})
+    if unknown := given.keys() - own - shared:
+        raise ConfigError(
+            f"the algorithm {name!r} has no option {min(unknown)!r}: its options are"
+            f" {', '.join(sorted(own | shared))}"
+        )
+    try:
+        return Objective(
+            name,
+            kind(**{one: value for one, value in given.items() if one in own}),
+            SharedOptions(
+                **{one: value for one, value in given.items() if one in shared - own}
+            ),
+        )
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"the algorithm {name!r}: {error}") from error

@@ -1,0 +1,246 @@
+"""The losses and advantages of the shipped algorithms, against values worked out by hand."""
+
+import math
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from p2p.errors import ConfigError
+from p2p.node.tables import read_table
+from roles.rl.algorithms.base import (
+    Algorithm,
+    Group,
+    Sequences,
+    Tokens,
+    has_spread,
+    k3,
+    normalised,
+)
+from roles.rl.algorithms.cispo import Cispo
+from roles.rl.algorithms.dapo import Dapo
+from roles.rl.algorithms.dr_grpo import DrGrpo
+from roles.rl.algorithms.find import Objective, SharedOptions, find_algorithm
+from roles.rl.algorithms.grpo import Grpo
+from roles.rl.algorithms.gspo import Gspo
+from roles.rl.learner import LearnerConfig
+from tests.support.losses import batch, vector
+
+ALL: list[Algorithm] = [Grpo(), Dapo(), DrGrpo(), Cispo(), Gspo()]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "loss", "gradient"),
+    [
+        (1, 0.5, -0.5, -0.5),
+        (1, 1.1, -1.1, -1.1),
+        (1, 1.5, -1.2, 0),
+        (1, 100, -1.2, 0),
+        (-1, 0.5, 0.8, 0),
+        (-1, 0.9, 0.9, 0.9),
+        (-1, 1.5, 1.5, 1.5),
+        (-1, 3.9, 3.9, 3.9),
+        (-1, 4.5, 4.0, 0),
+        (-1, 100, 4.0, 0),
+    ],
+)
+def test_one_token_of_grpo(
+    advantage: float, ratio: float, loss: float, gradient: float
+) -> None:
+    tokens, sequences = batch([math.log(ratio)], [0.0], [advantage], [1])
+    value, metrics = Grpo().loss(tokens, sequences)
+    torch.autograd.backward(value)
+    assert value.item() == pytest.approx(loss)
+    assert gradient_of(tokens) == pytest.approx([gradient])
+    assert metrics["clipped"].item() is (gradient == 0)
+
+
+# Two rows of three and two tokens with rewards 1 and 0, flattened. The fifth log-prob is above
+# 0 on purpose: it drives the ratio beyond the second clip.
+CURRENT = (-0.7, -0.6, -2.5, -0.2, 0.3)
+OLD = (-1.0, -0.5, -2.0, -0.3, -1.2)
+SAMPLER = (-1.1, -0.5, -1.0, -0.3, -2.4)
+
+
+@pytest.mark.parametrize(
+    ("case", "loss", "gradient"),
+    [
+        ("two-sided", 0.338534, (0, -0.127963, -0.085776, 0.156295, 0)),
+        ("one-sided", 0.406655, (0, -0.127963, -0.085776, 0.156295, 0.633806)),
+        ("with TIS", 0.940592, (0, -0.127963, -0.031555, 0.156295, 0)),
+    ],
+)
+def test_two_rows_of_grpo(case: str, loss: float, gradient: tuple[float, ...]) -> None:
+    first, second = normalised([1, 0], 1e-6)
+    advantages = [first] * 3 + [second] * 2
+    tokens, sequences = batch(
+        CURRENT, OLD, advantages, [3, 2], sampler=SAMPLER if case == "with TIS" else OLD
+    )
+    bound = math.inf if case == "one-sided" else 4.0
+    value, _ = Grpo(clip_negative=bound).loss(tokens, sequences)
+    torch.autograd.backward(value)
+    assert value.item() == pytest.approx(loss, abs=1e-6)
+    assert gradient_of(tokens) == pytest.approx(gradient, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("difference", "value", "gradient"),
+    [(0.1, 0.005171, -0.105171), (-0.3, 0.040818, 0.259182), (1.0, 0.718282, -1.718282)],
+)
+def test_k3(difference: float, value: float, gradient: float) -> None:
+    current = vector(-1.0).requires_grad_()
+    estimate = k3(vector(-1.0 + difference), current)
+    torch.autograd.backward(estimate.sum())
+    assert current.grad is not None
+    assert estimate.item() == pytest.approx(value, abs=1e-6)
+    assert current.grad.item() == pytest.approx(gradient, abs=1e-6)
+
+
+def group(*rewards: float, lengths: Sequence[int] = (), limit: int = 100) -> Group:
+    return Group(
+        rewards=rewards,
+        lengths=tuple(lengths) or (10,) * len(rewards),
+        ended=(True,) * len(rewards),
+        limit=limit,
+    )
+
+
+def test_advantages_are_relative_to_the_group() -> None:
+    groups = [group(1, 0), group(1, *[0] * 7)]
+    for algorithm in (Grpo(), Dapo(), Cispo(), Gspo()):
+        first, second = algorithm.advantages(groups)
+        assert first.dtype == np.float32
+        assert first == pytest.approx([0.707106, -0.707106], abs=1e-6)
+        assert second == pytest.approx([2.474867] + [-0.353552] * 7, abs=1e-6)
+    (without_spread,) = DrGrpo().advantages([group(1, 0, 0, 0)])
+    assert without_spread == pytest.approx([0.75, -0.25, -0.25, -0.25])
+    with pytest.raises(ValueError, match="two completions"):
+        Grpo().advantages([group(1)])
+
+
+def test_dapo_takes_something_off_answers_near_the_limit() -> None:
+    (found,) = Dapo(overlong_buffer=20).advantages(
+        [group(1, 1, 1, 0, lengths=(80, 90, 100, 10))]
+    )
+    (plain,) = Grpo().advantages([group(1, 0.5, 0, 0)])
+    assert found == pytest.approx(plain)
+
+
+def test_spread_is_what_teaches() -> None:
+    assert has_spread([0, 1, 1])
+    assert not has_spread([1, 1, 1])
+    assert not has_spread([1])
+    assert not has_spread([])
+
+
+@pytest.mark.parametrize("algorithm", ALL, ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(("one", "other"), [(0.0, -65504.0), (-65504.0, 0.0), (-1.0, -400.0)])
+def test_losses_are_numbers_however_far_log_probs_are_apart(
+    algorithm: Algorithm, one: float, other: float
+) -> None:
+    """A ratio of e^89 is infinite in float32, and what a clip cuts off of its gradient is 0
+    times that: no number, and the end of the trainer."""
+    objective = Objective("any", algorithm, SharedOptions(kl_sampler=1.0, kl_reference=1.0))
+    for advantage in (1.0, -1.0):
+        tokens, sequences = batch([one], [other], [advantage], [1], reference=[other])
+        value, _ = objective.loss(tokens, sequences)
+        torch.autograd.backward(value)
+        assert math.isfinite(value.item())
+        assert all(map(math.isfinite, gradient_of(tokens)))
+
+
+def test_shared_terms_are_means_over_tokens() -> None:
+    tokens, sequences = batch(CURRENT, CURRENT, [0.0] * 5, [3, 2], reference=OLD)
+    objective = Objective("grpo", Grpo(), SharedOptions(kl_reference=0.5, entropy=0.25))
+    value, metrics = objective.loss(tokens, sequences)
+    away = k3(vector(*OLD), vector(*CURRENT))
+    expected = 0.5 * away.mean() - 0.25 * tokens.entropy.mean()
+    assert value.item() == pytest.approx(expected.item())
+    assert metrics["k3_reference"].tolist() == pytest.approx(away.tolist())
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "sentence"),
+    [
+        ("ppo", {}, "no algorithm 'ppo'; installed are cispo, dapo, dr_grpo, grpo, gspo"),
+        ("grpo", {"cap": 2}, "'grpo' has no option 'cap': its options are advantage_epsilon,"),
+        ("grpo", {"clip_negative": 1.1}, "clip_negative must exceed 1 \\+ clip"),
+        ("grpo", {"entropy": -1}, "entropy is from 0 to 1e\\+06, not -1"),
+        ("dapo", {"clip_low": "wide"}, "the algorithm 'dapo': "),
+    ],
+)
+def test_a_wrong_choice_is_one_sentence(
+    name: str, options: dict[str, object], sentence: str
+) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        find_algorithm(name, options)
+
+
+def test_options_go_to_the_algorithm_and_to_what_all_share() -> None:
+    found = find_algorithm("cispo", {"cap": 3.0, "kl_reference": 0.01})
+    assert found.algorithm == Cispo(cap=3.0)
+    assert found.shared == SharedOptions(kl_reference=0.01)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """What a beginner writes: one number a group, and a loss of many numbers."""
+
+    def advantages(self, groups: Sequence[Group]) -> list[NDArray[np.float32]]:
+        return [np.zeros(1, np.float32) for _ in groups]
+
+    def loss(self, tokens: Tokens, sequences: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
+        return tokens.logprobs, {}
+
+
+def test_an_algorithm_that_returns_nonsense_is_told_so() -> None:
+    objective = Objective("mine", Wrong())
+    with pytest.raises(ConfigError, match="'mine' must return one finite number"):
+        objective.advantages([group(1, 0)])
+    with pytest.raises(ConfigError, match="'mine' must return a scalar"):
+        objective.loss(*batch([0.0], [0.0], [1.0], [1]))
+
+
+def gradient_of(tokens: Tokens) -> list[float]:
+    assert tokens.logprobs.grad is not None
+    numbers: list[float] = tokens.logprobs.grad.tolist()
+    return numbers
+
+
+def test_the_documents_own_algorithm_is_found_and_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/extending.md, typed and installed as it says."""
+    page = (Path(__file__).parents[2] / "docs/extending.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## A learning algorithm\n")
+    source, package, choice = re.findall(r"```(?:python|toml)\n(.*?)```", section, re.DOTALL)[
+        :3
+    ]
+    assert len(source.splitlines()) <= 40
+    (tmp_path / "leave_one_out.py").write_text(source)
+    info = tmp_path / "leave_one_out-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: leave-one-out\nVersion: 1.0\n")
+    points = tomllib.loads(package)["project"]["entry-points"]["shoal.algorithms"]
+    lines = [f"{name} = {target}" for name, target in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[shoal.algorithms]", *lines]))
+    monkeypatch.syspath_prepend(tmp_path)
+    chosen = read_table(LearnerConfig, {"rate": 1e-4, **tomllib.loads(choice)}, "learner.toml")
+
+    objective = find_algorithm(chosen.algorithm, chosen.options)
+    assert objective.shared.entropy == 0.001
+    (found,) = objective.advantages([group(1, 0, 0)])
+    assert found == pytest.approx([1.0, -0.5, -0.5])
+    current = [math.log(2.0), 0.0, math.log(0.5)]
+    value, metrics = objective.loss(*batch(current, [0.0] * 3, found.tolist(), [1, 1, 1]))
+    assert value.item() == pytest.approx((-1.3 + 0.5 + 0.5 * 0.7) / 3 - 0.001 * 1.1)
+    assert metrics["clipped"].tolist() == [True, False, True]
+    with pytest.raises(ConfigError, match="'leave-one-out': clip is between 0 and 1"):
+        find_algorithm("leave-one-out", {"clip": 2})
