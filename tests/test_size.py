@@ -26,7 +26,7 @@ LIMITS = {
     "p2p/membership": 2947,
     "p2p/node": 4496,
     "p2p/sandbox": 913,
-    "p2p/shardcast": 7662,
+    "p2p/shardcast": 7677,
     "p2p/swarm": 1877,
     "p2p/transport": 2728,
     "proofs": 1020,
@@ -35,7 +35,7 @@ LIMITS = {
     "roles/demo": 779,
     "roles/diloco": 3530,
     "roles/doctor": 605,
-    "roles/engines": 4595,
+    "roles/engines": 4589,
     "roles/envs": 2124,
     "roles/inference": 1271,
     "roles/ledger": 789,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/protocol": 2379,
     "roles/rl": 597,
     "roles/shared": 105,
-    "roles/trainer": 3228,
+    "roles/trainer": 3230,
     "roles/validator": 423,
     "roles/workers": 389,
     "sim": 609,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5041,
-    "tests": 56781,
+    "tests": 56805,
 }
 
 NO_CODE = {

@@ -109,6 +109,8 @@ class ManifestBody:
     size: int
     """Bytes of all files."""
     encodings: tuple[Encoding, ...]
+    note: bytes = b""
+    """A digest of what the trainer wants to be held to (32 bytes), or empty."""
 
     def sign(self, signer: Signer) -> Manifest:
         """The manifest. Equal bodies give equal bytes, whenever and however often they are
@@ -123,6 +125,7 @@ class ManifestBody:
                 self.weights_digest,
                 self.size,
                 [[e.name, e.base, e.chunks, e.wire, e.index] for e in self.encodings],
+                *([self.note] if self.note else []),
             ]
         )
         return Manifest(signer.peer_id, self, content, signer.sign(PROTOCOL_ID, content))
@@ -214,13 +217,19 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
         unpack_untrusted(data), bytes, bytes, what="signed manifest"
     )
     kinds = (bytes, bytes, int, int, bytes, bytes, int, list)
-    fields = fields_untrusted(unpack_untrusted(content), *kinds, what="manifest")
+    unpacked = unpack_untrusted(content)
+    has_note = isinstance(unpacked, list) and len(unpacked) > len(kinds)
+    fields = fields_untrusted(unpacked, *kinds, *[bytes] * has_note, what="manifest")
     trainer = decode_peer_id_untrusted(fields[0])
     encodings = tuple(
         _decode_encoding_untrusted(item) for item in fields[7][: MAX_ENCODINGS + 1]
     )
-    _, named, version, before, previous, weights_digest, size, _ = fields
-    body = ManifestBody(named, version, before, previous, weights_digest, size, encodings)
+    _, named, version, before, previous, weights_digest, size, _, *note = fields
+    body = ManifestBody(
+        named, version, before, previous, weights_digest, size, encodings, *note
+    )
+    if has_note and len(body.note) != DIGEST_BYTES:
+        raise BadMessage("a manifest's note is no digest")
     _check_body(body)
     if body.run != run:
         raise BadMessage("a manifest of another run")

@@ -285,6 +285,7 @@ class PolicyPublisher:
         version: PolicyVersion,
         path: str,
         newest_out: Callable[[], Manifest | None],
+        note: bytes = b"",
     ) -> ev.Publish | Manifest:
         """Make a version durable; a `Manifest` if just this was published before.
 
@@ -314,7 +315,7 @@ class PolicyPublisher:
                 patch = None
             else:
                 patch = await self._make_patch(newest, digested, path)
-                manifest = self._sign(version, digested, newest, patch)
+                manifest = self._sign(version, digested, newest, patch, note)
             await self._store.commit_own(manifest, index, path)
             self._cache(manifest.digest, wires)
             if patch is not None:
@@ -361,6 +362,7 @@ class PolicyPublisher:
         digested: Digested,
         newest: Manifest | None,
         patch: _PatchDraft | None,
+        note: bytes,
     ) -> Manifest:
         index = digested.index
         patches = [Encoding.patch(patch.digested.index, patch.base)] if patch else []
@@ -372,6 +374,7 @@ class PolicyPublisher:
             index.digest,
             index.size,
             (Encoding.anchor(index, digested.wire), *patches),
+            note,
         )
         return body.sign(self._world.signer)
 

@@ -254,9 +254,11 @@ class Shardcast:
                 return entry.manifest, entry.index, entry.weights
             await self._written.wait()
 
-    async def publish(self, version: PolicyVersion, weights_path: str) -> Manifest:
+    async def publish(
+        self, version: PolicyVersion, weights_path: str, note: bytes = b""
+    ) -> Manifest:
         """Sign and spread a version whose file, or folder of files, is at ``weights_path`` (of
-        `World.disk`).
+        `World.disk`), with a ``note`` in its manifest: a digest, or nothing.
 
         Returns once it is durable and on its way. What is there is served as it lies: it must
         stay unchanged while the version is kept. Hidden files are left out. Publishing the same
@@ -264,7 +266,9 @@ class Shardcast:
         version older than the newest, raises `LocalProtocolError`: it would be equivocation. So
         do links, a safetensors file that is cut off, and files that change meanwhile.
         """
-        event = await self._publisher.prepare(version, weights_path, lambda: self._core.newest)
+        event = await self._publisher.prepare(
+            version, weights_path, lambda: self._core.newest, note
+        )
         if isinstance(event, Manifest):
             return event
         self._driver.feed(event)

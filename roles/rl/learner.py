@@ -167,8 +167,8 @@ class LearnerConfig:
 
     @property
     def digest(self) -> str:
-        """Names these numbers, defaults included (64 hexadecimal digits). The metadata of each
-        policy's weights has it, and so the manifest, which names the weights by digest."""
+        """Names these numbers, defaults included (64 hexadecimal digits); each policy's
+        manifest has it."""
         text = json.dumps(write_table(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -227,7 +227,7 @@ class Trainer:
                     checkpoint_every=config.checkpoint_every,
                 )
                 self.session = TrainerSession(
-                    *(node, sampling.steps, learner.groups, engine, intake),
+                    *(node, sampling.steps, learner, engine, intake),
                     *(desk, curve, standing, policies, metrics),
                 )
                 try:

@@ -32,6 +32,7 @@ from p2p.world import dawdle
 from roles.engines.base import Engine, EngineError, StepReport
 from roles.protocol.core.account import TrainerDoing
 from roles.protocol.standing import RoleStanding
+from roles.rl.learner import LearnerConfig
 from roles.trainer.core.guards import LearningGuards
 from roles.trainer.curve import LearningCurve
 from roles.trainer.desk import WorkDesk
@@ -49,7 +50,7 @@ class TrainerSession:
         self,
         node: Node,
         steps: int,
-        groups: int,
+        learner: LearnerConfig,
         engine: Engine,
         intake: Intake,
         desk: WorkDesk,
@@ -64,7 +65,9 @@ class TrainerSession:
         self.curve = curve
         self.engine = engine
         self._steps = steps
-        self.groups = groups
+        self._note = bytes.fromhex(learner.digest)
+        """In each manifest: by which numbers its policy was learnt."""
+        self.groups = learner.groups
         """How many a step takes."""
         self._standing = standing
         self._policies = policies
@@ -198,7 +201,7 @@ class TrainerSession:
         if node.shardcast.newest < version:
             weights = self._policies.weights(step)
             await self._policies.durable.insist(
-                partial(node.shardcast.publish, version, weights)
+                partial(node.shardcast.publish, version, weights, self._note)
             )
         self.policy_bytes = node.shardcast.manifest(version).anchor.wire
         await self._policies.forget_before(step)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from p2p.errors import ConfigError
-from roles.contract.core.file import Model
 from roles.contract.core.sampling import SamplingTerms
 from roles.engines.base import StepReport
 from roles.rl.learner import LearnerConfig, Schedule
@@ -19,6 +18,7 @@ from roles.rl.recipes import (
     NETWORK,
     SMALL_MODEL,
     SORTER,
+    SORTING,
     check_suits,
     kind_of,
     read_learner,
@@ -136,4 +136,4 @@ def test_an_algorithm_or_option_that_is_not_there_is_told(
     table: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
-        read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", Model())
+        read_learner({"rate": 1e-4, **table}, "learner.toml", "mine", SORTING)

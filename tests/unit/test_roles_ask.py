@@ -26,6 +26,7 @@ from roles.inference.outbox import FullPlace, Outbox
 from roles.protocol.core.answer import AccountRequest
 from roles.protocol.core.window import content_digest
 from roles.protocol.request import ask
+from roles.rl.recipes import NETWORK
 from roles.trainer.policies import PolicyFiles
 from roles.trainer.session import TrainerSession
 
@@ -115,7 +116,16 @@ async def test_a_trainer_that_lost_its_policies_publishes_nothing_instead_of_a_c
     policies = PolicyFiles(engine, nothing, nothing)
     with pytest.raises(StorageError, match="gone from store/: restore that folder"):
         await TrainerSession(
-            node, 60, 64, engine, intake, nothing, nothing, nothing, policies, nothing
+            node,
+            60,
+            NETWORK.learner,
+            engine,
+            intake,
+            nothing,
+            nothing,
+            nothing,
+            policies,
+            nothing,
         ).open_learner()
 
 

@@ -465,7 +465,7 @@ def test_a_run_of_many_trainers_that_learn_from_rewards_names_environments() -> 
     [
         ({"algoritm": "diloco"}, "did you mean 'algorithm'"),
         ({"algorithm": "sgd"}, "one of grpo, diloco"),
-        ({"diloco": {"codec": "int2"}}, "one of fp32, bf16, int8, int4"),
+        ({"diloco": {"codec": "int2"}}, "one of fp32, int8, int4"),
         ({"diloco": {"corpora": {"a": 0.0}}}, "leave out"),
         ({"diloco": {"corpora": {}}}, "1 to 64 corpora"),
         ({"diloco": {"grace": 90.0}}, "outlast"),

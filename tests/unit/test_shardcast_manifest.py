@@ -78,6 +78,13 @@ def test_a_manifest_survives_the_wire_and_is_the_same_each_time() -> None:
     assert repr(made).startswith(f"Manifest(v7, {made.digest.hex()[:8]}, by PeerId(")
 
 
+def test_a_manifest_may_have_a_note_and_needs_none() -> None:
+    made = manifest(note=bytes(32))
+    assert decode_manifest_untrusted(made.encode(), b"run", verify) == made
+    assert made.digest != manifest().digest
+    assert len(made.encode()) == len(manifest().encode()) + 34
+
+
 def test_deltas_fit_into_the_format() -> None:
     delta = Encoding("gap-ulp-zstd1", PolicyVersion(6), 1, 30, bytes(32))
     made = manifest(encodings=(ANCHORED, delta))
@@ -99,6 +106,7 @@ def test_deltas_fit_into_the_format() -> None:
         {"encodings": (ANCHORED, Encoding("delta", PolicyVersion(6), 1, 10))},
         {"weights_digest": b"short"},
         {"run": b"other"},
+        {"note": b"short"},
     ],
 )
 def test_manifests_out_of_bounds_are_refused_even_if_signed(changes: dict[str, object]) -> None:

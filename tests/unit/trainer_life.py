@@ -147,7 +147,7 @@ class Shardcast:
         self.newest = PolicyVersion(json.loads(lines[-1]) if lines else -1)
         self.signed = self.newest
 
-    async def publish(self, version: PolicyVersion, weights: str) -> None:
+    async def publish(self, version: PolicyVersion, weights: str, note: bytes) -> None:
         await trio.lowlevel.checkpoint()
         assert version == self.newest + 1
         with self._path.open("a") as file:
@@ -192,7 +192,7 @@ async def learn(world: RealWorld, folder: Path, engine: Engine, steps: int) -> N
     policies = PolicyFiles(engine, world.disk, durable, checkpoint_every=CHECKPOINT_EVERY)
     desk: Any = SimpleNamespace(note_policy=lambda: None, repeated=0, lies=0)
     session = TrainerSession(
-        *(node, sampling.steps, LEARNER.groups, engine),
+        *(node, sampling.steps, LEARNER, engine),
         *(intake, desk, curve, standing, policies, Metrics({})),
     )
     step = await session._resume()

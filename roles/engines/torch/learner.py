@@ -295,13 +295,7 @@ class TorchLearner:
         if not self._rank.is_first:
             return
         if weights is not None:
-            write_policy(
-                model,
-                weights,
-                self._base,
-                is_base=self.step_number == 0,
-                notes={"learner": self._recipe.digest},
-            )
+            write_policy(model, weights, self._base, is_base=self.step_number == 0)
         if checkpoint is not None:
             previous = Path(previous_generation(str(checkpoint)))
             write_checkpoint(checkpoint, previous, state)
