@@ -33,9 +33,9 @@ LIMITS = {
     "roles/calibrate": 683,
     "roles/contract": 858,
     "roles/demo": 779,
-    "roles/diloco": 3530,
+    "roles/diloco": 3855,
     "roles/doctor": 605,
-    "roles/engines": 4589,
+    "roles/engines": 4270,
     "roles/envs": 2124,
     "roles/inference": 1271,
     "roles/ledger": 789,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/protocol": 2379,
     "roles/rl": 597,
     "roles/shared": 105,
-    "roles/trainer": 3230,
+    "roles/trainer": 3235,
     "roles/validator": 423,
     "roles/workers": 389,
     "sim": 609,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5041,
-    "tests": 56805,
+    "tests": 56834,
 }
 
 NO_CODE = {
