@@ -126,6 +126,10 @@ def _check_places(table: Table, where: str) -> None:
             f"{where}: algorithm must be one of {', '.join(one.value for one in Algorithm)};"
             f" how a trainer learns from rollouts is named in its {LEARNER}"
         )
+    known = sorted(("days", *(one.name for one in fields(Terms))))
+    for key in table:
+        if key not in known:
+            raise ConfigError(f"{where}: there is no key {key!r}; {did_you_mean(key, known)}")
 
 
 _SIGNED: Final = tuple(one.name for one in fields(SamplingTerms))

@@ -900,13 +900,19 @@ def test_without_fcntl_the_remedy_is_named(tmp_path: Path) -> None:
     assert (code, "WSL2" in said, "Traceback" in said) == (2, True, False), said
 
 
+SHAPE = (
+    "{ vocabulary = 50, width = 64, layers = 2, query_heads = 4, key_heads = 2,"
+    " head_width = 16, feed_forward = 192 }"
+)
+
+
 @pytest.mark.parametrize(
     ("draft", "sentence"),
     [
         ("days = 0", "days must be more than 0"),
         ("days = -3", "days must be more than 0"),
         ("days = inf", "days must be more than 0"),
-        ('[model]\nengine = "tinny"', "there is no engine 'tinny'"),
+        (f'[model]\nengine = "tinny"\nshape = {SHAPE}', "there is no engine 'tinny'"),
         ("dayz = 3", "there is no key 'dayz'; did you mean 'days'?"),
     ],
 )
