@@ -65,6 +65,9 @@ FREED_FILES: Final = 4
 
 DRAFT: Final = (
     'name = "attacked"\ndays = 1\ntrainers = ["{trainer}"]\nvalidators = ["{validator}"]\n'
+    'environments = ["sort"]\n[sampling]\nsteps = 60\ngroup_size = 16\nmax_new_tokens = 12\n'
+    "[model.shape]\nvocabulary = 50\nwidth = 64\nlayers = 2\nquery_heads = 4\nkey_heads = 2\n"
+    "head_width = 16\nfeed_forward = 192\n"
 )
 
 
