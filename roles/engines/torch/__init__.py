@@ -2,8 +2,8 @@
 
 Read `model` first, the transformer. `engine` is what the worker process calls, and holds one
 policy. `sampler` draws completions from it, `scorer` replays other nodes' completions.
-`learner` trains: `packing` lays a group into one row, `gradient` computes loss and
-gradients batch by batch. `files` reads and writes weights, `policy` those of a step,
+`learner` trains a model (`training`): `packing` lays a group into one row, `gradient` computes
+loss and gradients batch by batch. `files` reads and writes weights, `policy` those of a step,
 `checkpoint` what a learner needs to go on.
 
 How data flows: `sampler` keeps the hidden state behind each token, from which `proofs.toploc`

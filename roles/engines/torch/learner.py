@@ -30,7 +30,7 @@ from roles.engines.base import (
 from roles.engines.config import EngineConfig
 from roles.engines.torch import sampler
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
-from roles.engines.torch.device import CPU, send_numbers, uses_bfloat16
+from roles.engines.torch.device import CPU, send_numbers
 from roles.engines.torch.files import load_weights
 from roles.engines.torch.gradient import (
     Aim,
@@ -43,12 +43,13 @@ from roles.engines.torch.gradient import (
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.policy import write_policy
 from roles.engines.torch.rank import ALONE, Rank
-from roles.engines.torch.sharding import local, put, reshard, shard, whole
+from roles.engines.torch.sharding import local, put, reshard, whole
+from roles.engines.torch.training import TrainedModel
 from roles.envs.base import Ration, Task, TeachingEnvironment, open_teaching
 from roles.envs.ration import interrupted
 from roles.rl.algorithms.base import Group
 from roles.rl.algorithms.find import find_algorithm
-from roles.rl.learner import WarmUp
+from roles.rl.learner import LearnerConfig, WarmUp
 
 T = TypeVar("T")
 
@@ -57,50 +58,34 @@ _NUMBERS: Final = "numbers"
 _SHUFFLE: Final = "shuffle"
 """The state of the generator that shuffles groups."""
 _WEIGHT: Final = "weight."
-_MOMENTS: Final = ("exp_avg", "exp_avg_sq")
-"""Of Adam, as torch calls them."""
 
 
-class TorchLearner:
+class TorchLearner(TrainedModel):
     """A policy, its optimiser, and the step they are at."""
 
     def __init__(
         self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
     ) -> None:
-        self._config = config
-        self._device = device
-        self._rank = rank
         if config.learner is None:
             raise EngineError("an engine without a learner's configuration cannot learn")
+        super().__init__(config, device, rank)
         self._recipe, self._sampling = config.learner, config.sampling
         self.objective = find_algorithm(config.learner.algorithm, config.learner.options)
         self._shuffle = torch.Generator(device=CPU).manual_seed(config.seed)
         self._base: Path | None = None
         """Folder of the model that the run begins with; None if it draws one."""
-        self._is_autocast = uses_bfloat16(config, device)
-        self.model = self._new_model()
         self._reference: TransformerModel | None = None
         self.step_number = 0
-        self._updates = 0
-        """Of the optimiser, since its moments were nothing."""
-        self._optimiser = torch.optim.AdamW(
+        self._optimisers = [self._new_optimiser(self._recipe)]
+
+    def _new_optimiser(self, recipe: LearnerConfig | WarmUp) -> torch.optim.AdamW:
+        return torch.optim.AdamW(
             self.model.parameters(),
-            self._recipe.rate,
-            self._recipe.betas,
-            weight_decay=self._recipe.weight_decay,
+            recipe.rate,
+            recipe.betas,
+            weight_decay=recipe.weight_decay,
             fused=True,
         )
-
-    def _new_model(self) -> TransformerModel:
-        """Return a model without weights, this process's part of it."""
-        mesh = self._rank.mesh
-        # what is shared is laid out on the CPU: no device need hold all of it at a time
-        model = TransformerModel(self._config.shape, device=CPU if mesh else self._device)
-        model.recomputes = self._config.gpus.recompute
-        if mesh is not None:
-            shard(model, mesh, offload=self._config.gpus.offload)
-            model.move_to(self._device)
-        return model
 
     def _begin_with(self, base: Path | None) -> None:
         """Take the run's base, and keep a frozen copy of it where the objective asks for
@@ -190,8 +175,7 @@ class TorchLearner:
         """
         if not any(group.completions for group in groups):
             raise EngineError("a step needs at least one group")
-        for parameters in self._optimiser.param_groups:
-            parameters["lr"] = self._recipe.rate_at(self.step_number, self._sampling.steps)
+        rate = self._recipe.rate_at(self.step_number, self._sampling.steps)
         before = [local(weight).detach().bfloat16() for weight in self.model.parameters()]
         parts = self._parts(len(groups))
         # Groups may be a mapped file: of each minibatch they are taken when it is its turn.
@@ -215,13 +199,10 @@ class TorchLearner:
         )
         tally, norms = Tally(), []
         for make_batches, theirs in zip(minibatches, old, strict=True):
-            self._optimiser.zero_grad()
+            self.model.zero_grad()
             tally += self._minibatch(make_batches(), theirs, aim)
-            norms.append(self._clip())
-            self._optimiser.step()
-        self._optimiser.zero_grad()
+            norms.append(self._descend(rate, self._recipe.gradient_norm))
         self.step_number += 1
-        self._updates += len(minibatches)
         tally = self._rank.total(tally)
         means = {name: value / tally.tokens for name, value in tally.sums.items()}
         return StepReport(
@@ -275,18 +256,6 @@ class TorchLearner:
             at = start + self._rank.number
             yield (batches[at], True) if at < len(batches) else (batches[start], False)
 
-    def _clip(self) -> float:
-        """Cut the gradient to the recipe's norm; what it was."""
-        norm = torch.nn.utils.clip_grad_norm_(
-            self.model.parameters(), self._recipe.gradient_norm
-        )
-        found = float(whole(norm))
-        if not math.isfinite(found):
-            raise EngineError(
-                f"the gradient's norm is {found}: nothing can be learnt from this step's groups"
-            )
-        return found
-
     def save(self, checkpoint: Path | None, weights: Path | None) -> None:
         """Write everything that `open` needs, and the policy alone; what is None is not
         written. Of several processes the first one writes."""
@@ -319,28 +288,10 @@ class TorchLearner:
             return self._complete(self._device) if self._rank.mesh else self.model
         return self._complete(self._device, Dtype.BFLOAT16)
 
-    def _complete(
-        self, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32
-    ) -> TransformerModel:
-        """A model of its own with all weights; of several processes only the first's is."""
-        model = TransformerModel(self.model.shape, dtype, device)
-        copies = dict(model.named_parameters())
-        for name, weight in self.model.named_parameters():
-            full = whole(weight)
-            if self._rank.is_first:
-                put(copies[name], full)
-        return model
-
     def _warm_up(self, environment: TeachingEnvironment, recipe: WarmUp) -> None:
         """Supervised learning on clean examples; the loss is on the answers only."""
         rng = Random(self._config.seed)
-        optimiser = torch.optim.AdamW(
-            self.model.parameters(),
-            recipe.rate,
-            recipe.betas,
-            weight_decay=recipe.weight_decay,
-            fused=True,
-        )
+        optimiser = self._new_optimiser(recipe)
         for step in range(recipe.steps):
             for parameters in optimiser.param_groups:
                 parameters["lr"] = recipe.rate_at(step)
@@ -372,10 +323,6 @@ class TorchLearner:
             reshard(self.model)
         return found
 
-    def _arithmetic(self) -> torch.autocast:
-        """What training computes in. Weights, gradients and moments are float32 always."""
-        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_autocast)
-
     @torch.no_grad()
     def _changed(self, before: Sequence[Tensor]) -> float:
         """The share of weights that another policy is published with: what travels."""
@@ -393,25 +340,21 @@ class TorchLearner:
             _NUMBERS: torch.tensor([self.step_number, self._updates], device=CPU),
             _SHUFFLE: self._shuffle.get_state(),
         }
-        moments = self._optimiser.state
         for name, weight in self.model.named_parameters():
-            kept = {f"{_WEIGHT}{name}": weight}
-            kept |= {f"{key}.{name}": moments[weight][key] for key in _MOMENTS if self._updates}
-            for key, tensor in kept.items():
-                full = whole(tensor)
-                if self._rank.is_first:
-                    # what was gathered waits for the file in the CPU's memory
-                    tensors[key] = full if self._rank.mesh is None else full.to(CPU)
-        return tensors
+            full = whole(weight)
+            if self._rank.is_first:
+                # what was gathered waits for the file in the CPU's memory
+                tensors[f"{_WEIGHT}{name}"] = full.to(CPU) if self._rank.mesh else full
+        return tensors | self._moments()
 
     def _restore(self, checkpoint: Path) -> None:
         found = read_checkpoint(checkpoint)
         numbers = found.get(_NUMBERS)
         updates = 0 if numbers is None else int(numbers[1])
         expected = {_NUMBERS: (2,), _SHUFFLE: tuple(self._shuffle.get_state().shape)}
+        expected |= self._shapes_of_moments(updates)
         for name, weight in self.model.named_parameters():
-            for key in (_WEIGHT, *(f"{key}." for key in _MOMENTS if updates)):
-                expected[key + name] = tuple(weight.shape)
+            expected[_WEIGHT + name] = tuple(weight.shape)
         if {name: tuple(one.shape) for name, one in found.items()} != expected:
             raise EngineError(
                 f"{checkpoint} is no checkpoint of this model: the names or the shapes of its"
@@ -419,15 +362,9 @@ class TorchLearner:
             )
         for name, weight in self.model.named_parameters():
             put(weight, found[_WEIGHT + name])
-            self._optimiser.state.pop(weight, None)
-            if updates:
-                moments = {key: torch.empty_like(weight.detach()) for key in _MOMENTS}
-                for key, moment in moments.items():
-                    put(moment, found[f"{key}.{name}"])
-                step = torch.tensor(float(updates), device=local(weight).device)
-                self._optimiser.state[weight] = {"step": step, **moments}
+        self._put_moments(found, updates)
         self._shuffle.set_state(found[_SHUFFLE].clone())
-        self.step_number, self._updates = int(found[_NUMBERS][0]), updates
+        self.step_number = int(found[_NUMBERS][0])
 
 
 def _batches(

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 The engine's own process is the first rank. It starts the others and tells them, by pipe, every
-method that it calls itself: all of them run the same `TorchLearner` over the same groups, each
-with its rows of the weights and its share of the batches (`roles.engines.torch.sharding`), and
-meet in what torch.distributed adds up and gathers. The groups are in a file that each maps.
+method that it calls itself: all of them run the same learner over the same groups, each with
+its rows of the weights and its share of the batches (`roles.engines.torch.sharding`), and meet
+in what torch.distributed adds up and gathers. The groups are in a file that each maps.
 
 They live and die together. A process whose standard input ends leaves at once, so none outlives
 the engine, however that ends; and when one of them ends, the engine's process does, since the
@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -45,6 +46,8 @@ from roles.engines.torch.rank import LOOPBACK, Rank, joined, rank_device
 from roles.workers.calls import Failure, decode_reply, encode_request, read_frame, write_frame
 from roles.workers.server import serve
 
+Make = Callable[[EngineConfig, torch.device, Rank], object]
+"""Makes one process's part of a model."""
 _SHARED: Final = (ShoalError, OSError, ValueError)
 """What all processes raise alike, before they wait for each other."""
 _MODULE: Final = "roles.engines.torch.ranks"
@@ -52,10 +55,11 @@ _CLOSED: Final = 10.0
 """Seconds that a process may take to end when its standard input does."""
 
 
-class SharedLearner:
-    """A `TorchLearner` of several processes, of which this is the first."""
+class Ranks:
+    """The processes of a model that is trained by several, of which this is the first."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, make: Make) -> None:
+        """Start them; each makes its part by ``make``, which pickle can carry."""
         size = config.gpus.ranks
         for number in range(size):  # before any is started: the sentence is a person's
             rank_device(config, number)
@@ -63,36 +67,18 @@ class SharedLearner:
         folder = self._stack.enter_context(TemporaryDirectory(prefix="shoal-ranks-"))
         meeting = Path(folder) / "meeting"
         _stay_on_this_machine()
-        self._others = [_Process(config, number, meeting) for number in range(1, size)]
+        self._others = [_Process(config, make, one, meeting) for one in range(1, size)]
         self._stack.callback(self._end_others)
         device, rank = self._stack.enter_context(joined(config, 0, meeting))
         for other in self._others:
             other.hear()
-        self._calls = _Calls(config, device, rank)
-
-    def open(self, checkpoint: Path, base: Path | None = None) -> int:
-        step: int = self._all("open", checkpoint, base)
-        return step
-
-    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
-        self._all("adopt", weights, step, base)
-
-    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
-        report: StepReport = self._all("step", groups)
-        return report
-
-    def save(self, checkpoint: Path | None, weights: Path | None) -> None:
-        self._all("save", checkpoint, weights)
-
-    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
-        answers: list[Answers] = self._all("answer", tasks, sampling)
-        return answers
+        self._calls = _Calls(partial(make, config, device, rank))
 
     def close(self) -> None:
         """End the other processes; an engine's own end does it as well."""
         self._stack.close()
 
-    def _all(self, method: str, *arguments: object) -> Any:
+    def all(self, method: str, *arguments: object) -> Any:
         """Call ``method`` in every process; the first's answer. Raises `EngineUnusable` if
         they have come apart."""
         request = pickle.dumps((method, arguments))
@@ -119,33 +105,64 @@ class SharedLearner:
             other.close()
 
 
-class _Calls:
-    """The methods of a learner, which is made anew whenever one is opened."""
+class SharedLearner:
+    """A `TorchLearner` of several processes."""
 
-    def __init__(self, config: EngineConfig, device: torch.device, rank: Rank) -> None:
-        self._make: Callable[[], TorchLearner] = lambda: TorchLearner(config, device, rank)
-        self._learner: TorchLearner | None = None
+    def __init__(self, config: EngineConfig) -> None:
+        self._ranks = Ranks(config, TorchLearner)
+
+    def open(self, checkpoint: Path, base: Path | None = None) -> int:
+        step: int = self._ranks.all("open", checkpoint, base)
+        return step
+
+    def adopt(self, weights: Path, step: int, base: Path | None = None) -> None:
+        self._ranks.all("adopt", weights, step, base)
+
+    def step(self, groups: Sequence[TrainingGroup]) -> StepReport:
+        report: StepReport = self._ranks.all("step", groups)
+        return report
+
+    def save(self, checkpoint: Path | None, weights: Path | None) -> None:
+        self._ranks.all("save", checkpoint, weights)
+
+    def answer(self, tasks: Sequence[GroupTask], sampling: Sampling) -> list[Answers]:
+        answers: list[Answers] = self._ranks.all("answer", tasks, sampling)
+        return answers
+
+    def close(self) -> None:
+        """End the other processes; an engine's own end does it as well."""
+        self._ranks.close()
+
+
+class _Calls:
+    """The methods of one process's part, which is made anew whenever a learner is opened."""
+
+    def __init__(self, make: Callable[[], object]) -> None:
+        self._make = make
+        self._made: object = None
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """As `TorchLearner`."""
+        """Call a method of it."""
         if method in ("open", "adopt"):
-            learner = self._make()
-            answer = getattr(learner, method)(*arguments)
-            self._learner = learner
+            made = self._make()
+            answer = getattr(made, method)(*arguments)
+            self._made = made
             return answer
-        return getattr(self._learner, method)(*arguments)
+        if self._made is None:
+            self._made = self._make()
+        return getattr(self._made, method)(*arguments)
 
 
 class _Process:
     """Another rank, as the first sees it."""
 
-    def __init__(self, config: EngineConfig, number: int, meeting: Path) -> None:
+    def __init__(self, config: EngineConfig, make: Make, number: int, meeting: Path) -> None:
         self._number = number
         self._is_closing = False
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        self.tell("join", pickle.dumps((config, number, meeting)))
+        self.tell("join", pickle.dumps((config, make, number, meeting)))
         threading.Thread(target=self._watch, daemon=True).start()
 
     def _watch(self) -> None:
@@ -192,12 +209,12 @@ class RankServer:
 
     def join(self, request: bytes) -> None:
         """Become a rank."""
-        config, number, meeting = pickle.loads(request)
+        config, make, number, meeting = pickle.loads(request)
         _stay_on_this_machine()
         torch.set_num_threads(threads_of(config))
         self._stack = ExitStack()
         device, rank = self._stack.enter_context(joined(config, number, meeting))
-        self._calls = _Calls(config, device, rank)
+        self._calls = _Calls(partial(make, config, device, rank))
 
     def call(self, request: bytes) -> None:
         """Call a method of the learner; only the first rank answers."""

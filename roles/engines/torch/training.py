@@ -1,0 +1,139 @@
+"""A model that is trained on this machine: its weights, its optimisers, one process's share.
+
+What it learns from is said by those that build on it: `roles.engines.torch.learner` by groups
+of answers, `roles.diloco.pretrain` by text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from roles.contract.core.shape import Dtype
+from roles.engines.base import EngineError
+from roles.engines.config import EngineConfig
+from roles.engines.torch.device import CPU, uses_bfloat16
+from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.rank import ALONE, Rank
+from roles.engines.torch.sharding import local, put, shard, whole
+
+_MOMENTS: Final = {"AdamW": ("exp_avg", "exp_avg_sq"), "Muon": ("momentum_buffer",)}
+"""What torch's optimisers keep of each weight, as torch calls it."""
+
+
+class TrainedModel:
+    """A model with its optimisers, which `_optimisers` must be set to."""
+
+    _optimisers: Sequence[Optimizer]
+
+    def __init__(
+        self, config: EngineConfig, device: torch.device = CPU, rank: Rank = ALONE
+    ) -> None:
+        self._config, self._device, self._rank = config, device, rank
+        self._is_autocast = uses_bfloat16(config, device)
+        self.model = self._new_model()
+        self._updates = 0
+        """Of the optimisers, since their moments were nothing."""
+
+    def _new_model(self) -> TransformerModel:
+        """Return a model without weights, this process's part of it."""
+        mesh = self._rank.mesh
+        # what is shared is laid out on the CPU: no device need hold all of it at a time
+        model = TransformerModel(self._config.shape, device=CPU if mesh else self._device)
+        model.recomputes = self._config.gpus.recompute
+        if mesh is not None:
+            shard(model, mesh, offload=self._config.gpus.offload)
+            model.move_to(self._device)
+        return model
+
+    def _arithmetic(self) -> torch.autocast:
+        """What training computes in. Weights, gradients and moments are float32 always."""
+        return torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_autocast)
+
+    def _descend(self, rate: float, most: float) -> float:
+        """Take a step against the gradient and forget it.
+
+        Args:
+            rate: The learning rate.
+            most: The norm that the gradient is cut to.
+
+        Returns:
+            The norm of the gradient before.
+
+        Raises:
+            EngineError: The norm is no number. No weight has changed.
+        """
+        found = float(whole(nn.utils.clip_grad_norm_(self.model.parameters(), most)))
+        if not math.isfinite(found):
+            raise EngineError(
+                f"the gradient's norm is {found}: nothing can be learnt from this step"
+            )
+        for optimiser in self._optimisers:
+            for parameters in optimiser.param_groups:
+                parameters["lr"] = rate
+            optimiser.step()
+        self.model.zero_grad()
+        self._updates += 1
+        return found
+
+    def _complete(
+        self, device: torch.device = CPU, dtype: Dtype = Dtype.FLOAT32
+    ) -> TransformerModel:
+        """A model of its own with all weights; of several processes only the first's is."""
+        model = TransformerModel(self.model.shape, dtype, device)
+        copies = dict(model.named_parameters())
+        for name, weight in self.model.named_parameters():
+            full = whole(weight)
+            if self._rank.is_first:
+                put(copies[name], full)
+        return model
+
+    def _kept(self) -> Iterator[tuple[str, nn.Parameter, Optimizer, tuple[str, ...]]]:
+        """Each weight with its name, its optimiser, and what that keeps of it."""
+        owners = {
+            weight: optimiser
+            for optimiser in self._optimisers
+            for parameters in optimiser.param_groups
+            for weight in parameters["params"]
+        }
+        for name, weight in self.model.named_parameters():
+            optimiser = owners[weight]
+            yield name, weight, optimiser, _MOMENTS[type(optimiser).__name__]
+
+    def _moments(self) -> dict[str, Tensor]:
+        """What the optimisers keep, by name; of several processes only the first has it."""
+        tensors = {}
+        for name, weight, optimiser, keys in self._kept() if self._updates else ():
+            for key in keys:
+                full = whole(optimiser.state[weight][key])
+                if self._rank.is_first:
+                    # what was gathered waits for the file in the CPU's memory
+                    tensors[f"{key}.{name}"] = full.to(CPU) if self._rank.mesh else full
+        return tensors
+
+    def _shapes_of_moments(self, updates: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of what `_moments` gives after so many updates."""
+        return {
+            f"{key}.{name}": tuple(weight.shape)
+            for name, weight, _, keys in self._kept()
+            for key in keys
+            if updates
+        }
+
+    def _put_moments(self, found: Mapping[str, Tensor], updates: int) -> None:
+        """Take up what `_moments` gave after so many updates; with 0 forget all."""
+        for name, weight, optimiser, keys in self._kept():
+            optimiser.state.pop(weight, None)
+            if updates:
+                state = {key: torch.empty_like(weight.detach()) for key in keys}
+                for key, moment in state.items():
+                    put(moment, found[f"{key}.{name}"])
+                if "exp_avg" in state:
+                    state["step"] = torch.tensor(float(updates), device=local(weight).device)
+                optimiser.state[weight] = state
+        self._updates = updates
