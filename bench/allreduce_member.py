@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -18,16 +17,20 @@ import numpy as np
 import trio
 
 from p2p import open_host
-from p2p.identity import KeyPair, PeerId, verify
+from p2p.identity import KeyPair, verify
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from roles.contract.core.diloco import Codec
+from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.diloco.core.events import Reduce
-from roles.diloco.core.messages import PIECES_PROTOCOL, Plan, Ready, Sum
-from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
+from roles.diloco.core.messages import PIECES_PROTOCOL, Plan, Ready
+from roles.diloco.core.outer import Arithmetic
+from roles.diloco.core.pieces import digest_of
 from roles.diloco.core.quant import Values
-from roles.diloco.exchange import Blob, PieceClient, PieceServer
+from roles.diloco.exchange import PieceClient, PieceServer
+from roles.diloco.inner import FakeInner
 from roles.diloco.reduction import Reduction
+from roles.diloco.store import MemberStore
+from roles.engines.config import EngineConfig
 from sim.lab.namespaces import address_of
 
 RUN: Final = b"all-reduce on shaped lines: 32 b"
@@ -44,11 +47,9 @@ class TimedReduction(Reduction):
 
     fetched = 0.0
 
-    async def _audit(
-        self, owner_of: Sequence[PeerId], sums: dict[PeerId, tuple[Sum, list[bytes]]]
-    ) -> None:
+    async def _audit(self) -> None:
         self.fetched = time.perf_counter()
-        await Reduction._audit(self, owner_of, sums)
+        await Reduction._audit(self)
 
 
 def say(**what: object) -> None:
@@ -85,29 +86,34 @@ def gloo(rank: int, count: int, values: int, folder: Path) -> None:
 
 async def shoal(codec: Codec, rank: int, count: int, values: int, folder: Path) -> None:
     """The product's exchange of one round, audit included."""
-    grid = PieceGrid.of(values, codec)
+    terms = DilocoTerms(codec=codec)
+    arithmetic = Arithmetic(terms, values)
     keys = [KeyPair(bytes([1 + one]) * 32) for one in range(count)]
-    readys = sorted((_ready(grid, one, keys[one], values) for one in range(count)),
-                    key=lambda one: one[0].author)  # fmt: skip
+    updates = {key.peer_id: arithmetic.encoded(vector(one, values), 1)
+               for one, key in enumerate(keys)}  # fmt: skip
+    readys = tuple(
+        _ready(*updates[key.peer_id], key) for key in sorted(keys, key=lambda one: one.peer_id)
+    )
     plan = Plan(
         1,
         bytes(32),
-        tuple((ready.author, ready.digest) for ready, _ in readys),
-        tuple(ready.author for ready, _ in readys),
+        tuple((ready.author, ready.digest) for ready in readys),
+        tuple(ready.author for ready in readys),
     )
-    listen = [f"/ip4/{address_of(rank + 1)}/tcp/{PORT}"]
+    listen, me = [f"/ip4/{address_of(rank + 1)}/tcp/{PORT}"], keys[rank].peer_id
     async with (
         open_world(key=keys[rank]) as world,
         open_host(world=world, listen=listen) as host,
     ):
         server, client = PieceServer(world, lambda _: True), PieceClient(world, host)
-        for ready, pieces in readys:
-            if ready.author == keys[rank].peer_id:
-                server.offer(Blob.of(pieces))
+        engine = FakeInner(world, EngineConfig(kind="fake"), terms, values)
+        store = MemberStore(world, RUN, arithmetic, engine)
+        await world.disk.write(store.update_file(1).path, b"".join(updates[me][0]))
+        (own,) = await store.found("update", 1)
+        server.offer(own.blob)
         reduction = TimedReduction(
-            world, keys[rank], verify, RUN, grid, server, client,
-            Reduce(0, plan, tuple(ready for ready, _ in readys), None, ()),
-            print, lambda _: None,
+            world, keys[rank], verify, RUN, engine, server, client,
+            Reduce(0, plan, readys, None, ()), store.mean_file(1, 0), print, lambda _: None,
         )  # fmt: skip
         with host.serving(PIECES_PROTOCOL, server.serve):
             say(listens=rank)
@@ -125,14 +131,10 @@ async def shoal(codec: Codec, rank: int, count: int, values: int, folder: Path) 
             await trio.sleep_forever()
 
 
-def _ready(grid: PieceGrid, rank: int, key: KeyPair, values: int) -> tuple[Ready, list[bytes]]:
-    pieces = grid.encode_all(vector(rank, values))
-    norms = [norm_of(grid.decode_untrusted(at, one)) for at, one in enumerate(pieces)]
-    ready = Ready(
-        1, 0, bytes(32), 1, 0.0, tuple(float(np.float32(one)) for one in norms),
-        tuple(map(digest_of, pieces)), author=key.peer_id,
-    )  # fmt: skip
-    return ready.signed(RUN, key), pieces
+def _ready(pieces: list[bytes], norms: list[float], key: KeyPair) -> Ready:
+    return Ready(
+        1, 0, bytes(32), 1, 0.0, tuple(norms), tuple(map(digest_of, pieces)), author=key.peer_id
+    ).signed(RUN, key)
 
 
 def main() -> None:

@@ -39,8 +39,8 @@ from bench.report import Report
 from p2p.identity import KeyPair
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
 from roles.demo.pretraining import SHAPE, TERMS as DEMO_TERMS
-from roles.diloco.core.outer import Fragments, OuterState, algorithm_of
-from roles.diloco.core.pieces import PieceGrid, norm_of, shares, sum_piece, total_norm
+from roles.diloco.core.outer import Arithmetic
+from roles.diloco.core.pieces import shares, total_norm
 from roles.diloco.core.quant import Values, decode_untrusted, encode, encoded_bytes
 from roles.diloco.core.windows import windows
 from roles.diloco.corpus import Windows, open_corpora
@@ -237,7 +237,7 @@ def _complaints(cases: list[Case], losses: dict[str, dict[int, float]]) -> Itera
 def parallel(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
     """Data parallel: one batch of all members' windows a step."""
     terms = setting.terms
-    trainer = Pretrainer(setting.config(seed), terms, None)
+    trainer = Pretrainer(terms, None, None, setting.config(seed))
     rows = terms.sequences * setting.members
     for step in range(terms.total_steps):
         trainer.train([batch(corpus, seed, step * rows, rows)], step)
@@ -247,33 +247,28 @@ def parallel(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
 
 def diloco(corpus: Windows, setting: Setting, case: Case, seed: int) -> float:
     """A course of members that average their updates every ``case.inner_steps``."""
-    terms, span, count = case.terms(setting.terms), slice(None), setting.members
-    members = [Pretrainer(setting.config(seed), terms, None) for _ in range(count)]
+    terms, count = case.terms(setting.terms), setting.members
+    members = [Pretrainer(terms, None, None, setting.config(seed)) for _ in range(count)]
     peers = sorted(KeyPair(bytes([one]) * 32).peer_id for one in range(count))
-    algorithm = algorithm_of(terms)
-    state = OuterState.begin(members[0].vector(), algorithm.moments)
-    fragments = Fragments(state.weights.size, case.fragments)
-    grid = PieceGrid.of(fragments.length, case.codec)
+    arithmetic = Arithmetic(terms, members[0].size)
+    state, span = arithmetic.begun(members[0].vector()), slice(0, members[0].size)
     for outer in range(terms.outer_steps):
-        parts, norms = {}, {}
-        for rank, (peer, member) in enumerate(zip(peers, members, strict=True)):
-            member.load(state.weights, span)
+        parts, norms = [], []
+        for rank, member in enumerate(members):
+            member.load(state[0].copy(), span.start, span.stop)
             first = (outer * count + rank) * terms.phase_windows
             for inner in range(terms.inner_steps):
                 rows = batch(corpus, seed, first + inner * terms.sequences, terms.sequences)
                 member.train([rows], outer * terms.inner_steps + inner)
-            parts[peer] = grid.encode_all(fragments.cut(outer + 1, member.update()))
-            norms[peer] = total_norm(
-                [norm_of(grid.decode_untrusted(at, one)) for at, one in enumerate(parts[peer])]
-            )
-        by = shares(dict.fromkeys(peers, terms.phase_tokens), norms)
-        mean = [
-            sum_piece(grid, at, {peer: parts[peer][at] for peer in peers}, by)
-            for at in range(grid.pieces)
-        ]
-        state = algorithm.after(state, grid.join(mean), outer + 1)
-        span = fragments.span(outer + 1)
-    members[0].load(state.weights)
+            found = arithmetic.encoded(member.update(), outer + 1)
+            parts.append(found[0])
+            norms.append(found[1])
+        lengths = dict(zip(peers, map(total_norm, norms), strict=True))
+        by = shares(dict.fromkeys(peers, terms.phase_tokens), lengths)
+        mean = arithmetic.summed(0, parts, norms, list(by.values()))
+        arithmetic.advance(state, b"".join(mean), outer + 1)
+        span = arithmetic.fragments.span(outer + 1)
+    members[0].load(state[0])
     return members[0].loss(held_out(corpus))
 
 

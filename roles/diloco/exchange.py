@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Final
@@ -26,13 +26,13 @@ from typing import Final
 import trio
 
 from p2p.concurrency import Notifier
-from p2p.errors import BadMessage, ShoalError
+from p2p.errors import BadMessage, ShoalError, StorageError
 from p2p.host import FrameReceiver, Host, Stream, send_frame
 from p2p.identity import PeerId
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.patience import fail_after_own, move_on_after_own
 from p2p.wire import FrameReader, pack, unpack_untrusted
-from p2p.world import World
+from p2p.world import Disk, World
 from roles.diloco.core.messages import (
     PIECES_PROTOCOL,
     Sum,
@@ -40,12 +40,7 @@ from roles.diloco.core.messages import (
     encode_message,
     split_digests,
 )
-from roles.diloco.core.outer import OuterState
-from roles.diloco.core.pieces import (
-    MAX_PIECE_BYTES,
-    digest_of,
-    root_of,
-)
+from roles.diloco.core.pieces import MAX_PIECE_BYTES, PieceGrid, digest_of, root_of
 
 logger = logging.getLogger(__name__)
 
@@ -69,28 +64,71 @@ class PiecesUnavailable(ShoalError):
     """No peer that was asked gave all pieces of what was wanted."""
 
 
+Read = Callable[[int], Awaitable[bytes]]
+"""Gives the piece with a number."""
+Take = Callable[[int, bytes], Awaitable[None]]
+"""Is given the number of a piece, and the piece."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceFile:
+    """Pieces that lie end to end in a file of this node's disk."""
+
+    disk: Disk
+    path: str
+    grid: PieceGrid
+
+    async def read(self, index: int) -> bytes:
+        """Return a piece. Raises `StorageError` if the file is gone."""
+        offset, length = index * self.grid.length(0), self.grid.length(index)
+        try:
+            return await self.disk.read(self.path, offset, length)
+        except FileNotFoundError as error:
+            raise StorageError(f"{self.path} is gone") from error
+
+    async def write(self, index: int, piece: bytes) -> None:
+        """Put a piece in its place. Raises `StorageError`, and `BadMessage` on one of another
+        length."""
+        if len(piece) != self.grid.length(index):
+            raise BadMessage(f"piece {index} has {len(piece)} bytes")
+        await self.disk.write(self.path, piece, index * self.grid.length(0))
+
+
 @dataclass(frozen=True, slots=True)
 class Blob:
     """Pieces, and how they are known."""
 
     digests: tuple[bytes, ...]
-    piece: Callable[[int], bytes]
+    read: Read
 
     @property
     def root(self) -> bytes:
         """What the whole is known by."""
         return root_of(self.digests)
 
-    @classmethod
-    def of(cls, pieces: Sequence[bytes]) -> Blob:
-        """Of pieces in memory."""
-        return cls(tuple(map(digest_of, pieces)), pieces.__getitem__)
 
-    @classmethod
-    def of_state(cls, state: OuterState) -> Blob:
-        """Of weights and moments, which are cut when a piece is asked for."""
-        digests = tuple(digest_of(state.piece(one)) for one in range(state.grid.pieces))
-        return cls(digests, state.piece)
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """All pieces of something, on disk."""
+
+    file: PieceFile
+    digests: tuple[bytes, ...]
+
+    @property
+    def root(self) -> bytes:
+        """What the whole is known by."""
+        return root_of(self.digests)
+
+    @property
+    def blob(self) -> Blob:
+        """As it is given to others: a piece that the disk has spoilt is not."""
+        return Blob(self.digests, self._read)
+
+    async def _read(self, index: int) -> bytes:
+        piece = await self.file.read(index)
+        if digest_of(piece) != self.digests[index]:
+            raise StorageError(f"piece {index} of {self.file.path} is damaged")
+        return piece
 
 
 class PieceServer:
@@ -106,8 +144,7 @@ class PieceServer:
         (`p2p.meter.StrangerMeter.allows`)."""
         self._world, self._may, self._may_have = world, may, may_have
         self._blobs: dict[bytes, Blob] = {}
-        self._sums: dict[tuple[int, int], tuple[Sum, Sequence[bytes]]] = {}
-        self._growing: dict[tuple[int, int], Sequence[bytes]] = {}
+        self._sums: dict[tuple[int, int], _Sums] = {}
         self._oldest = (0, 0)
         self._news = Notifier()
         self.sent = 0
@@ -129,16 +166,17 @@ class PieceServer:
         """The blob of this root, if it is here."""
         return self._blobs.get(root)
 
-    def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
-        """Give the first of what is summed to those that wait for it; told again when there are
-        more. Of views that have failed, the last is kept, for members that are behind."""
+    def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
+        """Give the first of what is summed, the pieces at ``span`` of the mean, to those that
+        wait for it; told again when there are more. Of views that have failed, the last is
+        kept, for members that are behind."""
         self._forget_sums((step, view - 1))
-        self._growing[step, view] = pieces
+        self._sums[step, view] = _Sums(read, span)
         self._news.notify_all()
 
-    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+    async def offer_sum(self, total: Sum, read: Read) -> None:
         """Give what was summed, whole and signed."""
-        self._sums[total.step, total.view] = total, pieces
+        self._sums[total.step, total.view] = _Sums(read, total.span, total)
         self._news.notify_all()
 
     def forget_before(self, step: int, view: int) -> None:
@@ -149,7 +187,6 @@ class PieceServer:
     def _forget_sums(self, oldest: tuple[int, int]) -> None:
         self._oldest = max(self._oldest, oldest)
         self._sums = {at: one for at, one in self._sums.items() if at >= self._oldest}
-        self._growing = {at: one for at, one in self._growing.items() if at >= self._oldest}
 
     async def serve(self, stream: Stream) -> None:
         """Answer the requests of one stream."""
@@ -173,24 +210,31 @@ class PieceServer:
 
     async def _give(self, stream: Stream, root: bytes, first: int, count: int) -> None:
         blob = self._blobs.get(root)
-        if blob is not None and 0 <= first < first + count <= len(blob.digests):
-            await self._send(stream, map(blob.piece, range(first, first + count)))
-        else:
+        if blob is None or not 0 <= first < first + count <= len(blob.digests):
             await send_frame(stream, b"")
+            return
+        began, sent = self._world.now(), 0
+        for index in range(first, first + count):
+            size = await self._send(stream, blob.read, index)
+            sent += size
+            if not size:
+                break
+        await stream.drained()
+        seconds = self._world.now() - began
+        if seconds > 0:
+            rate = sent / seconds
+            self.rate = rate if not self.rate else 0.7 * self.rate + 0.3 * rate
 
     async def _give_sum(self, stream: Stream, step: int, view: int) -> None:
         given = 0
         while (step, view) >= self._oldest:
-            whole = self._sums.get((step, view))
-            pieces = self._growing.get((step, view), ()) if whole is None else whole[1]
-            if len(pieces) > given:
-                if not self._may_have(stream.peer, len(pieces[given])):
-                    break
-                await send_frame(stream, pieces[given])
-                self.sent += len(pieces[given])
+            sums = self._sums.get((step, view))
+            if sums is not None and given < len(sums.span):
+                if not await self._send(stream, sums.read, sums.span[given]):
+                    return
                 given += 1
-            elif whole is not None:
-                await send_frame(stream, encode_message(whole[0]))
+            elif sums is not None and sums.total is not None:
+                await send_frame(stream, encode_message(sums.total))
                 return
             else:
                 with move_on_after_own(self._world, SUM_PATIENCE) as patience:
@@ -199,20 +243,30 @@ class PieceServer:
                     break
         await send_frame(stream, b"")
 
-    async def _send(self, stream: Stream, pieces: Iterable[bytes]) -> None:
-        began, sent = self._world.now(), 0
-        for piece in pieces:
-            if not self._may_have(stream.peer, len(piece)):
-                await send_frame(stream, b"")
-                break
-            await send_frame(stream, piece)
-            sent += len(piece)
-        await stream.drained()
-        self.sent += sent
-        seconds = self._world.now() - began
-        if seconds > 0:
-            rate = sent / seconds
-            self.rate = rate if not self.rate else 0.7 * self.rate + 0.3 * rate
+    async def _send(self, stream: Stream, read: Read, index: int) -> int:
+        """Send a piece; its bytes. None if the peer may not have it, or it is gone: then the
+        answer ends here."""
+        try:
+            piece = await read(index)
+        except StorageError as error:
+            logger.info("no_piece index=%d: %s", index, error)
+            piece = b""
+        if not self._may_have(stream.peer, len(piece)):
+            piece = b""
+        await send_frame(stream, piece)
+        self.sent += len(piece)
+        return len(piece)
+
+
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """What this member has summed in a view so far."""
+
+    read: Read
+    span: range
+    """Pieces of the mean."""
+    total: Sum | None = None
+    """With their digests, once it is whole."""
 
 
 @dataclass(slots=True)
@@ -252,73 +306,101 @@ class PieceClient:
         root: bytes,
         first: int,
         digests: Sequence[bytes],
-        take: Callable[[bytes], None],
+        take: Take,
     ) -> None:
-        """Have ``take`` called with each of the pieces from ``first`` on, which have these
-        digests. Raises `PiecesUnavailable`, `PEER_TROUBLE`."""
+        """Have ``take`` given each of the pieces from ``first`` on, which have these digests.
+        Raises `PiecesUnavailable`, `PEER_TROUBLE`."""
         request, found = ["pieces", root, first, len(digests)], 0
         async with aclosing(self._ask(peer, request, len(digests), self.patience)) as answer:
             async for data in answer:
                 if digest_of(data) != digests[found]:
                     self.host.penalise(peer, LIAR, "another piece than it was asked for")
                     raise BadMessage("a piece has another digest than it was asked for by")
-                take(data)
+                await take(first + found, data)
                 found += 1
         if found < len(digests):
             raise PiecesUnavailable(f"{peer.short} gave {found} of {len(digests)} pieces")
 
     async def sum(
-        self, peer: PeerId, step: int, view: int, count: int
-    ) -> tuple[Sum, list[bytes]]:
-        """What an owner has summed, judged by its own list: the caller judges that. Raises
-        `PiecesUnavailable`, `PEER_TROUBLE`."""
+        self, peer: PeerId, step: int, view: int, span: range, mean: PieceFile
+    ) -> tuple[Sum, dict[int, bytes]]:
+        """Put what an owner has summed, the pieces at ``span``, into a mean.
+
+        Returns:
+            Its signed list, which the caller judges, and one of its pieces if that has another
+            length than the mean's.
+
+        Raises:
+            PiecesUnavailable: It is not there yet.
+        """
         request, patience = ["sum", step, view], max(self.patience, SUM_PATIENCE)
-        async with aclosing(self._ask(peer, request, count + 1, patience)) as answer:
-            found = [data async for data in answer]
-        if len(found) <= count:
-            raise PiecesUnavailable(f"{peer.short} gave {len(found)} of {count} summed pieces")
-        total = decode_message_untrusted(found.pop())
+        digests, odd, total = list[bytes](), dict[int, bytes](), None
+        async with aclosing(self._ask(peer, request, len(span) + 1, patience)) as answer:
+            async for data in answer:
+                if len(digests) < len(span):
+                    index = span[len(digests)]
+                    digests.append(digest_of(data))
+                    if len(data) == mean.grid.length(index):
+                        await mean.write(index, data)
+                    else:
+                        odd = {index: data}
+                else:
+                    total = decode_message_untrusted(data)
+        if total is None:
+            raise PiecesUnavailable(f"{peer.short} gave {len(digests)} of {len(span)} sums")
         if (
             not isinstance(total, Sum)
             or (total.author, total.step, total.view) != (peer, step, view)
-            or len(total.digests) != count
+            or len(total.digests) != len(span)
         ):
             raise BadMessage("an owner's sum is another than it was asked for")
-        if tuple(map(digest_of, found)) != total.digests:
+        if tuple(digests) != total.digests:
             raise BadMessage("a summed piece has another digest than its owner signed")
-        return total, found
+        return total, odd
 
     async def blob(
-        self, root: bytes, sources: Sequence[PeerId], count: int | None = None
-    ) -> list[bytes]:
-        """All pieces of a blob, from all ``sources`` at once, each judged.
+        self,
+        root: bytes,
+        sources: Sequence[PeerId],
+        count: int,
+        take: Take,
+    ) -> tuple[bytes, ...]:
+        """Have ``take`` given all pieces of a blob, from all ``sources`` at once, each judged;
+        one may come twice.
 
         Args:
             root: Names the blob.
             sources: Who is asked.
-            count: Number of pieces that it must have, if that is known. Whoever named the root
-                may have made it of pieces without end.
+            count: Number of pieces that it must have. Whoever named the root may have made it
+                of pieces without end.
+            take: Is given them.
+
+        Returns:
+            The digests of the pieces.
 
         Raises:
             PiecesUnavailable: No source has it, or it has another number of pieces.
+            StorageError: ``take`` raised it.
         """
         digests = await self._list(root, sources)
-        if digests is not None and count not in (None, len(digests)):
-            raise PiecesUnavailable(f"it has {len(digests)} pieces, not {count}")
         if digests is None:
             raise PiecesUnavailable(f"none of {len(sources)} peers has what is wanted")
-        pull, before = _Pull(digests, deque(range(0, len(digests), BATCH))), -1
+        if count != len(digests):
+            raise PiecesUnavailable(f"it has {len(digests)} pieces, not {count}")
+        pull, before = _Pull(digests, take, deque(range(0, len(digests), BATCH))), -1
         while pull.waiting and len(pull.found) > before:  # what one failed at, the others take
             before = len(pull.found)
             async with trio.open_nursery() as nursery:
                 pull.scope = nursery.cancel_scope
                 for peer in sources:
                     nursery.start_soon(self._pull, peer, root, pull)
+        if pull.trouble is not None:
+            raise pull.trouble
         if len(pull.found) < len(digests):
             raise PiecesUnavailable(
                 f"{len(digests) - len(pull.found)} pieces came from no peer"
             )
-        return [pull.found[one] for one in range(len(digests))]
+        return digests
 
     async def _list(self, root: bytes, sources: Sequence[PeerId]) -> tuple[bytes, ...] | None:
         """A blob's digests, from the first of all ``sources`` that gives them."""
@@ -352,14 +434,17 @@ class PieceClient:
         while (first := pull.next_batch(tried)) is not None:
             tried.add(first)
             wanted = pull.digests[first : first + BATCH]
-            pieces = list[bytes]()
             try:
-                await self.pieces(peer, root, first, wanted, pieces.append)
+                await self.pieces(peer, root, first, wanted, pull.take)
             except (PiecesUnavailable, *PEER_TROUBLE) as error:
                 pull.give_back(first)
                 logger.info("pieces_failed peer=%s: %r", peer.short, error)
                 return
-            pull.found.update(enumerate(pieces, first))
+            except StorageError as error:  # of our own disk
+                pull.trouble = error
+                pull.scope.cancel()
+                return
+            pull.found.update(range(first, first + len(wanted)))
             if len(pull.found) == len(pull.digests):
                 pull.scope.cancel()
 
@@ -373,11 +458,13 @@ class _Pull:
     """
 
     digests: Sequence[bytes]
+    take: Take
     waiting: deque[int]
-    found: dict[int, bytes] = field(default_factory=dict)
+    found: set[int] = field(default_factory=set)
     takers: dict[int, int] = field(default_factory=dict)
     """Batches under way, by how many sources."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    trouble: StorageError | None = None
 
     def next_batch(self, tried: Collection[int]) -> int | None:
         """The next of the list, or the one under way that the fewest have."""

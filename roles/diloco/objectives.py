@@ -7,12 +7,14 @@ questions. An objective adds the gradient of one to the weights' own; what steps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
 from typing import Any, Final, Protocol
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from roles.contract.core.diloco import DilocoTerms
@@ -20,7 +22,13 @@ from roles.diloco.material import Rewards, SeededTask
 from roles.engines.base import Completion, Group, Sampling, TrainingGroup
 from roles.engines.config import EngineConfig
 from roles.engines.torch.device import send
-from roles.engines.torch.gradient import Aim, add_gradient, learning_batches, old_log_probs
+from roles.engines.torch.gradient import (
+    SLICE,
+    Aim,
+    add_gradient,
+    learning_batches,
+    old_log_probs,
+)
 from roles.engines.torch.learner import supervised
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import draw
@@ -28,6 +36,8 @@ from roles.envs.base import TeachingEnvironment
 from roles.rl.algorithms.base import has_spread, normalised
 from roles.rl.algorithms.find import find_algorithm
 
+Arithmetic = Callable[[], torch.autocast]
+"""What training computes in, for the length of a block."""
 GREEDY: Final = 0.0
 """The temperature at which an answer is the most probable one: how progress is measured."""
 
@@ -39,8 +49,11 @@ class Objective(Protocol):
         """The learning rate of the run's inner step ``number``."""
         ...
 
-    def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
-        """Add the gradient of a batch to the weights'; what is lowered, in the mean."""
+    def add_gradient(
+        self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
+    ) -> float:
+        """Add ``weight`` times the gradient of a batch to the weights'; what is lowered, in the
+        mean."""
         ...
 
     def total(self, model: TransformerModel, batch: Any) -> float:
@@ -53,33 +66,44 @@ class Objective(Protocol):
 
 
 class TextLoss:
-    """Nats a token, with max-z-loss."""
+    """Nats a token, with max-z-loss. The head takes `SLICE` tokens at a time, as it does of
+    drawn ones (`roles.engines.torch.gradient`)."""
 
-    def __init__(self, terms: DilocoTerms, is_bfloat16: bool) -> None:
-        self._terms, self._is_bfloat16 = terms, is_bfloat16
+    def __init__(self, terms: DilocoTerms, arithmetic: Arithmetic) -> None:
+        self._terms, self._arithmetic = terms, arithmetic
 
     def rate_at(self, number: int) -> float:
         """See `Objective`."""
         return self._terms.rate_at(number)
 
-    def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
+    def add_gradient(
+        self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
+    ) -> float:
         """See `Objective`."""
         read = send(batch, model.device)
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=self._is_bfloat16):
-            hidden = model(read[:, :-1])
-        logits = model.logits(hidden.float()).float()
-        loss = F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten())
-        weight = self._terms.z_loss
-        penalty = weight * logits.amax(-1).square().mean() if weight else 0.0
-        torch.autograd.backward(loss + penalty)
-        return float(loss.detach())
+        with self._arithmetic():
+            states = model(read[:, :-1]).flatten(0, 1)
+        total, gradients = 0.0, list[Tensor]()
+        for part, wanted in _sliced(states, read[:, 1:].flatten()):
+            cut = part.detach().requires_grad_()
+            logits = model.logits(cut).float()
+            loss = F.cross_entropy(logits, wanted, reduction="sum")
+            z_loss = self._terms.z_loss
+            penalty = z_loss * logits.amax(-1).square().sum() if z_loss else 0.0
+            torch.autograd.backward((loss + penalty) * (weight / len(states)))
+            assert cut.grad is not None
+            gradients.append(cut.grad)
+            total += float(loss.detach())
+        torch.autograd.backward(states, torch.cat(gradients))
+        return total / len(states)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`."""
         read = send(batch, model.device)
-        logits = model.logits(model(read[:, :-1])).float()
-        return float(
-            F.cross_entropy(logits.flatten(0, 1), read[:, 1:].flatten(), reduction="sum")
+        states = model(read[:, :-1]).flatten(0, 1)
+        return math.fsum(
+            float(F.cross_entropy(model.logits(part).float(), wanted, reduction="sum"))
+            for part, wanted in _sliced(states, read[:, 1:].flatten())
         )
 
     def size(self, batch: Any) -> int:
@@ -92,8 +116,15 @@ class RewardLoss:
     ratio is 1 throughout, and neither clip nor importance weight binds. A model without a base
     first learns the environment's clean examples, as in other runs."""
 
-    def __init__(self, config: EngineConfig, terms: DilocoTerms, rewards: Rewards) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        terms: DilocoTerms,
+        rewards: Rewards,
+        arithmetic: Arithmetic,
+    ) -> None:
         self._config, self._terms, self._rewards = config, terms, rewards
+        self._arithmetic = arithmetic
         self._teacher: TeachingEnvironment | None = rewards.teacher
         self._ends = frozenset(config.end_tokens)
         assert config.learner is not None
@@ -110,7 +141,9 @@ class RewardLoss:
             return self._learner.warm_up.rate_at(number)
         return self._terms.rate_at(number)
 
-    def add_gradient(self, model: TransformerModel, batch: Any, number: int) -> float:
+    def add_gradient(
+        self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
+    ) -> float:
         """See `Objective`; the share of answers that are wrong, or the loss of a warm-up. With
         no group that has a spread of rewards there is no gradient."""
         if self._teaches(number):
@@ -158,9 +191,10 @@ class RewardLoss:
             tokens=sum(map(len, batches)),
             sequences=sum(len(one.completions) for one in groups),
         )
-        for batch in batches:
-            drawn_by = old_log_probs(model, batch, sampling.temperature)
-            add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
+        with self._arithmetic():
+            for batch in batches:
+                drawn_by = old_log_probs(model, batch, sampling.temperature)
+                add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
         """See `Objective`: of the most probable answers."""
@@ -179,3 +213,8 @@ def _without_proofs(group: Group) -> tuple[Completion, ...]:
     """Completions as a batch wants them; who drew them is the model itself, which says its
     log-probs anew."""
     return tuple(replace(one, logprobs=(0.0,) * len(one.tokens)) for one in group.completions)
+
+
+def _sliced(states: Tensor, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    for start in range(0, len(states), SLICE):
+        yield states[start : start + SLICE], wanted[start : start + SLICE]

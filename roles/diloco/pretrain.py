@@ -1,16 +1,16 @@
-"""Inner steps: AdamW or Muon, clipped, on a schedule; and the way to a vector and back.
+"""Inner steps: a model trained on a schedule, and the way to a vector and back.
 
 A model is one vector of float32, its parameters end to end in the order of their names, for
-all that members exchange. `Pretrainer` holds the outer weights as such a vector, and a model
-that begins from them; its optimiser's moments stay across rounds.
+all that members exchange. The outer weights that a round begins from stay in the file of their
+state; here is the model that leaves them, with the learner's own optimiser, precision and
+processes (`roles.engines.torch.training`). The optimiser's moments stay across rounds.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,262 +18,292 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim import AdamW, Muon
 
 from roles.contract.core.diloco import DilocoTerms, Inner, Outer
 from roles.diloco.core.outer import RAMP
-from roles.diloco.objectives import Objective, TextLoss
+from roles.diloco.material import Rewards
+from roles.diloco.objectives import Objective, RewardLoss, TextLoss
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.engines.torch.checkpoint import read_checkpoint, write_checkpoint
-from roles.engines.torch.device import CPU, send_numbers, uses_bfloat16
+from roles.engines.torch.device import CPU, send_numbers
 from roles.engines.torch.files import load_weights, save_folder
 from roles.engines.torch.model import TransformerModel
+from roles.engines.torch.rank import ALONE, Rank
+from roles.engines.torch.sharding import local, put, reshard, whole
+from roles.engines.torch.training import TrainedModel
 
 _STEPS: Final = "steps"
-"""In a checkpoint: inner steps taken, and the outer step that they led to."""
-_NEWTON: Final = (3.4445, -4.7750, 2.0315)
-"""Muon's quintic, which brings all singular values near 1 in five turns."""
-_TURNS: Final = 5
+"""In a file of moments: updates of the optimiser."""
+
+Vector = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class Trained:
-    """What some inner steps came to."""
-
-    steps: int
-    tokens: int
-    loss: float
-    """Nats a token, the mean over them."""
-
-
-class Pretrainer:
+class Pretrainer(TrainedModel):
     """One member's model, in its worker process."""
 
     def __init__(
         self,
-        config: EngineConfig,
         terms: DilocoTerms,
         base: Path | None,
-        objective: Objective | None = None,
+        rewards: Rewards | None,
+        config: EngineConfig,
         device: torch.device = CPU,
+        rank: Rank = ALONE,
     ) -> None:
         """Make the model on ``device``.
 
         Args:
-            config: The engine's.
             terms: The run's.
             base: Folder of the first weights; None: drawn from the run's seed.
-            objective: What an inner step lowers; left out: the loss on text.
+            rewards: Questions and what answers earn; None: it learns from text.
+            config: The engine's.
             device: Where weights and moments are; vectors come and go in the host's memory.
+            rank: This process among those that share the model.
         """
         torch.set_num_threads(threads_of(config))
-        self._config, self._terms = config, terms
-        self.model = TransformerModel(config.shape, device=device)
+        super().__init__(config, device, rank)
+        self._terms = terms
         if base is None:
             self.model.initialise(config.seed)
         else:
             load_weights(self.model, base)
-        self._parameters = [weight for _, weight in sorted(self.model.named_parameters())]
-        self._names = [name for name, _ in sorted(self.model.named_parameters())]
-        self._objective = objective or TextLoss(terms, uses_bfloat16(config, device))
-        self._begin_moments()
-        self._outer = self._sent = self.vector()
-        self._gradient: NDArray[np.float32] | None = None
+        self._objective: Objective = (
+            TextLoss(terms, self._arithmetic)
+            if rewards is None
+            else RewardLoss(config, terms, rewards, self._arithmetic)
+        )
+        named = dict(self.model.named_parameters())
+        matrices = [name for name in named if terms.inner is Inner.MUON and _is_inner(name)]
+        others = [weight for name, weight in named.items() if name not in matrices]
+        self._optimisers = [
+            AdamW(others, terms.rate, terms.betas, weight_decay=terms.weight_decay, fused=True)
+        ]
+        if matrices:
+            self._optimisers.append(
+                Muon(
+                    [named[name] for name in matrices],
+                    terms.rate,
+                    terms.weight_decay,
+                    terms.betas[1],
+                    adjust_lr_fn="match_rms_adamw",
+                )
+            )
+        self._outer: Vector = self.vector()
+        self._sent: Vector | None = None
+        """The inner weights of the last update, from which steps go on during an exchange."""
+        self._gradient: Vector | None = None
         """Of the newest step, where the members' mean gradient takes it."""
 
-    def _begin_moments(self) -> None:
-        self._first = [torch.zeros_like(weight) for weight in self._parameters]
-        self._second = [torch.zeros_like(weight) for weight in self._parameters]
-        self._taken = 0
+    def _places(self) -> Iterator[tuple[nn.Parameter, slice]]:
+        """Each parameter, and where it is in a vector."""
+        at = 0
+        for _, weight in sorted(self.model.named_parameters()):
+            yield weight, slice(at, at + weight.numel())
+            at += weight.numel()
 
     @property
     def size(self) -> int:
         """Weights of the model."""
-        return sum(weight.numel() for weight in self._parameters)
+        return sum(weight.numel() for weight in self.model.parameters())
 
-    def vector(self) -> NDArray[np.float32]:
+    def vector(self) -> Vector:
         """The weights end to end."""
-        with torch.no_grad():
-            parts = [one.detach().reshape(-1) for one in self._parameters]
-            return torch.cat(parts).cpu().numpy()
+        return self._joined(lambda weight: weight)
 
-    def load(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
-        """Begin a round from these outer weights; outside ``span`` from the inner ones. Raises
-        `EngineError` if they are not this model's."""
-        self._begin(vector, span, self.vector())
+    def _joined(self, value: Callable[[nn.Parameter], Tensor]) -> Vector:
+        found = np.empty(self.size, np.float32)
+        for weight, place in self._places():
+            found[place] = whole(value(weight)).reshape(-1).cpu().numpy()
+        return found
 
-    def _begin(
-        self, vector: NDArray[np.float32], span: slice, inner: NDArray[np.float32]
+    def load_from(self, path: str, start: int, stop: int, is_ahead: bool) -> None:
+        """Begin a round from the weights in a state's file, which stay there: see `load`."""
+        outer = np.memmap(path, "<f4", "r", shape=(self.size,))
+        self.load(outer, start, stop, is_ahead=is_ahead)
+
+    def load(
+        self, outer: Vector, start: int = 0, stop: int = sys.maxsize, *, is_ahead: bool = False
     ) -> None:
-        """With ``inner`` weights, but for those in ``span``."""
-        if vector.size != self.size or not np.isfinite(vector).all():
+        """Begin a round.
+
+        Args:
+            outer: The weights that all members hold.
+            start: The first weight that is taken from them; others stay as they are.
+            stop: Behind the last of these.
+            is_ahead: Whether steps taken since the last update went out are kept.
+
+        Raises:
+            EngineError: They are not this model's.
+        """
+        if outer.size != self.size:
             raise EngineError(
-                f"{vector.size} outer weights are not the {self.size} of this model"
+                f"{outer.size} outer weights are not the {self.size} of this model"
             )
-        self._outer = vector.copy()
-        inner[span] = vector[span]
-        self._put(inner)
-
-    def shift(self, vector: NDArray[np.float32], span: slice = slice(None)) -> None:
-        """The same with the steps that were taken since the last update went out. Raises
-        `EngineError` as `load` does."""
-        inner = self.vector()
-        ahead = inner - self._sent
-        self._begin(vector, span, inner)
-        inner[span] += ahead[span]
-        self._put(inner)
-
-    def _put(self, vector: NDArray[np.float32]) -> None:
-        at = 0
-        with torch.no_grad():
-            for weight in self._parameters:
-                part = torch.from_numpy(vector[at : at + weight.numel()])
-                weight.copy_(part.view(weight.shape).to(weight.device))
-                at += weight.numel()
+        self._outer = outer
+        for weight, place in self._places():
+            first, end = max(start, place.start), min(stop, place.stop)
+            if first >= end:
+                continue
+            values = whole(weight).reshape(-1).cpu().numpy().copy()
+            part = values[first - place.start : end - place.start]
+            if is_ahead and self._sent is not None:
+                part -= self._sent[first:end]
+                part += outer[first:end]
+            else:
+                part[:] = outer[first:end]
+            if not np.isfinite(values).all():
+                raise EngineError("outer weights are no numbers")
+            put(weight, torch.from_numpy(values).view(weight.shape))
 
     @contextmanager
-    def _at(self, vector: NDArray[np.float32]) -> Iterator[None]:
-        """With these weights in the model, for the length of the block."""
-        inner = self.vector()
-        self._put(vector)
+    def _at_outer(self) -> Iterator[None]:
+        """With the outer weights in the model, for the length of the block."""
+        inner = [local(weight).detach().clone() for weight, _ in self._places()]
+        for weight, place in self._places():
+            put(weight, torch.from_numpy(np.array(self._outer[place])).view(weight.shape))
         try:
             yield
         finally:
-            self._put(inner)
+            if self._rank.mesh is not None:
+                reshard(self.model)
+            with torch.no_grad():
+                for (weight, _), before in zip(self._places(), inner, strict=True):
+                    local(weight).copy_(before)
 
-    def update(self) -> NDArray[np.float32]:
+    def update(self) -> Vector:
         """Outer minus inner weights: what the others get. Steps from now on are ahead. Of data
         parallel the gradient."""
         if self._gradient is not None:
             return self._gradient
-        self._sent = self.vector()
-        difference: NDArray[np.float32] = self._outer - self._sent
+        inner = self.vector()
+        self._sent = inner if self._terms.overlap else None
+        difference: Vector = self._outer - inner
         return difference
 
-    def train(self, batches: Sequence[Any], first: int) -> Trained:
-        """An inner step for each batch, of text (sequences, window + 1) tokens; ``first`` is
-        the number of the first in the run's schedule."""
+    def train(self, batches: Sequence[Any], first: int) -> tuple[int, int, float]:
+        """Take an inner step for each batch, of text (sequences, window + 1) tokens.
+
+        Args:
+            batches: What the steps learn from.
+            first: The number of the first step in the run's schedule.
+
+        Returns:
+            Steps, tokens learnt from, and nats a token in the mean.
+        """
         objective, count, total = self._objective, 0, 0.0
         for number, batch in enumerate(batches, first):
-            loss = objective.add_gradient(self.model, batch, number)
+            self.model.zero_grad()
+            mine, share = self._share(batch)
+            # gradients are averaged over the processes
+            found = objective.add_gradient(self.model, mine, number, share * self._rank.size)
+            (loss,) = self._rank.sums([found * share])
             if self._terms.outer is Outer.PARALLEL:
-                self._gradient = self._taken_gradient()
-            else:
-                self._take_step(objective.rate_at(number))
+                self._gradient = self._joined(_gradient)
+            elif any(weight.grad is not None for weight in self.model.parameters()):
+                ramp = min(1.0, (self._updates + 1) / RAMP)
+                self._descend(objective.rate_at(number) * ramp, self._terms.gradient_norm)
             total += loss * objective.size(batch)
             count += objective.size(batch)
-        return Trained(len(batches), count, total / max(1, count))
+        return len(batches), count, total / max(1, count)
 
-    def _taken_gradient(self) -> NDArray[np.float32]:
-        """The gradient end to end, as `vector` lays out the weights; it is forgotten here."""
-        parts = [
-            torch.zeros_like(weight) if weight.grad is None else weight.grad
-            for weight in self._parameters
-        ]
-        for weight in self._parameters:
-            weight.grad = None
-        return torch.cat([one.detach().reshape(-1) for one in parts]).cpu().numpy()
+    def _share(self, batch: Any) -> tuple[Any, float]:
+        """This process's part of a batch, and what it counts.
 
-    def _take_step(self, rate: float) -> None:
-        """Of the optimiser, against the clipped gradient; none without one."""
-        if all(weight.grad is None for weight in self._parameters):
-            return
-        nn.utils.clip_grad_norm_(self._parameters, self._terms.gradient_norm)
-        self._taken += 1
-        ramp = min(1.0, self._taken / RAMP)
-        with torch.no_grad():
-            for place, weight in enumerate(self._parameters):
-                self._descend(place, weight, rate * ramp)
-                weight.grad = None
-
-    def _descend(self, place: int, weight: Tensor, rate: float) -> None:
-        gradient, first, second = weight.grad, self._first[place], self._second[place]
-        assert gradient is not None
-        terms = self._terms
-        early, late = terms.betas
-        weight.mul_(1 - rate * terms.weight_decay)
-        if terms.inner is Inner.MUON and _is_inner_matrix(self._names[place], weight):
-            first.mul_(late).add_(gradient)
-            weight.add_(orthogonal(gradient.add(first, alpha=late)), alpha=-0.2 * rate
-                        * math.sqrt(max(weight.shape)))  # fmt: skip
-            return
-        first.lerp_(gradient, 1 - early)
-        second.mul_(late).addcmul_(gradient, gradient, value=1 - late)
-        size = rate / (1 - early**self._taken)
-        spread = second.sqrt().div_(math.sqrt(1 - late**self._taken)).add_(1e-8)
-        weight.addcdiv_(first, spread, value=-size)
+        All processes make a pass, since each gathers what the others keep; one without a part
+        repeats the first row, which counts nothing.
+        """
+        if self._rank.mesh is None:
+            return batch, 1.0
+        mine = batch[self._rank.number :: self._rank.size]
+        return (mine, len(mine) / len(batch)) if len(mine) else (batch[:1], 0.0)
 
     def loss(self, batches: Sequence[Any]) -> float:
         """What is lowered, of the outer weights, on what no member learns from: nats a token,
         or the share of wrong answers."""
-        losses, sizes = self._losses(self._outer, batches)
-        return float(np.average(losses, weights=sizes))
-
-    def _losses(
-        self, vector: NDArray[np.float32], batches: Sequence[Any]
-    ) -> tuple[list[float], list[int]]:
-        """Of each batch, and what it counts."""
-        sizes = [self._objective.size(one) for one in batches]
-        with torch.no_grad(), self._at(vector):
-            sums = [self._objective.total(self.model, one) for one in batches]
-        return [total / size for total, size in zip(sums, sizes, strict=True)], sizes
+        total = 0.0
+        with torch.no_grad(), self._at_outer():
+            for batch in batches:
+                mine, share = self._share(batch)
+                found = self._objective.total(self.model, mine)
+                total += found if share else 0.0
+        (whole_total,) = self._rank.sums([total])
+        return whole_total / sum(map(self._objective.size, batches))
 
     def continue_text(self, tokens: Sequence[int], count: int, seed: int) -> list[int]:
         """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
         generator = torch.Generator(device=CPU).manual_seed(seed)
         read = list(tokens)
-        with torch.no_grad(), self._at(self._outer):
-            for _ in range(count):
-                context = send_numbers([read[-self._terms.window :]], self.model.device)
-                hidden = self.model(context)[0, -1:]
-                odds = torch.softmax(self.model.logits(hidden).float()[0] / 0.7, -1)
+        with torch.no_grad():
+            model = self._outer_model()
+            for _ in range(count if self._rank.is_first else 0):
+                context = send_numbers([read[-self._terms.window :]], model.device)
+                odds = torch.softmax(model.logits(model(context)[0, -1:]).float()[0] / 0.7, -1)
                 read.append(int(torch.multinomial(odds.cpu(), 1, generator=generator)))
         return read[len(tokens) :]
 
-    def save(self, path: Path, previous: Path, step: int) -> None:
-        """The optimiser's state after the outer step ``step``, atomically; what was there is
-        kept at ``previous``."""
-        tensors = {_STEPS: torch.tensor([self._taken, step], device=CPU)}
-        for name, first, second in zip(self._names, self._first, self._second, strict=True):
-            tensors |= {f"first.{name}": first.cpu(), f"second.{name}": second.cpu()}
-        write_checkpoint(path, previous, tensors)
-
-    def restore(self, path: Path) -> int | None:
-        """Take up what `save` wrote, and say after which outer step; None if there is nothing.
-        Raises `EngineError` on a damaged file."""
-        if not path.exists():
-            self._begin_moments()
-            return None
-        found = read_checkpoint(path)
-        expected = {f"{kind}.{name}" for kind in ("first", "second") for name in self._names}
-        if found.keys() != {_STEPS, *expected} or found[_STEPS].numel() != 2:
-            raise EngineError(f"{path} holds the optimiser of another model")
-        for name, first, second in zip(self._names, self._first, self._second, strict=True):
-            first.copy_(found[f"first.{name}"].to(first.device))
-            second.copy_(found[f"second.{name}"].to(second.device))
-        self._taken = int(found[_STEPS][0])
-        return int(found[_STEPS][1])
-
     def export(self, folder: Path) -> None:
         """The outer weights as a folder that transformers and vLLM load."""
-        context, end_tokens = self._config.context, self._config.end_tokens
-        with self._at(self._outer):
-            save_folder(self.model, folder, context=context, end_tokens=end_tokens)
+        model = self._outer_model()
+        if self._rank.is_first:
+            context, end_tokens = self._config.context, self._config.end_tokens
+            save_folder(model, folder, context=context, end_tokens=end_tokens)
+
+    def _outer_model(self) -> TransformerModel:
+        with self._at_outer():
+            return self._complete(self._device)
+
+    def save(self, folder: Path, step: int) -> None:
+        """Make the optimiser's state durable, as the one after the outer step ``step``; of
+        others the newest is kept, which a member that is killed now begins from."""
+        tensors = self._moments()
+        if not self._rank.is_first:
+            return
+        tensors[_STEPS] = torch.tensor([self._updates], device=CPU)
+        path = folder / f"moments-{step}"
+        write_checkpoint(path, path, tensors)
+        for number, other in self._saved(folder)[:-2]:
+            if number != step:
+                other.unlink()
+
+    def _saved(self, folder: Path) -> list[tuple[int, Path]]:
+        found = []
+        for path in folder.glob("moments-*"):
+            with suppress(ValueError):  # what a crash left unfinished
+                found.append((int(path.name.partition("-")[2]), path))
+        return sorted(found)
+
+    def restore(self, folder: Path, step: int) -> list[str]:
+        """Take up what was saved after the outer step ``step``, or else what is newest, or
+        nothing; what is wrong with files that were passed over."""
+        found = sorted(self._saved(folder), key=lambda one: (one[0] == step, one[0]))
+        damage = []
+        for _, path in reversed(found):
+            try:
+                self._restore(path)
+            except EngineError as error:
+                damage.append(str(error))
+            else:
+                return damage
+        self._put_moments({}, 0)
+        return damage
+
+    def _restore(self, path: Path) -> None:
+        found = read_checkpoint(path)
+        steps = found.get(_STEPS)
+        updates = 0 if steps is None else int(steps[0])
+        expected = {_STEPS: (1,), **self._shapes_of_moments(updates)}
+        if {name: tuple(one.shape) for name, one in found.items()} != expected:
+            raise EngineError(f"{path} holds the optimiser of another model")
+        self._put_moments(found, updates)
 
 
-def _is_inner_matrix(name: str, weight: Tensor) -> bool:
-    return weight.dim() == 2 and "embed" not in name and "head" not in name
+def _is_inner(name: str) -> bool:
+    """Return True for a matrix between embedding and head."""
+    return name.endswith("weight") and "proj" in name
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
-    """The nearest matrix whose singular values are about 1, by Newton and Schulz."""
-    a, b, c = _NEWTON
-    tall = matrix.shape[0] > matrix.shape[1]
-    x = matrix.t() if tall else matrix
-    x = x / (x.norm() + 1e-7)
-    for _ in range(_TURNS):
-        square = x @ x.t()
-        x = a * x + (b * square + c * square @ square) @ x
-    found: Tensor = x.t() if tall else x
-    return found
+def _gradient(weight: nn.Parameter) -> Tensor:
+    return torch.zeros_like(weight) if weight.grad is None else weight.grad

@@ -10,6 +10,7 @@ every member judges by itself.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from p2p.concurrency import Notifier
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.node.trouble import PEER_TROUBLE
+from p2p.wire import MIB
 from p2p.world import World
 from roles.diloco.core.events import Reduce
 from roles.diloco.core.messages import (
@@ -33,18 +35,19 @@ from roles.diloco.core.messages import (
     Sum,
     Unreadable,
 )
-from roles.diloco.core.outer import OuterAlgorithm, OuterState
-from roles.diloco.core.pieces import PieceGrid, check_part, digest_of, root_of
-from roles.diloco.core.round import is_unreadable, owners_of, sum_of
-from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
+from roles.diloco.core.outer import BadPiece
+from roles.diloco.core.pieces import digest_of, root_of
+from roles.diloco.core.round import owners_of, shares_of
+from roles.diloco.exchange import PieceClient, PieceFile, PieceServer, PiecesUnavailable
+from roles.diloco.inner import InnerEngine
 from roles.shared.backoff import Backoff
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-SUM_RATE: Final = 500e6
-"""Bytes of float32 that are decoded and added in a second, for simulated time."""
+MOST_WAITING: Final = 16 * MIB
+"""Bytes of contributions that wait to be summed, and cross to the worker at a time."""
 
 
 class ReductionFailed(Exception):
@@ -63,10 +66,12 @@ class Reduction:
     signer: Signer
     verify: Verify
     run: bytes
-    grid: PieceGrid
+    engine: InnerEngine
     server: PieceServer
     client: PieceClient
     request: Reduce
+    file: PieceFile
+    """Where the mean goes."""
     found: Callable[[Fault], None]
     """Told of evidence."""
     heard: Callable[[Sum], None]
@@ -75,8 +80,10 @@ class Reduction:
     """Whose contributions are waited for."""
     sums_missing: dict[PeerId, None] = field(default_factory=dict)
     """Whose sums are waited for."""
+    _sums: dict[PeerId, Sum] = field(default_factory=dict)
+    """What each owner has signed."""
     _news: Notifier = field(default_factory=Notifier)
-    """Told of each part that has come."""
+    """Told of each part that has come, and of each that was taken."""
 
     @property
     def suspects(self) -> tuple[PeerId, ...]:
@@ -87,108 +94,117 @@ class Reduction:
     def _plan(self) -> Plan:
         return self.request.plan
 
-    async def mean(self) -> list[bytes]:
-        """All pieces of the mean, as their owners encoded them. Raises `ReductionFailed`."""
+    async def mean(self) -> tuple[bytes, ...]:
+        """Bring the mean into its file, as its owners encoded it; the digests of its pieces.
+        Raises `ReductionFailed`, `StorageError`."""
         me = self.signer.peer_id
-        owner_of = owners_of(self.grid, self.request.readys)
+        owner_of = owners_of(self.file.grid, self.request.readys)
         spans = {peer: span_of(owner_of, peer) for peer in dict.fromkeys(owner_of)}
         self.sums_missing = dict.fromkeys(peer for peer in spans if peer != me)
-        sums: dict[PeerId, tuple[Sum, list[bytes]]] = {}
         async with trio.open_nursery() as nursery:
-            if me in spans:
-                nursery.start_soon(self._own, spans[me], sums)
             for peer, span in spans.items():
-                if peer != me:
-                    nursery.start_soon(self._fetch_sum, peer, span, sums)
-        await self._audit(owner_of, sums)
-        return [piece for peer in sorted(spans) for piece in sums[peer][1]]
+                nursery.start_soon(self._own if peer == me else self._fetch_sum, peer, span)
+        await self._audit()
+        return tuple(one for peer in sorted(spans) for one in self._sums[peer].digests)
 
-    async def carried(self, outcome: Outcome) -> list[bytes]:
-        """The pieces of a mean that was voted for before."""
-        root, holders, count = outcome.sum_root, self.request.holders, self.grid.pieces
+    async def carried(self, outcome: Outcome) -> tuple[bytes, ...]:
+        """Bring a mean that was voted for before into the file."""
+        root, holders, count = outcome.sum_root, self.request.holders, self.file.grid.pieces
         self.sums_missing = dict.fromkeys(holders)
         sources = [peer for peer in holders if peer != self.signer.peer_id]
         held = self.server.holds(root)
-        if held is not None:  # which may be a state, or an update: voters name what they like
-            pieces = [held.piece(one) for one in range(len(held.digests))]
-        else:
-            pieces = await self._insist(partial(self.client.blob, root, sources, count))
-        self._check_decodes(range(count), pieces, sources)
-        return pieces
-
-    def _check_decodes(
-        self, span: range, pieces: Sequence[bytes], givers: Sequence[PeerId]
-    ) -> None:
-        """Raise `ReductionFailed` if a mean cannot be read, though it was signed."""
-        try:
-            if len(pieces) != len(span):
-                raise BadMessage(f"a mean has {len(pieces)} pieces, not {len(span)}")
-            for index, piece in zip(span, pieces, strict=True):
-                self.grid.decode_untrusted(index, piece)
+        if held is None:
+            fetch = partial(self.client.blob, root, sources, count, self.file.write)
+            return await self._insist(fetch)
+        try:  # it may be a state, or an update: voters name what they like
+            if len(held.digests) != count:
+                raise BadMessage(f"a mean has {count} pieces, not {len(held.digests)}")
+            for index in range(count):
+                await self.file.write(index, await held.read(index))
         except BadMessage as error:
             logger.warning("diloco_bad_mean step=%d: %s", self._plan.step, error)
-            raise ReductionFailed(givers) from error
+            raise ReductionFailed(sources) from error
+        return held.digests
 
-    async def _own(self, span: range, sums: dict[PeerId, tuple[Sum, list[bytes]]]) -> None:
+    async def unreadable(self, index: int) -> ReductionFailed:
+        """A piece of the mean that is in the file cannot be decoded, though it was signed."""
+        logger.warning("diloco_bad_mean step=%d: piece %d", self._plan.step, index)
+        for owner, total in self._sums.items():
+            if index in total.span:
+                self.found(Unreadable(total, index, await self.file.read(index)))
+                return ReductionFailed([owner])
+        return ReductionFailed(self.request.holders)
+
+    async def _own(self, me: PeerId, span: range) -> None:
         """Sum this member's pieces, each once it has come from all; others take it at once, so
         that no line waits for the last part."""
-        me, step, view = self.signer.peer_id, self._plan.step, self.request.view
-        parts: dict[PeerId, list[bytes]] = {one.author: [] for one in self.request.readys}
-        pieces = list[bytes]()
+        step, view, readys = self._plan.step, self.request.view, self.request.readys
+        parts = [deque[bytes]() for _ in readys]
+        digests = list[bytes]()
         async with trio.open_nursery() as nursery:
-            for ready in self.request.readys:
-                nursery.start_soon(self._fetch_part, ready, span, parts[ready.author])
-            for at, index in enumerate(span):
-                while any(len(found) <= at for found in parts.values()):
+            for ready, into in zip(readys, parts, strict=True):
+                nursery.start_soon(self._fetch_part, ready, span, into)
+            while len(digests) < len(span):
+                count = min(map(len, parts))
+                if not count:
                     await self._news.wait()
-                one = [parts[ready.author][at] for ready in self.request.readys]
-                cost = 4 * self.grid.values(index) / SUM_RATE
-                pieces.append(await self.world.run_blocking(self._sum, index, one, cost=cost))
-                self.server.offer_pieces(step, view, pieces)
-        total = Sum(
-            step, view, self._plan.id, span.start, tuple(map(digest_of, pieces)), author=me
-        ).signed(self.run, self.signer)
-        self.server.offer_sum(total, pieces)
-        sums[me] = total, pieces
+                    continue
+                first = span.start + len(digests)
+                taken = [[into.popleft() for _ in range(count)] for into in parts]
+                self._news.notify_all()
+                for index, piece in enumerate(await self._sum(first, taken), first):
+                    await self.file.write(index, piece)
+                    digests.append(digest_of(piece))
+                there = range(span.start, span.start + len(digests))
+                self.server.offer_pieces(step, view, self.file.read, there)
+        total = Sum(step, view, self._plan.id, span.start, tuple(digests), author=me)
+        self._sums[me] = total.signed(self.run, self.signer)
+        await self.server.offer_sum(self._sums[me], self.file.read)
 
-    def _sum(self, index: int, parts: Sequence[bytes]) -> bytes:
-        return sum_of(self.grid, self._plan, self.request.readys, index, parts)
+    async def _sum(self, first: int, parts: Sequence[Sequence[bytes]]) -> list[bytes]:
+        """The pieces of the mean from ``first`` on: what a contributor signed and is none is
+        evidence against it."""
+        readys = self.request.readys
+        norms, by = [one.norms for one in readys], list(shares_of(readys).values())
+        try:
+            return await self.engine.sum(first, parts, norms, by)
+        except BadPiece as bad:
+            ready, piece = readys[bad.rank], parts[bad.rank][bad.index - first]
+            logger.warning("diloco_bad_part peer=%s piece=%d", ready.author.short, bad.index)
+            self.found(BadPart(ready, bad.index, piece))
+            raise ReductionFailed([ready.author]) from bad
 
-    async def _fetch_part(self, ready: Ready, span: range, into: list[bytes]) -> None:
-        """A contributor's pieces, judged: what it signed and is none is evidence against it."""
-        root = root_of(ready.digests)
+    async def _fetch_part(self, ready: Ready, span: range, into: deque[bytes]) -> None:
+        """A contributor's pieces, of which few wait to be summed."""
+        root, most = root_of(ready.digests), MOST_WAITING // len(self.request.readys)
+        reached = span.start
+
+        async def take(index: int, piece: bytes) -> None:
+            nonlocal reached
+            while into and len(into) * len(piece) >= most:
+                await self._news.wait()
+            into.append(piece)
+            reached = index + 1
+            self._news.notify_all()
+
         held = self.server.holds(root)
         if held is not None:
-            into += [held.piece(one) for one in span]
-            self._news.notify_all()
+            for index in span:
+                await take(index, await held.read(index))
             return
         self.parts_missing[ready.author] = None
 
-        def take(piece: bytes) -> None:
-            index = span[len(into)]
-            try:
-                check_part(self.grid, index, piece, ready.norms[index])
-            except BadMessage as error:
-                logger.warning("diloco_bad_part peer=%s: %s", ready.author.short, error)
-                self.found(BadPart(ready, index, piece))
-                raise ReductionFailed([ready.author]) from error
-            into.append(piece)
-            self._news.notify_all()
-
         async def rest() -> None:
-            first = span.start + len(into)
-            wanted = ready.digests[first : span.stop]
-            await self.client.pieces(ready.author, root, first, wanted, take)
+            wanted = ready.digests[reached : span.stop]
+            await self.client.pieces(ready.author, root, reached, wanted, take)
 
         await self._insist(rest)
         self.parts_missing.pop(ready.author, None)
 
-    async def _fetch_sum(
-        self, owner: PeerId, span: range, sums: dict[PeerId, tuple[Sum, list[bytes]]]
-    ) -> None:
+    async def _fetch_sum(self, owner: PeerId, span: range) -> None:
         step, view = self._plan.step, self.request.view
-        total, pieces = await self._insist(
-            partial(self.client.sum, owner, step, view, len(span))
+        total, odd = await self._insist(
+            partial(self.client.sum, owner, step, view, span, self.file)
         )
         self.heard(total)
         if (
@@ -197,33 +213,29 @@ class Reduction:
             or total.first != span.start
         ):
             raise ReductionFailed([owner])
-        for index, piece in zip(span, pieces, strict=True):
-            if is_unreadable(self.grid, index, piece):
-                self.found(Unreadable(total, index, piece))
-        self._check_decodes(span, pieces, [owner])
-        sums[owner] = total, pieces
+        for index, piece in odd.items():
+            self.found(Unreadable(total, index, piece))
+            raise ReductionFailed([owner])
+        self._sums[owner] = total
         self.sums_missing.pop(owner, None)
 
-    async def _audit(
-        self, owner_of: Sequence[PeerId], sums: dict[PeerId, tuple[Sum, list[bytes]]]
-    ) -> None:
+    async def _audit(self) -> None:
         """Repeat the sum of one piece. Each owner has another auditor at each step."""
         me, readys = self.signer.peer_id, self.request.readys
-        peers = sorted(sums)
+        peers = sorted(self._sums)
         owner = peers[(auditor_rank(self._plan, me) + self._plan.step) % len(peers)]
         if owner == me:
             return
-        total, _ = sums[owner]
+        total = self._sums[owner]
         index = total.first + self.world.rng("diloco/audit").randrange(len(total.digests))
-        parts: dict[PeerId, list[bytes]] = {one.author: [] for one in readys}
+        parts = [deque[bytes]() for _ in readys]
         async with trio.open_nursery() as nursery:
-            for one in readys:
-                only = range(index, index + 1)
-                nursery.start_soon(self._fetch_part, one, only, parts[one.author])
-        right = self._sum(index, [parts[one.author][0] for one in readys])
+            for one, into in zip(readys, parts, strict=True):
+                nursery.start_soon(self._fetch_part, one, range(index, index + 1), into)
+        evidence = tuple(into[0] for into in parts)
+        (right,) = await self._sum(index, [[one] for one in evidence])
         if digest_of(right) != total.digests[index - total.first]:
             logger.warning("diloco_bad_sum peer=%s piece=%d", owner.short, index)
-            evidence = tuple(parts[one.author][0] for one in readys)
             self.found(BadSum(total, self._plan, readys, index, evidence))
             raise ReductionFailed([owner])
 
@@ -248,34 +260,3 @@ def auditor_rank(plan: Plan, peer: PeerId) -> int:
     """A member's place among those that contribute, or may join."""
     everyone = sorted({*plan.summed, *plan.members, peer})
     return everyone.index(peer)
-
-
-@dataclass(frozen=True, slots=True)
-class DigestedState:
-    """A state with the digests of its pieces, which take as long as the step: made in a
-    thread."""
-
-    state: OuterState
-    blob: Blob
-
-    @classmethod
-    def of(cls, state: OuterState) -> DigestedState:
-        """With its digests."""
-        return cls(state, Blob.of_state(state))
-
-    @classmethod
-    def joined(cls, size: int, pieces: Sequence[bytes], moments: int) -> DigestedState:
-        """Of pieces as they travel. Raises `BadMessage`."""
-        return cls.of(OuterState.joined(size, list(pieces), moments))
-
-    @classmethod
-    def after(
-        cls,
-        outer: OuterAlgorithm,
-        grid: PieceGrid,
-        state: OuterState,
-        pieces: Sequence[bytes],
-        step: int,
-    ) -> DigestedState:
-        """The state after the mean of a step. Raises `BadMessage`."""
-        return cls.of(outer.after(state, grid.join(pieces), step))

@@ -24,11 +24,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Final
 
-import numpy as np
 import trio
 
 from p2p.concurrency import AutoResetEvent, Notifier, leaves
@@ -55,14 +55,13 @@ from roles.diloco.core.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from roles.diloco.core.outer import Fragments, OuterState, algorithm_of, state_grid
-from roles.diloco.core.pieces import MAX_NORM, MAX_RATE, PieceGrid, norm_of
-from roles.diloco.core.quant import Values
+from roles.diloco.core.outer import Arithmetic, BadPiece
+from roles.diloco.core.pieces import MAX_RATE
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
 from roles.diloco.core.windows import dealt, part_of
-from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
+from roles.diloco.exchange import PieceClient, PieceFile, PieceServer, PiecesUnavailable, Stored
 from roles.diloco.inner import FOLDER, InnerEngine
-from roles.diloco.reduction import DigestedState, Reduction, ReductionFailed
+from roles.diloco.reduction import Reduction, ReductionFailed
 from roles.diloco.store import MemberStore
 from roles.engines.base import EngineError
 from roles.shared.backoff import Backoff
@@ -71,10 +70,12 @@ from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
-STEP_RATE: Final = 400e6
-"""Bytes of state that an outer step and its digest take in a second, for simulated time."""
 ENOUGH: Final = 0.9
 """Share of a view's patience after which a member says from whom pieces are missing."""
+RECENT: Final = 4
+"""Newest records whose states are looked for on disk, where there are two as a rule."""
+FETCHED: Final = "fetched"
+"""In place of a view, in the name of a file that came from others, whole or by its mean."""
 EXPORT: Final = f"{FOLDER}/export"
 """Where the model is written for others to use."""
 MOST_WAITING: Final = 64 * MIB
@@ -165,7 +166,8 @@ class DilocoSession:
         self._world, self._host, self._run, self._terms = world, host, run, terms
         self._config, self._engine, self._may_train = config, engine, may_train
         self._founders = tuple(founders)
-        self._store = MemberStore(world, run)
+        self._arithmetic = Arithmetic(terms, engine.size)
+        self._store = MemberStore(world, run, self._arithmetic, engine)
         self._durable = Durable(world, "trainer")
         self._meter = meter
         self.server = PieceServer(world, may_train, self._may_have)
@@ -180,15 +182,12 @@ class DilocoSession:
         self.sample = ""
         """What the final model writes."""
         self.core: RoundCore
-        self._outer = algorithm_of(terms)
-        self._fragments = Fragments(engine.size, terms.fragments)
-        self._grid = PieceGrid.of(self._fragments.length, terms.codec)
-        self._state: OuterState
+        self._state: Stored
         self._events: deque[tuple[ev.Event, int]] = deque()
         self._waiting = 0
         """Bytes of messages among the events, each of which has its own beside it."""
         self._awake, self._news = AutoResetEvent(), Notifier()
-        self._tentative: dict[bytes, DigestedState] = {}
+        self._tentative: dict[bytes, Stored] = {}
         """States that were computed and have no record, by their outcome's digest."""
         self._means: dict[int, bytes] = {}  # roots of the newest means, by step
         self._states: dict[int, bytes] = {}  # and of the states that are served
@@ -272,17 +271,18 @@ class DilocoSession:
         first = genesis(self._run, self._founders)
         records = await store.records(first, world.verify, terms.anchor)
         held, kept = -1, await store.kept()
-        found = await store.state(records, self._engine.size, self._outer.moments)
+        found = await store.state(records[1:][-RECENT:])
+        if found is None and len(records) == 1:
+            file = store.state_file(0, 0)
+            digests = await self._durable.insist(partial(self._engine.begin, file.path))
+            found = 0, Stored(file, tuple(digests))
         if found is not None:
             held, self._state = found
-        elif len(records) == 1:
-            weights = await self._engine.begin()
-            held, self._state = 0, OuterState.begin(weights, self._outer.moments)
         await self._engine.restore(held)
         self.core = RoundCore(
             world.signer,
             terms.rounds(),
-            self._grid,
+            self._arithmetic.grid,
             run=self._run,
             records=records,
             held=held,
@@ -295,22 +295,28 @@ class DilocoSession:
         if self._rests:
             self._feed(ev.Leave())
         if held >= 0:
-            self._serve_state(held, await self._digested(DigestedState.of, self._state))
+            self._serve_state(held, self._state)
         ready = self.core.round.ready
         if ready is not None:
             await self._take_up(ready)
-        for pieces in await store.means(self.core.record.step, self._grid):
-            self.server.offer(Blob.of(pieces))
+        for step in (self.core.record.step, self.core.record.step + 1):
+            for mean in await store.found("mean", step):
+                self.server.offer(mean.blob)
+        vote = self.core.round.vote
+        if vote is not None:
+            for state in await store.found("state", vote.step):
+                if state.root == vote.outcome.state_root:
+                    self._tentative[vote.outcome.digest] = state
         world.sometimes("diloco/went on from a checkpoint", held > 0)
         logger.info("diloco_opened step=%d held=%d", self.core.record.step, held)
 
     async def _take_up(self, ready: Ready) -> None:
         """Serve the update that an earlier life has signed; without it this step is sat out."""
-        pieces = await self._store.update(ready, self._grid)
-        if pieces is None:
-            logger.warning("diloco_update_lost step=%d: this step is sat out", ready.step)
-        else:
-            self._update_root = self.server.offer(Blob.of(pieces))
+        for update in await self._store.found("update", ready.step):
+            if update.digests == ready.digests:
+                self._update_root = self.server.offer(update.blob)
+                return
+        logger.warning("diloco_update_lost step=%d: this step is sat out", ready.step)
 
     def rest(self, rests: bool) -> None:
         """Leave at the next border, or take part again."""
@@ -419,9 +425,16 @@ class DilocoSession:
             self._feed(ev.Received(said.author, said))
 
         reduction = Reduction(
-            self._world, self._world.signer, self._world.verify, self._run, self._grid,
-            self.server, self.client, request, lambda fault: self._feed(ev.Found(fault)), heard,
+            self._world, self._world.signer, self._world.verify, self._run, self._engine,
+            self.server, self.client, request,
+            self._store.mean_file(request.plan.step, request.view),
+            lambda fault: self._feed(ev.Found(fault)), heard,
         )  # fmt: skip
+        vote = self.core.round.vote
+        voted = None if vote is None else self._tentative.get(vote.outcome.digest)
+        self._tentative = {vote.outcome.digest: voted} if vote and voted else {}
+        with suppress(StorageError):
+            await self._store.forget_views(request.plan.step, request.view, voted)
         doublings = min(request.view, MOST_DOUBLINGS)
         suspects: list[PeerId] = []
         enough = ENOUGH * self._terms.patience * 2.0**doublings
@@ -433,6 +446,8 @@ class DilocoSession:
                 for one in leaves(failed):
                     assert isinstance(one, ReductionFailed)
                     suspects += one.suspects
+            except* (StorageError, EngineError) as failed:
+                self._not_saved(request.plan.step, next(leaves(failed)))
             else:
                 return
         if self._exchange is scope:
@@ -441,44 +456,32 @@ class DilocoSession:
             self._feed(ev.ReduceFailed(request.view, found))
 
     async def _compute(self, reduction: Reduction, request: ev.Reduce) -> None:
-        carried = request.carried
+        carried, step = request.carried, request.plan.step
         if carried is None:
-            pieces = await reduction.mean()
+            digests = await reduction.mean()
             self.past_exchange = request
         else:
-            pieces = await reduction.carried(carried)
-        after = await self._step(pieces, request.plan.step)
-        blob = Blob.of(pieces)
-        outcome = Outcome(request.plan, blob.root, after.blob.root)
-        self.server.offer(blob)
-        self._tentative[outcome.digest] = after
-        await self._save(request.plan.step, after.state, pieces)
+            digests = await reduction.carried(carried)
+        mean, file = reduction.file, self._store.state_file(step, request.view)
+        try:
+            state = await self._advanced(mean, file, step)
+        except BadPiece as bad:
+            raise await reduction.unreadable(bad.index) from bad
+        # whatever is decided is on the disks of a majority
+        await self._world.disk.fsync(mean.path)
+        root = self.server.offer(Stored(mean, digests).blob)
+        outcome = Outcome(request.plan, root, state.root)
+        self._tentative[outcome.digest] = state
         self._feed(ev.Reduced(request.view, outcome))
 
-    async def _step(self, pieces: Sequence[bytes], step: int) -> DigestedState:
-        """The outer step against a mean. Raises `BadMessage`."""
-        return await self._digested(
-            DigestedState.after, self._outer, self._grid, self._state, pieces, step
-        )
+    async def _advanced(self, mean: PieceFile, file: PieceFile, step: int) -> Stored:
+        """Take the outer step against a mean. Raises `BadPiece`, `StorageError`."""
+        before = self._state.file.path
+        digests = await self._engine.advance(before, mean.path, file.path, step)
+        return Stored(file, tuple(digests))
 
-    async def _digested(
-        self, make: Callable[..., DigestedState], *arguments: object
-    ) -> DigestedState:
-        cost = 4 * (1 + self._outer.moments) * self._engine.size / STEP_RATE
-        return await self._world.run_blocking(make, *arguments, cost=cost)
-
-    async def _save(self, step: int, state: OuterState, mean: Sequence[bytes]) -> None:
-        """Before it is voted for: whatever is decided is on the disks of a majority."""
-        try:
-            await self._store.save_mean(step, mean)
-            await self._store.save_state(step, state)
-        except StorageError as error:
-            logger.warning(
-                "diloco_not_saved step=%d: %s; training goes on, and the next step is saved"
-                " again",
-                step,
-                error,
-            )
+    def _not_saved(self, step: int, error: BaseException) -> None:
+        logger.warning("diloco_not_saved step=%d: %s; it is tried again", step, error)
 
     # Records come into force.
 
@@ -490,58 +493,53 @@ class DilocoSession:
             if state is None:
                 try:
                     state = await self._fetch_state(record)
-                except (PiecesUnavailable, BadMessage) as error:
+                except PiecesUnavailable as error:
                     logger.info("diloco_behind step=%d: %s", record.step, error)
+                except (StorageError, EngineError) as error:
+                    self._not_saved(record.step, error)
             if state is not None and self.core.record is record:
                 await self._begin(record, state)
                 return
             await backoff.wait()
 
-    async def _fetch_state(self, record: Record) -> DigestedState:
+    async def _fetch_state(self, record: Record) -> Stored:
         """From disk, by the mean if we hold the state before, else whole. Raises
-        `PiecesUnavailable`, `BadMessage`."""
-        size, moments = self._engine.size, self._outer.moments
-        found = await self._store.state(self.core.records, size, moments)
-        if found is not None and found[0] == record.step:
-            return await self._digested(DigestedState.of, found[1])
+        `PiecesUnavailable`, `StorageError`."""
+        found = await self._store.state([record])
+        if found is not None:
+            return found[1]
         sources = self.core.holders(record.step, self._world.now())
         self.figures.recovered_from = len(sources)
         state = await self._caught_up(record, sources)
         if state is None:
-            count = state_grid(size, moments).pieces
-            pieces = await self.client.blob(record.outcome.state_root, sources, count)
+            file, root = self._store.state_file(record.step, FETCHED), record.outcome.state_root
+            fetch = partial(self.client.blob, root, sources, file.grid.pieces)
+            state = Stored(file, await self._store.fetched(file, fetch))
             self._world.sometimes("diloco/fetched a whole state", True)
-            state = await self._digested(DigestedState.joined, size, pieces, moments)
-        await self._save(record.step, state.state, self._mean_of(record))
         return state
 
-    async def _caught_up(
-        self, record: Record, sources: Sequence[PeerId]
-    ) -> DigestedState | None:
+    async def _caught_up(self, record: Record, sources: Sequence[PeerId]) -> Stored | None:
         """The state by the mean of the step, which is an eighth of it or less; None if that is
         not enough."""
         if self.core.held != record.step - 1 or not record.step:
             return None
-        root, count = record.outcome.sum_root, self._grid.pieces
+        mean = self._store.mean_file(record.step, FETCHED)
+        file = self._store.state_file(record.step, f"after-{FETCHED}")
+        fetch = partial(self.client.blob, record.outcome.sum_root, sources, mean.grid.pieces)
         try:
-            pieces = await self.client.blob(root, sources, count)
-            after = await self._step(pieces, record.step)
-        except (PiecesUnavailable, BadMessage):
+            digests = await self._store.fetched(mean, fetch)
+            state = await self._advanced(mean, file, record.step)
+        except (PiecesUnavailable, BadPiece):
             return None
-        if after.blob.root != record.outcome.state_root:
+        if state.root != record.outcome.state_root:
             return None
-        self.server.offer(Blob.of(pieces))
+        self.server.offer(Stored(mean, digests).blob)
         self._world.sometimes("diloco/caught up by a mean", True)
-        return after
+        return state
 
-    def _mean_of(self, record: Record) -> Sequence[bytes]:
-        """The mean of a step, if it is here."""
-        blob = self.server.holds(record.outcome.sum_root)
-        return [] if blob is None else [blob.piece(one) for one in range(len(blob.digests))]
-
-    async def _begin(self, record: Record, found: DigestedState) -> None:
+    async def _begin(self, record: Record, found: Stored) -> None:
         """Put a state in force: served, and what is older forgotten."""
-        self._state = found.state
+        self._state = found
         self._tentative.clear()
         self._means[record.step] = record.outcome.sum_root
         self._serve_state(record.step, found)
@@ -550,11 +548,13 @@ class DilocoSession:
         self._note(record)
         if record.step >= self._terms.outer_steps:
             self.is_over = True
+        with suppress(StorageError):  # what stays is removed at the next step
+            await self._store.tidy(record.step, found, self._config.means_kept)
 
-    def _serve_state(self, step: int, found: DigestedState) -> None:
+    def _serve_state(self, step: int, found: Stored) -> None:
+        kept = self._config.means_kept
         self._states[step] = self.server.offer(found.blob)
         self._states = {one: root for one, root in self._states.items() if one > step - 2}
-        kept = self._config.means_kept
         self._means = {one: root for one, root in self._means.items() if one > step - kept}
         roots = [*self._states.values(), *self._means.values(), self._update_root]
         self.server.keep_only(roots)
@@ -602,13 +602,12 @@ class DilocoSession:
         """The inner steps of a round, and its update; given up when the round is over."""
         ahead, span = self._ahead, slice(0, self._engine.size)
         if self._continues == record.step and not self.is_over:
-            span = self._fragments.span(record.step)
+            span = self._arithmetic.fragments.span(record.step)
         self._ahead, self._continues = InnerProgress(), -1
-        if ahead.steps and ahead.step == record.step and not self.is_over:
-            await self._engine.shift(self._state.weights, span)
-        else:
+        is_ahead = bool(ahead.steps) and ahead.step == record.step and not self.is_over
+        if not is_ahead:
             ahead = InnerProgress(record.step)
-            await self._engine.load(self._state.weights, span)
+        await self._engine.load(self._state.file.path, span, is_ahead=is_ahead)
         await self._measure(record)
         every = self._config.export_every
         if self.is_over or (every and record.step and record.step % every == 0):
@@ -686,52 +685,20 @@ class DilocoSession:
 
     async def _encode(self, record: Record, tokens: int) -> Ready:
         """The update as it travels, durable with the optimiser's state before it is signed."""
-        update = self._fragments.cut(record.step + 1, await self._engine.update())
-        cost = 4 * update.size / STEP_RATE
-        encoded = await self._world.run_blocking(
-            EncodedUpdate.of, self._grid, update, cost=cost
-        )
-        pieces, blob = encoded.pieces, encoded.blob
-        await self._durable.insist(partial(self._store.save_update, pieces))
-        await self._durable.insist(partial(self._engine.save, record.step + 1))
-        self._update_root = self.server.offer(blob)
+        file = self._store.update_file(record.step + 1)
+        encode = partial(self._engine.encode, file.path, record.step + 1)
+        digests, norms = await self._durable.insist(encode)
+        self._update_root = self.server.offer(Stored(file, tuple(digests)).blob)
         return Ready(
             record.step + 1,
             0,
             record.digest,
             tokens,
             min(self.server.rate, MAX_RATE),
-            encoded.norms,
-            blob.digests,
+            tuple(norms),
+            tuple(digests),
             author=self._world.signer.peer_id,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class EncodedUpdate:
-    """An update as it travels."""
-
-    pieces: list[bytes]
-    norms: tuple[float, ...]
-    """Of the pieces as they decode, in float32."""
-    blob: Blob
-
-    @classmethod
-    def of(cls, grid: PieceGrid, update: Values) -> EncodedUpdate:
-        """Raises `EngineError` if it is not finite, or longer than any update of a model that
-        learns: the inner steps have diverged."""
-        try:
-            pieces = grid.encode_all(update)
-        except ValueError as error:
-            raise EngineError(f"this member's update cannot be sent: {error}") from error
-        back = grid.join(pieces)
-        parts = (back[grid.span(one)] for one in range(grid.pieces))
-        norms = tuple(float(np.float32(norm_of(part))) for part in parts)
-        if max(norms) > MAX_NORM:
-            raise EngineError(
-                f"this member's update cannot be sent: a piece of it has norm {max(norms):g}"
-            )
-        return cls(pieces, norms, Blob.of(pieces))
 
 
 def model_card(run: bytes, record: Record, figures: MemberFigures, terms: DilocoTerms) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from p2p.errors import BadMessage
@@ -25,10 +26,11 @@ from roles.diloco.core.messages import (
     decode_statement_untrusted,
     encode_message,
 )
-from roles.diloco.core.outer import OuterState, state_grid
-from roles.diloco.core.pieces import DIGEST_BYTES, PieceGrid, digest_of
+from roles.diloco.core.outer import Arithmetic
+from roles.diloco.core.pieces import DIGEST_BYTES
 from roles.diloco.core.round import check_record
-from roles.diloco.inner import FOLDER
+from roles.diloco.exchange import PieceFile, Stored, Take
+from roles.diloco.inner import FOLDER, InnerEngine
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +38,20 @@ RECORDS: Final = f"{FOLDER}/records"
 """All records, one after the other."""
 KEPT: Final = f"{FOLDER}/signed"
 """What was signed last."""
-UPDATE: Final = f"{FOLDER}/contribution"
-"""The pieces of this step's update."""
-GENERATIONS: Final = 2
-"""States that are kept: while the newer is written, the older is whole."""
+KINDS: Final = ("update", "mean", "state")
+"""Files of pieces, by the first part of their names; then come the step and the view."""
+UNFINISHED: Final = ".partial"
+"""Behind the name of a file that is not whole."""
 
 
 class MemberStore:
     """The files of one member."""
 
-    def __init__(self, world: World, run: bytes) -> None:
-        self._disk = world.disk
-        self._run = run
+    def __init__(
+        self, world: World, run: bytes, arithmetic: Arithmetic, engine: InnerEngine
+    ) -> None:
+        self._disk, self._run = world.disk, run
+        self._arithmetic, self._engine = arithmetic, engine
 
     async def records(
         self, first: Record, verify: Verify, anchor: PeerId | None
@@ -113,60 +117,79 @@ class MemberStore:
                     return Keep(step, view, proposed, found, voted, accepted)
         return None
 
-    async def save_update(self, pieces: Sequence[bytes]) -> None:
-        """Keep an update, so that a next life contributes the same."""
-        await self._disk.replace(UPDATE, b"".join(pieces))
+    def update_file(self, step: int) -> PieceFile:
+        """Where this member's update of a step is."""
+        return PieceFile(self._disk, f"{FOLDER}/update-{step}", self._arithmetic.grid)
 
-    async def update(self, ready: Ready, grid: PieceGrid) -> list[bytes] | None:
-        """The update of which this was signed; None if it is gone."""
-        if await self._disk.size(UPDATE) is None:
-            return None
-        pieces = grid.cut(await self._disk.read(UPDATE))
-        digests = tuple(map(digest_of, pieces))
-        return pieces if digests == ready.digests else None
+    def mean_file(self, step: int, view: object) -> PieceFile:
+        """Where the mean that leads to a step is, as it was summed in a view."""
+        return PieceFile(self._disk, f"{FOLDER}/mean-{step}-{view}", self._arithmetic.grid)
 
-    async def save_state(self, step: int, state: OuterState) -> None:
-        """Make a state durable, then remove all but two. Raises `StorageError`; the older one
-        is whole then."""
-        await self._disk.replace(_name("state", step), b"".join(state.pieces()))
-        for name in await self._disk.list(FOLDER):
-            kind, _, number = name.partition("-")
-            if kind in {"state", "mean"} and int(number or step) <= step - GENERATIONS:
-                await self._disk.remove(f"{FOLDER}/{name}")
+    def state_file(self, step: int, view: object) -> PieceFile:
+        """Where the state after a step is, as it was computed in a view."""
+        grid = self._arithmetic.state_grid
+        return PieceFile(self._disk, f"{FOLDER}/state-{step}-{view}", grid)
 
-    async def save_mean(self, step: int, pieces: Sequence[bytes]) -> None:
-        """Keep the mean that leads to a step: who votes for it can give it to the others, also
-        in a next life."""
-        await self._disk.replace(_name("mean", step), b"".join(pieces))
-
-    async def means(self, step: int, grid: PieceGrid) -> list[list[bytes]]:
-        """The means of a step and the next, so far as they are on disk. Peers judge them."""
+    async def found(self, kind: str, step: int) -> list[Stored]:
+        """What there is of a kind and step, with its digests: who asks judges them."""
+        is_state = kind == "state"
+        grid = self._arithmetic.state_grid if is_state else self._arithmetic.grid
         found = []
-        for one in (step, step + 1):
-            if await self._disk.size(_name("mean", one)) == grid.total_bytes:
-                found.append(grid.cut(await self._disk.read(_name("mean", one))))
+        for name in await self._disk.list(FOLDER):
+            if name.split("-")[:2] == [kind, str(step)] and not name.endswith(UNFINISHED):
+                file = PieceFile(self._disk, f"{FOLDER}/{name}", grid)
+                digests = await self._engine.digests(file.path, is_state=is_state)
+                found += [Stored(file, tuple(digests))] if digests else []
         return found
 
-    async def state(
-        self, records: Sequence[Record], size: int, moments: int
-    ) -> tuple[int, OuterState] | None:
-        """The newest state on disk that has its record's digest, and its step."""
-        grid = state_grid(size, moments)
-        for record in reversed(records[1:][-2 * GENERATIONS :]):
-            name = _name("state", record.step)
-            if await self._disk.size(name) != grid.total_bytes:
-                continue
-            pieces = grid.cut(await self._disk.read(name))
-            try:
-                state = OuterState.joined(size, pieces, moments)
-            except BadMessage as error:
-                logger.warning("diloco_state_damaged step=%d: %s", record.step, error)
-                continue
-            if state.root == record.outcome.state_root:
-                return record.step, state
-            logger.warning("diloco_state_damaged step=%d", record.step)
+    async def state(self, records: Sequence[Record]) -> tuple[int, Stored] | None:
+        """The newest state on disk that has the digest of its record, one of these; its
+        step."""
+        for record in reversed(records):
+            for one in await self.found("state", record.step):
+                if one.root == record.outcome.state_root:
+                    return record.step, one
+                logger.warning("diloco_state_damaged step=%d", record.step)
         return None
 
+    async def fetched(
+        self, file: PieceFile, fetch: Callable[[Take], Awaitable[tuple[bytes, ...]]]
+    ) -> tuple[bytes, ...]:
+        """Have ``fetch`` bring the pieces of a file, which is durable then; their digests."""
+        unfinished = replace(file, path=f"{file.path}{UNFINISHED}")
+        digests = await fetch(unfinished.write)
+        await self._disk.fsync(unfinished.path)
+        await self._disk.rename(unfinished.path, file.path)
+        return digests
 
-def _name(kind: str, step: int) -> str:
-    return f"{FOLDER}/{kind}-{step}"
+    async def tidy(self, newest: int, state: Stored, means: int) -> None:
+        """Remove what no one asks for any more, once the state of the step ``newest`` is in
+        force: all but it and the one before, and but the last ``means`` means."""
+        keeps = {"update": 0, "state": 1, "mean": means - 1}
+
+        def is_old(kind: str, step: int, path: str) -> bool:
+            is_other = kind == "state" and step == newest and path != state.file.path
+            return step < newest - keeps[kind] or is_other
+
+        await self._remove(is_old)
+
+    async def forget_views(self, step: int, view: int, voted: Stored | None) -> None:
+        """Remove what was computed for a step in earlier views, which a member that stops each
+        exchange could make as many as it likes: all but what was voted for, and the mean of the
+        last one, for members that are behind."""
+        kept = {f"mean-{step}-{view - 1}", f"mean-{step}-{view}", f"state-{step}-{view}"}
+        if voted is not None:
+            name = voted.file.path.removeprefix(f"{FOLDER}/")
+            kept |= {name, name.replace("state", "mean")}
+
+        def is_old(kind: str, number: int, path: str) -> bool:
+            return kind != "update" and number == step and path[len(FOLDER) + 1 :] not in kept
+
+        await self._remove(is_old)
+
+    async def _remove(self, is_old: Callable[[str, int, str], bool]) -> None:
+        for name in await self._disk.list(FOLDER):
+            kind, number = (*name.split("-"), "")[:2]
+            path = f"{FOLDER}/{name}"
+            if kind in KINDS and number.isdecimal() and is_old(kind, int(number), path):
+                await self._disk.remove(path)

@@ -1,27 +1,30 @@
-"""The process in which a member's inner steps are computed: ``python -m roles.diloco.worker``.
+"""The process in which a member computes: ``python -m roles.diloco.worker``.
 
-Frames on the standard streams, as with `roles.engines.worker`; vectors are in files of raw
-float32, of which the frames say where they are. What a caller or its machine can cause comes
-back as a `Failure`; anything else ends the process with a traceback.
+Here are the model, its optimiser, and whatever else is as large as the model. States, updates
+and means are files of pieces that lie end to end, which the node serves to others and fetches
+from them; a state is raw float32, weights and then moments, and is mapped where it lies. Few
+pieces at a time cross the pipe, to be summed. So the node holds digests and no vector.
 """
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import astuple
+import shutil
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from p2p.errors import MissingDependency
-from p2p.naming import derived
+from p2p.errors import ConfigError, MissingDependency
 from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
+from roles.diloco.core.outer import Arithmetic, BadPiece, digests_of
 from roles.diloco.corpus import open_corpora
 from roles.diloco.material import Rewards, Texts
+from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.envs.base import open_teaching
@@ -30,88 +33,149 @@ from roles.workers.server import serve
 
 
 class InnerServer:
-    """One model, and what it learns from."""
+    """What a node may call. Paths are the operating system's."""
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        terms: DilocoTerms,
-        places: Mapping[str, str],
-        base: str,
-        environments: EnvironmentSetup | None = None,
-    ) -> None:
-        """``environments`` are those of a run that learns from rewards."""
+    def configure(
+        self, config: Any, terms: Any, places: Any, base: str, environments: Any
+    ) -> int:
+        """Prepare this process; the size of the model. ``environments`` are those of a run that
+        learns from rewards, else None."""
+        engine = read_table(EngineConfig, config, "the engine")
+        os.nice(engine.nice)
+        os.environ["OMP_NUM_THREADS"] = str(threads_of(engine))
         try:
-            from roles.diloco.objectives import Objective, RewardLoss
             from roles.diloco.pretrain import Pretrainer
             from roles.engines.torch.device import find_device
+            from roles.engines.torch.ranks import Ranks
         except ImportError as error:
             raise MissingDependency(
                 f"the torch engine needs torch: pip install 'shoal[torch]' ({error})"
             ) from error
+        run = read_table(DilocoTerms, terms, "the run file")
+        device = find_device(engine.device)
+        folder = Path(base) if base else None
+        is_shared = engine.gpus.ranks > 1 or engine.gpus.offload
         self._text = _TextCodec(base)
         self._material: Texts | Rewards
-        objective: Objective | None = None
+        rewards: Rewards | None = None
         if environments is None:
             corpus = open_corpora(
-                terms.corpora, places, self._text.encode, end=config.end_tokens[0],
-                vocabulary=config.shape.vocabulary, window=terms.window,
-                held_out=terms.held_out, anneal=terms.anneal,
+                run.corpora, places, self._text.encode, end=engine.end_tokens[0],
+                vocabulary=engine.shape.vocabulary, window=run.window, held_out=run.held_out,
+                anneal=run.anneal,
             )  # fmt: skip
-            self._material = Texts(corpus, config, terms)
+            self._material = Texts(corpus, engine, run)
+        elif is_shared:
+            raise ConfigError(
+                'goal = "reward" learns in one process: take ranks and offload out of'
+                " [role.trainer.gpus]"
+            )
         else:
-            teacher = None if base else open_teaching(config.environment)
-            rewards = Rewards(open_mix(environments), teacher, config, terms)
-            self._material, objective = rewards, RewardLoss(config, terms, rewards)
-        first = Path(base) if base else None
-        device = find_device(config.device)
-        self._trainer = Pretrainer(config, terms, first, objective, device)
+            setup = read_table(EnvironmentSetup, environments, "the environments")
+            teacher = None if base else open_teaching(engine.environment)
+            rewards = Rewards(open_mix(setup), teacher, engine, run)
+            self._material = rewards
+        make = partial(Pretrainer, run, folder, rewards)
+        self._call: Callable[..., Any]
+        """Calls a method of the `Pretrainer`, in all its processes."""
+        self.close: Callable[[], None] = lambda: None
+        """Ends what other processes there are; the end of this one does it as well."""
+        if is_shared:
+            ranks = Ranks(engine, make)
+            self._call, self.close = ranks.all, ranks.close
+        else:
+            trainer = make(engine, device)
+            self._call = lambda method, *arguments: getattr(trainer, method)(*arguments)
+        size = engine.shape.parameters
+        self._arithmetic = Arithmetic(run, size)
+        return size
 
-    def call(self, method: str, arguments: Sequence[Any]) -> object:
-        """The result is fit for the pipe."""
-        trainer = self._trainer
-        match method, arguments:
-            case "begin", [path]:
-                _write(path, trainer.vector())
-                return None
-            case "load", [path, start, stop]:
-                trainer.load(np.fromfile(path, "<f4", trainer.size), slice(start, stop))
-                return None
-            case "shift", [path, start, stop]:
-                trainer.shift(np.fromfile(path, "<f4", trainer.size), slice(start, stop))
-                return None
-            case "train", [first, steps, window]:
-                return astuple(
-                    trainer.train(self._material.batches(window, first, steps), first)
-                )
-            case "update", [path]:
-                _write(path, trainer.update())
-                return None
-            case "loss", []:
-                return trainer.loss(self._material.held_out())
-            case "write", [text, count]:
-                return self._written(text, count)
-            case "save", [path, previous, step]:
-                trainer.save(Path(path), Path(previous), step)
-                return None
-            case "restore", [path]:
-                return trainer.restore(Path(path))
-            case "export", [folder]:
-                trainer.export(Path(folder))
-                return None
-        raise TypeError(f"an inner engine has no method {method}({len(arguments)} arguments)")
+    # What all members compute alike.
 
-    def _written(self, text: str, count: int) -> str:
-        """Nothing from a model of questions: its reward says how well it answers."""
+    def begin(self, path: str) -> list[bytes]:
+        """Write the state of step 0; the digests of its pieces."""
+        state = self._arithmetic.begun(self._call("vector"))
+        _write(path, [state.data.cast("B")])
+        return digests_of(self._arithmetic.state_grid, state.data.cast("B"))
+
+    def digests(self, path: str, is_state: bool) -> list[bytes]:
+        """The digests of the pieces in a file; none if it is not as long as they are."""
+        arithmetic = self._arithmetic
+        grid = arithmetic.state_grid if is_state else arithmetic.grid
+        return digests_of(grid, _mapped(path))
+
+    def sum(
+        self,
+        first: int,
+        parts: Sequence[Sequence[bytes]],
+        norms: Sequence[Sequence[float]],
+        by: Sequence[float],
+    ) -> object:
+        """See `Arithmetic.summed`; of a bad piece its member and number, in place of a list."""
+        try:
+            return [True, self._arithmetic.summed(first, parts, norms, by)]
+        except BadPiece as bad:
+            return [False, [bad.rank, bad.index]]
+
+    def advance(self, before: str, mean: str, after: str, step: int) -> object:
+        """Take an outer step from the state ``before`` to a file ``after``; its digests, or the
+        number of a piece of the mean that cannot be read."""
+        arithmetic = self._arithmetic
+        shutil.copyfile(before, f"{after}.partial")
+        values = np.memmap(f"{after}.partial", "<f4", "r+")
+        try:
+            arithmetic.advance(arithmetic.rows(values), _mapped(mean), step)
+        except BadPiece as bad:
+            return bad.index
+        values.flush()
+        _finish(after)
+        return self.digests(after, True)
+
+    # Inner steps.
+
+    def load(self, path: str, start: int, stop: int, is_ahead: bool) -> None:
+        """Begin a round from the weights of the state at ``path``: see `Pretrainer.load`."""
+        self._call("load_from", path, start, stop, is_ahead)
+
+    def train(self, first: int, steps: int, window: int) -> list[Any]:
+        """See `roles.diloco.inner.InnerEngine`."""
+        found: tuple[Any, ...] = self._call(
+            "train", self._material.batches(window, first, steps), first
+        )
+        return list(found)
+
+    def encode(self, path: str, step: int) -> list[Any]:
+        """Write the update as it travels at a step, and the optimiser's state beside it;
+        digests and norms of its pieces."""
+        update = self._call("update")
+        try:
+            pieces, norms = self._arithmetic.encoded(update, step)
+        except ValueError as error:
+            raise EngineError(f"this member's update cannot be sent: {error}") from error
+        _write(path, pieces)
+        self._call("save", Path(path).parent, step)
+        data = b"".join(pieces)
+        return [digests_of(self._arithmetic.grid, data), norms]
+
+    def restore(self, folder: str, step: int) -> list[str]:
+        """See `Pretrainer.restore`."""
+        damage: list[str] = self._call("restore", Path(folder), step)
+        return damage
+
+    def loss(self) -> float:
+        """See `Pretrainer.loss`."""
+        return float(self._call("loss", self._material.held_out()))
+
+    def write(self, text: str, count: int) -> str:
+        """Continue a text. A model of questions writes nothing: its reward says how well it
+        answers."""
         if isinstance(self._material, Rewards):
             return ""
-        start = self._text.encode(text)
-        return self._text.decode(self._trainer.continue_text(start, count, seed=0))
+        return self._text.decode(self._call("continue_text", self._text.encode(text), count, 0))
 
-    @property
-    def size(self) -> int:
-        """Weights of the model."""
-        return self._trainer.size
+    def export(self, folder: str) -> None:
+        """See `Pretrainer.export`."""
+        self._call("export", Path(folder))
 
 
 class _TextCodec:
@@ -138,42 +202,40 @@ class _TextCodec:
         return str(self._tokenizer.decode(tokens))
 
 
-def _write(path: str, vector: NDArray[np.float32]) -> None:
-    """Whole or not at all; it need not outlive a crash of the machine."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(derived(target.name, after=".partial"))
-    vector.astype("<f4").tofile(unfinished)
-    unfinished.replace(target)
+def _mapped(path: str) -> memoryview:
+    """The bytes of a file, mapped."""
+    with open(path, "rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-class Server:
-    """What a node may call."""
+def _write(path: str, parts: Sequence[bytes | memoryview]) -> None:
+    """Write a file whole or not at all, and durably."""
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(f"{path}.partial", "wb") as file:
+        file.writelines(parts)
+    _finish(path)
 
-    def configure(
-        self, config: Any, terms: Any, places: Any, base: str, environments: Any
-    ) -> int:
-        """Prepare this process; the size of the model."""
-        found = read_table(EngineConfig, config, "the engine")
-        os.nice(found.nice)
-        os.environ["OMP_NUM_THREADS"] = str(threads_of(found))
-        setup = (
-            None
-            if environments is None
-            else read_table(EnvironmentSetup, environments, "the environments")
-        )
-        read = read_table(DilocoTerms, terms, "the run file")
-        self._inner = InnerServer(found, read, places, base, setup)
-        return self._inner.size
 
-    def call(self, method: str, *arguments: Any) -> object:
-        """Call a method of the model."""
-        return self._inner.call(method, arguments)
+def _finish(path: str) -> None:
+    """Give what was written to ``path.partial`` its name, durably."""
+    _sync(f"{path}.partial")
+    os.replace(f"{path}.partial", path)
+    _sync(os.path.dirname(path))
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def main() -> None:
-    """Serve one member's inner steps on the standard streams."""
-    serve(Server())
+    """Serve one member on the standard streams."""
+    serve(InnerServer())
 
 
 if __name__ == "__main__":

@@ -83,6 +83,7 @@ class DilocoMember:
                 device=config.device,
                 profile=config.profile,
                 autocast=config.autocast,
+                gpus=config.gpus,
             ),
             terms,
             config.corpora,

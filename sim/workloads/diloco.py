@@ -27,7 +27,7 @@ from roles.diloco.core.messages import NO_DIGEST, Ready, Record, Sum, Vote
 from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import shares_of
-from roles.diloco.exchange import Blob, PieceServer
+from roles.diloco.exchange import Blob, PieceServer, Read
 from roles.diloco.inner import FakeInner, Phase
 from roles.diloco.session import DilocoSession
 from roles.engines.config import DeviceProfile, EngineConfig
@@ -63,28 +63,32 @@ class NanSession(DilocoSession):
         ready = await super()._encode(record, tokens)
         blob = self.server.holds(self._update_root)
         assert blob is not None
-        pieces = [blob.piece(one) for one in range(len(blob.digests))]
-        pieces[0] = b"\xc0\x7f" + pieces[0][2:]
-        self._update_root = self.server.offer(Blob.of(pieces))
+        first = b"\xc0\x7f" + (await blob.read(0))[2:]
+
+        async def read(index: int) -> bytes:
+            return await blob.read(index) if index else first
+
+        digests = (digest_of(first), *ready.digests[1:])
+        self._update_root = self.server.offer(Blob(digests, read))
         assert isinstance(self.server, NanServer)
         self.server.honest[self._update_root] = blob
-        return replace(ready, digests=(digest_of(pieces[0]), *ready.digests[1:]))
+        return replace(ready, digests=digests)
 
 
 class ThousandfoldInner(FakeInner):
     """Its updates are a thousand times as large as they were computed."""
 
-    async def update(self) -> Values:
-        """See `InnerEngine`."""
-        return np.float32(1000) * await super().update()
+    def update(self) -> Values:
+        """See `FakeInner`."""
+        return np.float32(1000) * super().update()
 
 
 class HarmfulInner(FakeInner):
     """Its updates go the wrong way, by less than the others' go the right one."""
 
-    async def update(self) -> Values:
-        """See `InnerEngine`."""
-        return np.float32(-0.3) * await super().update()
+    def update(self) -> Values:
+        """See `FakeInner`."""
+        return np.float32(-0.3) * super().update()
 
 
 class TwoStories(DilocoSession):
@@ -102,14 +106,19 @@ class TwoStories(DilocoSession):
 class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
 
-    def offer_pieces(self, step: int, view: int, pieces: Sequence[bytes]) -> None:
+    def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
         """Nothing before the lie is whole."""
 
-    def offer_sum(self, total: Sum, pieces: Sequence[bytes]) -> None:
+    async def offer_sum(self, total: Sum, read: Read) -> None:
         """Offer an honest sum, but for the last byte of each piece."""
-        wrong = [piece[:-1] + bytes((piece[-1] ^ 0x11,)) for piece in pieces]
-        lie = replace(total, digests=tuple(map(digest_of, wrong)))
-        super().offer_sum(lie.signed(RUN, self._world.signer), wrong)
+
+        async def wrong(index: int) -> bytes:
+            piece = await read(index)
+            return piece[:-1] + bytes((piece[-1] ^ 0x11,))
+
+        digests = [digest_of(await wrong(one)) for one in total.span]
+        lie = replace(total, digests=tuple(digests))
+        await super().offer_sum(lie.signed(RUN, self._world.signer), wrong)
 
 
 class Pretraining:

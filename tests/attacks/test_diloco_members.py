@@ -34,8 +34,9 @@ from roles.diloco.core.messages import (
 )
 from roles.diloco.core.pieces import owners
 from roles.diloco.core.round import MOST_UNPROVEN, RoundCore, genesis
-from roles.diloco.exchange import Blob, PieceClient, PieceServer, PiecesUnavailable
+from roles.diloco.exchange import PieceClient, PieceFile, PieceServer, PiecesUnavailable
 from roles.diloco.reduction import Reduction, ReductionFailed
+from tests.support.pieces import in_memory
 from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import CONFIG, GRID, RUN, DilocoSwarm, Machine, digest
@@ -242,21 +243,25 @@ def test_beats_from_the_future_make_no_member_and_no_record() -> None:
     assert LIAR in made.live(1.0)
 
 
-class _Pieces(list[bytes]):
-    """Pieces that tell whether somebody holds them."""
+class _Reader:
+    """Tells whether somebody could still read."""
+
+    async def __call__(self, index: int) -> bytes:
+        return bytes(8)
 
 
 def test_views_that_fail_leave_no_sums_behind() -> None:
     """Each left what its owner had summed: a share of the model a view, until a round was
     committed, which a member that stops every exchange can put off."""
     server = PieceServer(cast(Any, None), lambda _: True)
-    held = weakref.WeakValueDictionary[int, _Pieces]()
+    held = weakref.WeakValueDictionary[int, _Reader]()
     for view in range(10):
-        pieces = held[view] = _Pieces([bytes(8)])
-        server.offer_pieces(1, view, pieces)
+        read = held[view] = _Reader()
+        server.offer_pieces(1, view, read, range(1))
         if view % 2:
-            server.offer_sum(Sum(1, view, NO_DIGEST, 0, (NO_DIGEST,), author=ME), pieces)
-        del pieces
+            total = Sum(1, view, NO_DIGEST, 0, (NO_DIGEST,), author=ME)
+            trio.run(server.offer_sum, total, read)
+        del read
     assert sorted(held) == [8, 9]
 
 
@@ -345,8 +350,9 @@ def test_whatever_rates_are_claimed_all_pieces_have_owners(
 def reduction(server: PieceServer, client: object) -> Reduction:
     request = ev.Reduce(0, PLAN, tuple(READYS), None, (LIAR,))
     return Reduction(
-        cast(Any, None), FakeSigner(ME), fake_verify, RUN, GRID, server, cast(Any, client),
-        request, lambda fault: None, lambda said: None,
+        cast(Any, None), FakeSigner(ME), fake_verify, RUN, cast(Any, None), server,
+        cast(Any, client), request, PieceFile(cast(Any, None), "mean", GRID),
+        lambda fault: None, lambda said: None,
     )  # fmt: skip
 
 
@@ -354,7 +360,7 @@ def test_a_vote_for_a_mean_that_is_something_else_fails_that_view_alone() -> Non
     """A liar voted for an outcome whose mean was the root of the state, which all hold: whoever
     took the outer step with that ended."""
     server = PieceServer(cast(Any, None), lambda _: True)
-    root = server.offer(Blob.of([bytes(4096)] * 3))
+    root = server.offer(in_memory([bytes(4096)] * 3))
     carried = Outcome(PLAN, root, NO_DIGEST)
     with pytest.raises(ReductionFailed) as failed:
         trio.run(reduction(server, None).carried, carried)
@@ -376,7 +382,7 @@ def test_no_more_pieces_are_fetched_than_a_vector_has() -> None:
     client = Endless(cast(Any, None), cast(Any, None))
 
     async def fetch(sources: Sequence[PeerId]) -> None:
-        await client.blob(NO_DIGEST, sources, GRID.pieces)
+        await client.blob(NO_DIGEST, sources, GRID.pieces, cast(Any, None))
 
     with pytest.raises(PiecesUnavailable, match="16384 pieces"):
         trio.run(fetch, [LIAR])

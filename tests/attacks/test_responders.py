@@ -31,18 +31,19 @@ from p2p.shardcast.messages import Hello, encode_message as encode_shardcast
 from p2p.wire import pack
 from roles.contract.core.file import Run, sign_run
 from roles.diloco.core.messages import PIECES_PROTOCOL
-from roles.diloco.exchange import Blob, PieceServer
+from roles.diloco.exchange import PieceServer
 from roles.protocol.core.account import MAX_ACCOUNT
 from roles.protocol.core.answer import MAX_ANSWER
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.node.host import SimHost
 from sim.node.swarm import SimNode, open_swarm
+from tests.support.pieces import in_memory
 from tests.unit.test_run_file import TERMS
 
 ROOT: Final = Path(__file__).parents[2]
 STRANGERS, TIMES = 32, 12
-BLOB: Final = Blob.of([bytes([one]) * 256 * 1024 for one in range(4)])
+BLOB: Final = in_memory([bytes([one]) * 256 * 1024 for one in range(4)])
 SMALL: Final = 4096
 """Bytes of an answer that are no gift: opening a stream takes some hundred."""
 

@@ -43,8 +43,16 @@ from roles.diloco.core.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from roles.diloco.core.pieces import MAX_NORM, PieceGrid, check_part, digest_of, norm_of
-from roles.diloco.core.round import RoundCore, genesis, owners_of, shares_of, sum_of
+from roles.diloco.core.pieces import (
+    MAX_NORM,
+    PieceGrid,
+    check_part,
+    digest_of,
+    norm_of,
+    sum_piece,
+)
+from roles.diloco.core.round import RoundCore, genesis, owners_of, shares_of
+from tests.support.pieces import encode_all
 from tests.sweeps import DEEP
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN
@@ -126,7 +134,7 @@ class Fuzzer:
         if not self.random.randrange(5):
             values = np.zeros(1024)
         with np.errstate(under="ignore"):
-            return self.grid.encode_all((values * scale).astype(np.float32))
+            return encode_all(self.grid, (values * scale).astype(np.float32))
 
     def norm(self, piece: bytes) -> float:
         """As it is signed; 1 for what cannot be decoded."""
@@ -322,12 +330,13 @@ class Fuzzer:
         assert all(0 <= one <= 1 for one in shares.values())
         pieces = [self.pieces()[0] for _ in readys]
         try:
-            for one in pieces:
-                check_part(self.grid, 0, one, min(MAX_NORM, self.norm(one)))
+            values = [
+                check_part(self.grid, 0, one, min(MAX_NORM, self.norm(one))) for one in pieces
+            ]
         except BadMessage:  # no owner sums such pieces
             self.feed(ev.ReduceFailed(request.view, (LIAR,)))
             return
-        self.grid.decode_untrusted(0, sum_of(self.grid, request.plan, readys, 0, pieces))
+        self.grid.decode_untrusted(0, sum_piece(self.grid, 0, values, shares.values()))
         self.feed(ev.Reduced(request.view, Outcome(request.plan, self.some(), self.some())))
 
     def honest_turn(self) -> None:

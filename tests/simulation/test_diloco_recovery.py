@@ -13,6 +13,7 @@ from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
 from sim.net.link import LinkSpec
 from sim.node.swarm import SimNode, Swarm, open_swarm
+from tests.support.pieces import in_memory
 
 PIECES = [bytes([one]) * 200_000 for one in range(48)]
 SOURCE = LinkSpec(up=8.0, down=100.0)
@@ -23,20 +24,15 @@ class Liar(PieceServer):
     """Gives other bytes than it was asked for."""
 
     def offer(self, blob: Blob) -> bytes:
-        root = super().offer(blob)
-        self._blobs[root] = Blob(blob.digests, lambda one: bytes(200_000))
-        return root
+        return super().offer(Blob(blob.digests, in_memory([bytes(200_000)] * 48).read))
 
 
 class Half(PieceServer):
     """Has the list, and half of the pieces."""
 
     def offer(self, blob: Blob) -> bytes:
-        root = super().offer(blob)
-        self._blobs[root] = Blob(
-            blob.digests, lambda one: blob.piece(one) if one < 24 else blob.piece(one)[:-1]
-        )
-        return root
+        half = [piece if one < 24 else piece[:-1] for one, piece in enumerate(PIECES)]
+        return super().offer(Blob(blob.digests, in_memory(half).read))
 
 
 class Dripper(PieceServer):
@@ -61,7 +57,7 @@ def fetched(kinds: list[type[PieceServer]], most: float = 600.0) -> tuple[float,
 
     async def source(kind: type[PieceServer], machine: SimNode) -> None:
         server = kind(machine.world, lambda peer: True)
-        server.offer(Blob.of(PIECES))
+        server.offer(in_memory(PIECES))
         async with machine.open_host() as host:
             with host.serving(PIECES_PROTOCOL, server.serve):
                 await trio.sleep_forever()
@@ -74,11 +70,16 @@ def fetched(kinds: list[type[PieceServer]], most: float = 600.0) -> tuple[float,
             client = PieceClient(world, host)
             began = world.now()
             sources = [other.peer_id for other in machine.siblings]
+            found: dict[int, bytes] = {}
+
+            async def take(index: int, piece: bytes) -> None:
+                found[index] = piece
+
             try:
-                pieces = await client.blob(Blob.of(PIECES).root, sources)
+                await client.blob(in_memory(PIECES).root, sources, len(PIECES), take)
             except PiecesUnavailable:
-                pieces = []
-            done.append((world.now() - began, pieces))
+                found.clear()
+            done.append((world.now() - began, [found[one] for one in sorted(found)]))
 
     async def main(simulation: Simulation) -> None:
         async with open_swarm(simulation) as swarm:

@@ -29,8 +29,9 @@ from roles.diloco.core.messages import (
     Unreadable,
     Vote,
 )
-from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
-from roles.diloco.core.round import RoundCore, genesis, owners_of, sum_of
+from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of, sum_piece
+from roles.diloco.core.round import RoundCore, genesis, owners_of, shares_of
+from tests.support.pieces import encode_all
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, digest
 
@@ -52,7 +53,9 @@ def core() -> RoundCore:
 
 
 def pieces_of(seed: int) -> list[bytes]:
-    return GRID.encode_all(np.random.default_rng(seed).standard_normal(4096).astype(np.float32))
+    return encode_all(
+        GRID, np.random.default_rng(seed).standard_normal(4096).astype(np.float32)
+    )
 
 
 def ready(peer: PeerId, pieces: list[bytes], **changes: object) -> Ready:
@@ -97,7 +100,11 @@ def column(index: int) -> tuple[bytes, ...]:
     return tuple(HONEST[peer][index] for peer in PEERS)
 
 
-RIGHT = [sum_of(GRID, PLAN, READYS, at, column(at)) for at in OWNED]
+SHARES = shares_of(READYS).values()
+RIGHT = [
+    sum_piece(GRID, at, [GRID.decode_untrusted(at, one) for one in column(at)], SHARES)
+    for at in OWNED
+]
 
 
 def test_a_wrong_sum_convicts_its_owner_and_a_right_one_does_not() -> None:

@@ -9,8 +9,7 @@ import pytest
 
 from p2p.errors import ConfigError
 from roles.contract.core.diloco import DilocoTerms, Goal, Outer
-from roles.diloco.core.outer import OuterState, algorithm_of
-from roles.diloco.core.pieces import PieceGrid, shares, sum_piece
+from roles.diloco.core.outer import Arithmetic
 from roles.diloco.core.quant import Values
 from roles.diloco.material import Rewards
 from roles.engines.config import EngineConfig
@@ -18,8 +17,8 @@ from roles.envs.base import open_teaching
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
 from roles.envs.sort import decode, is_held_out
 from roles.rl.recipes import SORTER
+from tests.support.pieces import exchange
 from tests.support.toys import sorting_engine, sorting_learner
-from tests.unit.core_swarm import peer_named
 
 MEMBERS = 2
 TERMS = DilocoTerms(
@@ -36,11 +35,10 @@ def rewards(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT) -> Reward
 
 def member(terms: DilocoTerms = TERMS, config: EngineConfig = TAUGHT):  # type: ignore[no-untyped-def]
     pytest.importorskip("torch")
-    from roles.diloco.objectives import RewardLoss
     from roles.diloco.pretrain import Pretrainer
 
     found = rewards(terms, config)
-    return Pretrainer(config, terms, None, RewardLoss(config, terms, found)), found
+    return Pretrainer(terms, None, found, config), found
 
 
 def test_two_members_that_average_what_rewards_taught_them_answer_better() -> None:
@@ -48,26 +46,19 @@ def test_two_members_that_average_what_rewards_taught_them_answer_better() -> No
     warm_up = replace(TERMS, sequences=1)
     first, examples = member(warm_up, sorting_engine())
     first.train(examples.batches(0, 0, 400), 0)
-    state = OuterState.begin(first.vector())
-    members, outer = [member() for _ in range(MEMBERS)], algorithm_of(TERMS)
-    grid = PieceGrid.of(state.weights.size, TERMS.codec)
-    peers = [peer_named(one) for one in range(MEMBERS)]
-    wrong = [wrong_share(members, state.weights)]
+    members = [member() for _ in range(MEMBERS)]
+    arithmetic = Arithmetic(TERMS, first.size)
+    state = arithmetic.begun(first.vector())
+    wrong = [wrong_share(members, state[0])]
     for step in range(TERMS.outer_steps):
-        parts: list[list[bytes]] = []
         for rank, (trainer, material) in enumerate(members):
-            trainer.load(state.weights)
+            trainer.load(state[0])
             window, begin = (step * MEMBERS + rank) * TERMS.phase_windows, 16 * step
-            report = trainer.train(material.batches(window, begin, 16), begin)
-            assert report.tokens == 16 * 24 <= TERMS.phase_tokens
-            parts.append(grid.encode_all(trainer.update()))
-        by = shares(dict.fromkeys(peers, 1), dict.fromkeys(peers, 1.0))
-        mean = [
-            sum_piece(grid, at, dict(zip(peers, both, strict=True)), by)
-            for at, both in enumerate(zip(*parts, strict=True))
-        ]
-        state = outer.after(state, grid.join(mean), step + 1)
-        wrong.append(wrong_share(members, state.weights))
+            steps, tokens, _ = trainer.train(material.batches(window, begin, 16), begin)
+            assert steps == 16
+            assert tokens == 16 * 24 <= TERMS.phase_tokens
+        exchange(arithmetic, state, [one.update() for one, _ in members], step + 1)
+        wrong.append(wrong_share(members, state[0]))
     assert wrong[-1] < wrong[0] - 0.1, wrong
 
 
@@ -95,8 +86,8 @@ def test_groups_without_a_spread_of_rewards_leave_the_weights_as_they_are() -> N
     """Untaught, nothing is right: there is no gradient, and Adam's moments must not drift."""
     trainer, material = member()
     before = trainer.vector()
-    report = trainer.train(material.batches(0, 0, 2), 0)
-    assert report.loss == 1.0
+    _, _, loss = trainer.train(material.batches(0, 0, 2), 0)
+    assert loss == 1.0
     assert np.array_equal(trainer.vector(), before)
     parallel = replace(TERMS, outer=Outer.PARALLEL, inner_steps=1)
     trainer, material = member(parallel)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import numpy as np
@@ -9,33 +11,45 @@ import pytest
 
 from p2p.errors import StorageError
 from p2p.machine import open_world
-from roles.contract.core.diloco import Codec
+from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.diloco.core.events import Keep
 from roles.diloco.core.messages import Outcome, Plan, Ready, Record, Vote
-from roles.diloco.core.outer import OuterState
-from roles.diloco.core.pieces import PieceGrid, digest_of, norm_of
+from roles.diloco.core.outer import Arithmetic, digests_of
+from roles.diloco.core.pieces import digest_of, root_of
 from roles.diloco.core.round import genesis
+from roles.diloco.exchange import Stored
+from roles.diloco.inner import FakeInner
 from roles.diloco.store import MemberStore
+from roles.engines.config import EngineConfig
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, digest
 
 SIZE = 5000
-GRID = PieceGrid.of(SIZE, Codec.INT8)
+TERMS = DilocoTerms(codec=Codec.INT8)
+ARITHMETIC = Arithmetic(TERMS, SIZE)
+GRID = ARITHMETIC.grid
 ME = peer_named(0)
 FIRST = genesis(RUN, [ME])
 
 
-def state_of(step: int) -> OuterState:
+@asynccontextmanager
+async def open_store(folder: Path, run: bytes = RUN) -> AsyncIterator[MemberStore]:
+    async with open_world(folder) as world:
+        engine = FakeInner(world, EngineConfig(kind="fake"), TERMS, SIZE)
+        yield MemberStore(world, run, ARITHMETIC, engine)
+
+
+def state_of(step: int) -> bytes:
     rng = np.random.default_rng(step)
-    weights, momentum = (rng.standard_normal(SIZE).astype(np.float32) for _ in range(2))
-    return OuterState(weights, (momentum,))
+    return ARITHMETIC.begun(rng.standard_normal(SIZE).astype(np.float32)).tobytes()
 
 
 def chain(length: int) -> list[Record]:
     records = [FIRST]
     for step in range(1, length + 1):
         plan = Plan(step, records[-1].digest, ((ME, digest(b"r")),), (ME,))
-        outcome = Outcome(plan, digest(b"s"), state_of(step).root)
+        root = root_of(digests_of(ARITHMETIC.state_grid, state_of(step)))
+        outcome = Outcome(plan, digest(b"s"), root)
         vote = Vote(step, 0, outcome, author=ME).signed(RUN, FakeSigner(ME))
         records.append(Record(0, outcome, ((ME, vote.signature),)))
     return records
@@ -45,8 +59,7 @@ async def test_records_are_read_as_they_were_added_and_a_cut_one_is_dropped(
     tmp_path: Path,
 ) -> None:
     records = chain(3)
-    async with open_world(tmp_path) as world:
-        store = MemberStore(world, RUN)
+    async with open_store(tmp_path) as store:
         assert await store.records(FIRST, fake_verify, None) == [FIRST]
         await store.add(records[1:3])
         await store.add(records[3:])
@@ -59,96 +72,105 @@ async def test_records_are_read_as_they_were_added_and_a_cut_one_is_dropped(
 
 
 async def test_records_of_another_run_are_not_believed(tmp_path: Path) -> None:
-    async with open_world(tmp_path) as world:
-        await MemberStore(world, RUN).add(chain(2)[1:])
-        other = MemberStore(world, bytes(32))
+    async with open_store(tmp_path) as store:
+        await store.add(chain(2)[1:])
+    async with open_store(tmp_path, bytes(32)) as other:
         assert await other.records(FIRST, fake_verify, None) == [FIRST]
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "diloco").iterdir())
+
+
+async def kept(folder: Path, store: MemberStore, step: int, view: int = 0) -> Stored:
+    """A state on disk, with its mean."""
+    (folder / store.mean_file(step, view).path).write_bytes(bytes(GRID.total_bytes))
+    file = store.state_file(step, view)
+    (folder / file.path).write_bytes(state_of(step))
+    return Stored(file, tuple(digests_of(ARITHMETIC.state_grid, state_of(step))))
 
 
 async def test_of_two_states_the_older_is_taken_when_the_newer_is_damaged(
     tmp_path: Path,
 ) -> None:
     records = chain(4)
-    async with open_world(tmp_path) as world:
-        store = MemberStore(world, RUN)
-        assert await store.state(records, SIZE, 1) is None
+    (tmp_path / "diloco").mkdir()
+    async with open_store(tmp_path) as store:
+        assert await store.state(records) is None
         for step in range(1, 5):
-            await store.save_state(step, state_of(step))
-        assert sorted(path.name for path in (tmp_path / "diloco").iterdir()) == [
-            "state-3", "state-4",
+            state = await kept(tmp_path, store, step)
+            await store.tidy(step, state, 3)
+        assert files(tmp_path) == [
+            "mean-2-0", "mean-3-0", "mean-4-0", "state-3-0", "state-4-0",
         ]  # fmt: skip
-        found = await store.state(records, SIZE, 1)
-        assert found is not None
-        assert found[0] == 4
-        assert found[1].root == state_of(4).root
-        newest = tmp_path / "diloco/state-4"
+        assert await store.state(records) == (4, state)
+        newest = tmp_path / "diloco/state-4-0"
         data = bytearray(newest.read_bytes())
         data[100] ^= 1
         newest.write_bytes(data)
-        found = await store.state(records, SIZE, 1)
+        found = await store.state(records)
         assert found is not None
         assert found[0] == 3
-        newest.write_bytes(b"\xff" * len(data))  # NaN
-        (tmp_path / "diloco/state-3").write_bytes(bytes(data[:-4]))
-        assert await store.state(records, SIZE, 1) is None
+        (tmp_path / "diloco/state-3-0").write_bytes(bytes(data[:-4]))
+        assert await store.state(records) is None
 
 
-async def test_a_disk_that_refuses_a_state_leaves_the_older_one_whole(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with open_world(tmp_path) as world:
-        store = MemberStore(world, RUN)
-        await store.save_state(3, state_of(3))
+async def test_views_that_fail_leave_no_files_behind(tmp_path: Path) -> None:
+    """A member that stops every exchange makes as many views as it likes; what was voted for
+    may have been decided."""
+    (tmp_path / "diloco").mkdir()
+    async with open_store(tmp_path) as store:
+        voted = await kept(tmp_path, store, 7, 1)
+        await kept(tmp_path, store, 6)
+        for view in range(2, 6):
+            await store.forget_views(7, view, voted)
+            await kept(tmp_path, store, 7, view)
+        assert files(tmp_path) == [
+            "mean-6-0", "mean-7-1", "mean-7-4", "mean-7-5", "state-6-0", "state-7-1",
+            "state-7-5",
+        ]  # fmt: skip
 
-        async def full(path: str, data: bytes) -> None:
-            raise StorageError("no space left")
 
-        monkeypatch.setattr(world.disk, "replace", full)
-        with pytest.raises(StorageError):
-            await store.save_state(4, state_of(4))
-        found = await store.state(chain(4), SIZE, 1)
-        assert found is not None
-        assert found[0] == 3
+async def test_a_piece_that_the_disk_has_spoilt_is_not_given(tmp_path: Path) -> None:
+    """A peer would take it for a lie."""
+    (tmp_path / "diloco").mkdir()
+    async with open_store(tmp_path) as store:
+        state = await kept(tmp_path, store, 1)
+        assert await state.blob.read(1) == state_of(1)[1024:2048]
+        data = bytearray(state_of(1))
+        data[1024] ^= 1
+        (tmp_path / state.file.path).write_bytes(data)
+        assert await state.blob.read(0) == state_of(1)[:1024]
+        with pytest.raises(StorageError, match="damaged"):
+            await state.blob.read(1)
+        (tmp_path / state.file.path).unlink()
+        with pytest.raises(StorageError, match="gone"):
+            await state.blob.read(0)
 
 
 async def test_what_was_signed_is_there_again_and_not_if_it_is_damaged(tmp_path: Path) -> None:
     outcome = chain(1)[1].outcome
-    pieces = GRID.encode_all(state_of(1).weights)
-    norms = tuple(
-        float(np.float32(norm_of(GRID.decode_untrusted(at, one))))
-        for at, one in enumerate(pieces)
-    )
+    update = np.random.default_rng(1).standard_normal(SIZE).astype(np.float32)
+    pieces, norms = ARITHMETIC.encoded(update, 1)
     ready = Ready(
-        1, 0, FIRST.digest, 9, 0.0, norms, tuple(map(digest_of, pieces)), author=ME
+        1, 0, FIRST.digest, 9, 0.0, tuple(norms), tuple(map(digest_of, pieces)), author=ME
     ).signed(RUN, FakeSigner(ME))
     vote = Vote(1, 2, outcome, author=ME).signed(RUN, FakeSigner(ME))
-    kept = Keep(1, 2, -1, ready, vote)
-    async with open_world(tmp_path) as world:
-        store = MemberStore(world, RUN)
+    said = Keep(1, 2, -1, ready, vote)
+    async with open_store(tmp_path) as store:
         assert await store.kept() is None
-        await store.keep(kept)
-        await store.save_update(pieces)
-        assert await store.kept() == kept
-        assert await store.update(ready, GRID) == pieces
-        assert await MemberStore(world, bytes(32)).kept() is None
-        for name in ("signed", "contribution"):
-            path = tmp_path / "diloco" / name
-            data = bytearray(path.read_bytes())
-            data[-1] ^= 1
-            path.write_bytes(data)
+        await store.keep(said)
+        file = store.update_file(1)
+        (tmp_path / file.path).write_bytes(b"".join(pieces))
+        assert await store.kept() == said
+        assert await store.found("update", 1) == [Stored(file, ready.digests)]
+        assert await store.found("update", 2) == []
+        (tmp_path / file.path).write_bytes(b"short")
+        assert await store.found("update", 1) == []
+        path = tmp_path / "diloco/signed"
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
         assert await store.kept() is None
-        assert await store.update(ready, GRID) is None
-        (tmp_path / "diloco/contribution").unlink()
-        assert await store.update(ready, GRID) is None
-
-
-async def test_a_mean_is_there_again(tmp_path: Path) -> None:
-    pieces = GRID.encode_all(state_of(1).weights)
-    async with open_world(tmp_path) as world:
-        store = MemberStore(world, RUN)
-        await store.save_mean(4, pieces)
-        assert await store.means(3, GRID) == [pieces]
-        assert await store.means(4, GRID) == [pieces]
-        assert await store.means(5, GRID) == []
-        (tmp_path / "diloco/mean-4").write_bytes(b"short")
-        assert await store.means(4, GRID) == []
+    async with open_store(tmp_path, bytes(32)) as other:
+        assert await other.kept() is None

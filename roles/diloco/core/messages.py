@@ -384,9 +384,10 @@ class Sum(Statement):
     """The first piece."""
     digests: tuple[bytes, ...]
 
-    def has(self, index: int) -> bool:
-        """Whether a piece is among these."""
-        return self.first <= index < self.first + len(self.digests)
+    @property
+    def span(self) -> range:
+        """The numbers of the pieces."""
+        return range(self.first, self.first + len(self.digests))
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -572,7 +573,7 @@ class BadSum(_Fielded):
 
     def check(self) -> None:
         """See `_Fielded`."""
-        if len(self.parts) != len(self.readys) or not self.told.has(self.index):
+        if len(self.parts) != len(self.readys) or self.index not in self.told.span:
             raise BadMessage("a bad sum is of a piece that it has, with all contributions")
 
     @property
@@ -594,7 +595,7 @@ class Unreadable(_Fielded):
 
     def check(self) -> None:
         """See `_Fielded`."""
-        if not self.told.has(self.index):
+        if self.index not in self.told.span:
             raise BadMessage("what cannot be read is a piece of a sum")
 
     @property

@@ -6,10 +6,13 @@ Rounds, sums, records and recovery know vectors and digests, and not what is lea
 `OuterAlgorithm` says what a mean means: for `Nesterov` it is how far the members have come
 (DiLoCo), for `DataParallel` it is a gradient, and every inner step is a round.
 
-The state is replicated, so a step must give the same bits on all machines. The operations are
-numpy's on float32, one after the other, so that no compiler fuses two into one rounding; sums
-over a vector are folded by halves, since libraries add up in an order of their own. What falls
-below the smallest normal number is zero on machines that flush it, so it is made zero on all.
+The state is an array of float32: the weights, and as many rows of the same length as the
+algorithm has moments. It is replicated, so a step must give the same bits on all machines. The
+operations are numpy's on float32, one after the other, so that no compiler fuses two into one
+rounding; sums over a vector are folded by halves, since libraries add up in an order of their
+own. What falls below the smallest normal number is zero on machines that flush it, so it is
+made zero on all. A step goes through the mean piece by piece: no vector beside the state is
+ever whole.
 
 A model of F fragments is exchanged in F rounds, a fragment each, by turns. The bytes between
 two exchanges of one weight are the same, the burst is an F-th (Streaming DiLoCo, 2501.18512).
@@ -21,14 +24,29 @@ alike in all rounds, and rounds, sums and evidence need not know of fragments.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Protocol
+from typing import ClassVar, Final, Protocol, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
+from p2p.errors import BadMessage
 from roles.contract.core.diloco import Codec, DilocoTerms, Outer
-from roles.diloco.core.pieces import PieceGrid, digest_of, root_of
-from roles.diloco.core.quant import Values
+from roles.diloco.core.pieces import (
+    MAX_NORM,
+    PieceGrid,
+    check_part,
+    digest_of,
+    norm_of,
+    sum_piece,
+)
+from roles.diloco.core.quant import Values, encode
+
+Rows: TypeAlias = NDArray[np.float32]
+"""(1 + moments, weights): what all members hold alike between two steps."""
+Parts = Callable[[], Iterable[Values]]
+"""Gives the pieces of a mean, decoded, in order."""
 
 RAMP: Final = 20
 """Steps over which the rate climbs while Adam's moments are young: its first steps are as large
@@ -53,61 +71,6 @@ class Fragments:
         start = (step - 1) % self.count * self.length
         return slice(min(start, self.size), min(start + self.length, self.size))
 
-    def cut(self, step: int, vector: Values) -> Values:
-        """What of a vector of all weights travels at a step."""
-        part = vector[self.span(step)]
-        return np.concatenate([part, np.zeros(self.length - part.size, np.float32)])
-
-
-@dataclass(frozen=True, slots=True)
-class OuterState:
-    """What all members hold alike between two steps."""
-
-    weights: Values
-    moments: tuple[Values, ...]
-    """Of the outer algorithm, each as long as the weights."""
-
-    @classmethod
-    def begin(cls, weights: Values, moments: int = 1) -> OuterState:
-        """Before the first step: all moments are zero."""
-        return cls(weights, (np.zeros_like(weights),) * moments)
-
-    @property
-    def grid(self) -> PieceGrid:
-        """Of weights and moments, one behind the other, as joiners fetch them."""
-        return state_grid(self.weights.size, len(self.moments))
-
-    def piece(self, index: int) -> bytes:
-        """One piece of weights and moments, as a joiner fetches it."""
-        size, span = self.weights.size, self.grid.span(index)
-        return b"".join(
-            vector[max(0, span.start - at) : max(0, span.stop - at)].astype("<f4").tobytes()
-            for at, vector in zip(
-                range(0, span.stop, size), (self.weights, *self.moments), strict=False
-            )
-        )
-
-    def pieces(self) -> list[bytes]:
-        """All of them."""
-        return [self.piece(one) for one in range(self.grid.pieces)]
-
-    @classmethod
-    def joined(cls, size: int, pieces: list[bytes], moments: int = 1) -> OuterState:
-        """What `pieces` gave. Raises `BadMessage`."""
-        all_of_them = state_grid(size, moments).join(pieces).reshape(1 + moments, size)
-        weights, *rest = (one.copy() for one in all_of_them)
-        return cls(weights, tuple(rest))
-
-    @property
-    def root(self) -> bytes:
-        """What the state is known by: the digest of its pieces' digests."""
-        return root_of([digest_of(piece) for piece in self.pieces()])
-
-
-def state_grid(size: int, moments: int = 1) -> PieceGrid:
-    """How the state of a model of ``size`` weights is cut."""
-    return PieceGrid.of((1 + moments) * size, Codec.FP32)
-
 
 class OuterAlgorithm(Protocol):
     """What takes the outer steps of a run."""
@@ -117,8 +80,8 @@ class OuterAlgorithm(Protocol):
         """Vectors that it keeps, beside the weights."""
         ...
 
-    def after(self, state: OuterState, mean: Values, step: int) -> OuterState:
-        """The state after the outer step ``step``, of which ``mean`` is the mean update."""
+    def advance(self, state: Rows, parts: Parts, step: int) -> None:
+        """Take the outer step ``step`` in place; ``parts`` are of the mean update."""
         ...
 
 
@@ -133,15 +96,13 @@ class Nesterov:
     moments: ClassVar[int] = 1
     """The momentum."""
 
-    def after(self, state: OuterState, mean: Values, step: int) -> OuterState:
+    def advance(self, state: Rows, parts: Parts, step: int) -> None:
         """v <- m v + g; theta <- theta - r (g + m v), as torch's ``SGD(nesterov=True)``."""
         kept, rate = np.float32(self.decay), np.float32(self.rate)
-        span = Fragments(state.weights.size, self.fragments).span(step)
-        mean = mean[: span.stop - span.start]
-        weights, momentum = state.weights.copy(), state.moments[0].copy()
-        momentum[span] = _flushed(kept * momentum[span] + mean)
-        weights[span] -= rate * (mean + kept * momentum[span])
-        return OuterState(weights, (momentum,))
+        span = Fragments(state.shape[1], self.fragments).span(step)
+        for (weights, momentum), mean in _beside(state[:, span], parts()):
+            momentum[:] = _flushed(kept * momentum + mean)
+            weights -= rate * (mean + kept * momentum)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,20 +114,20 @@ class DataParallel:
     moments: ClassVar[int] = 2
     """Adam's two."""
 
-    def after(self, state: OuterState, mean: Values, step: int) -> OuterState:
+    def advance(self, state: Rows, parts: Parts, step: int) -> None:
         """As one machine with the whole batch would (`roles.diloco.pretrain`)."""
         terms, (early, late) = self.terms, self.terms.betas
         one = np.float32
-        length = math.sqrt(_folded(np.square(mean, dtype=np.float64)))
-        gradient = mean * one(min(1.0, terms.gradient_norm / (length + 1e-6)))
-        first, second = state.moments
-        first = _flushed(first * one(early) + gradient * one(1 - early))
-        second = _flushed(second * one(late) + np.square(gradient) * one(1 - late))
+        length = math.sqrt(sum(_folded(np.square(part, dtype=np.float64)) for part in parts()))
+        clip = one(min(1.0, terms.gradient_norm / (length + 1e-6)))
         rate = terms.rate_at(step - 1) * min(1.0, step / RAMP)
-        spread = np.sqrt(second) * one(1 / math.sqrt(1 - late**step)) + one(1e-8)
-        weights = state.weights * one(1 - rate * terms.weight_decay)
-        weights -= first / spread * one(rate / (1 - early**step))
-        return OuterState(weights, (first, second))
+        for (weights, first, second), mean in _beside(state, parts()):
+            gradient = mean * clip
+            first[:] = _flushed(first * one(early) + gradient * one(1 - early))
+            second[:] = _flushed(second * one(late) + np.square(gradient) * one(1 - late))
+            spread = np.sqrt(second) * one(1 / math.sqrt(1 - late**step)) + one(1e-8)
+            weights *= one(1 - rate * terms.weight_decay)
+            weights -= first / spread * one(rate / (1 - early**step))
 
 
 def algorithm_of(terms: DilocoTerms) -> OuterAlgorithm:
@@ -174,6 +135,15 @@ def algorithm_of(terms: DilocoTerms) -> OuterAlgorithm:
     if terms.outer is Outer.PARALLEL:
         return DataParallel(terms)
     return Nesterov(terms.outer_rate, terms.outer_momentum, terms.fragments)
+
+
+def _beside(state: Rows, parts: Iterable[Values]) -> Iterator[tuple[Rows, Values]]:
+    """Each part with the columns that it is about; what lies behind the last is padding."""
+    at = 0
+    for part in parts:
+        rows = state[:, at : at + part.size]
+        yield rows, part[: rows.shape[1]]
+        at += part.size
 
 
 def _flushed(values: Values) -> Values:
@@ -189,3 +159,109 @@ def _folded(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
         folded[: values.size % 2] += values[2 * half :]
         values = folded
     return float(values[0]) if values.size else 0.0
+
+
+class BadPiece(Exception):
+    """A piece cannot be used: its number, and which of several members' it is."""
+
+    def __init__(self, index: int, rank: int = 0) -> None:
+        super().__init__(f"piece {index} of member {rank} cannot be used")
+        self.index, self.rank = index, rank
+
+
+class Arithmetic:
+    """What the members of a run compute alike: how vectors are cut, encoded, summed, applied.
+
+    It holds no vector, so that a node may have one as well as its worker.
+    """
+
+    def __init__(self, terms: DilocoTerms, size: int) -> None:
+        """``size``: weights of the model."""
+        self.size = size
+        self.outer = algorithm_of(terms)
+        self.fragments = Fragments(size, terms.fragments)
+        self.grid = PieceGrid.of(self.fragments.length, terms.codec)
+        """Of an update, and of a mean."""
+        self.state_grid = PieceGrid.of((1 + self.outer.moments) * size, Codec.FP32)
+        """Of weights and moments, one behind the other, as joiners fetch them."""
+
+    def rows(self, values: Values) -> Rows:
+        """A state as it lies in a file, by rows: the same memory. Raises `ValueError` if it is
+        another model's."""
+        return values.reshape(1 + self.outer.moments, self.size)
+
+    def begun(self, weights: Values) -> Rows:
+        """The state before the first step."""
+        state = np.zeros((1 + self.outer.moments, self.size), np.float32)
+        state[0] = weights
+        return state
+
+    def encoded(self, update: Values, step: int) -> tuple[list[bytes], list[float]]:
+        """The pieces of an update as they travel at a step, and the norm of each as it decodes.
+        Raises `ValueError` if they cannot be sent: the inner steps have diverged."""
+        part = update[self.fragments.span(step)]
+        pieces, norms = [], []
+        for index in range(self.grid.pieces):
+            values = part[self.grid.span(index)]
+            short = self.grid.values(index) - values.size
+            if short:  # the last fragment has zeros behind it
+                values = np.concatenate([values, np.zeros(short, np.float32)])
+            pieces.append(encode(self.grid.codec, values))
+            norms.append(
+                float(np.float32(norm_of(self.grid.decode_untrusted(index, pieces[-1]))))
+            )
+        if max(norms) > MAX_NORM:
+            raise ValueError(f"a piece of it has norm {max(norms):g}")
+        return pieces, norms
+
+    def summed(
+        self,
+        first: int,
+        parts: Sequence[Sequence[bytes]],
+        norms: Sequence[Sequence[float]],
+        by: Sequence[float],
+    ) -> list[bytes]:
+        """The pieces of the mean from ``first`` on.
+
+        Args:
+            first: The number of the first piece.
+            parts: For each contributor, by id, its pieces.
+            norms: For each contributor, the norms that it signed of all its pieces.
+            by: What each contribution counts.
+
+        Raises:
+            BadPiece: A contributor signed what is none.
+        """
+
+        def judged(index: int, pieces: Sequence[bytes]) -> Iterator[Values]:
+            for rank, piece in enumerate(pieces):
+                try:
+                    yield check_part(self.grid, index, piece, norms[rank][index])
+                except BadMessage as error:
+                    raise BadPiece(index, rank) from error
+
+        return [
+            sum_piece(self.grid, index, judged(index, pieces), by)
+            for index, pieces in enumerate(zip(*parts, strict=True), first)
+        ]
+
+    def advance(self, state: Rows, mean: bytes | memoryview, step: int) -> None:
+        """Take an outer step in place; ``mean`` has its pieces end to end. Raises `BadPiece`,
+        when the state is spoilt."""
+        pieces = self.grid.cut(mean)
+
+        def parts() -> Iterator[Values]:
+            for index, piece in enumerate(pieces):
+                try:
+                    yield self.grid.decode_untrusted(index, piece)
+                except BadMessage as error:
+                    raise BadPiece(index) from error
+
+        self.outer.advance(state, parts, step)
+
+
+def digests_of(grid: PieceGrid, data: bytes | memoryview) -> list[bytes]:
+    """Of pieces that lie end to end; none if they are not as long as the grid's."""
+    if len(data) != grid.total_bytes:
+        return []
+    return [digest_of(piece) for piece in grid.cut(data)]

@@ -20,9 +20,8 @@ from __future__ import annotations
 import hashlib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import Final
 
 import numpy as np
@@ -104,27 +103,16 @@ class PieceGrid:
     @property
     def total_bytes(self) -> int:
         """Of all pieces."""
-        return sum(self.length(one) for one in range(self.pieces))
+        return (self.pieces - 1) * self.length(0) + self.length(self.pieces - 1)
 
-    def cut(self, data: bytes) -> list[bytes]:
+    def cut(self, data: bytes | memoryview) -> list[bytes | memoryview]:
         """Pieces that lie end to end, as they travel."""
-        ends = list(accumulate(self.length(one) for one in range(self.pieces)))
-        return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        each = self.length(0)
+        return [data[one * each : (one + 1) * each] for one in range(self.pieces)]
 
-    def encode_all(self, vector: Values) -> list[bytes]:
-        """All pieces of a vector. Raises `ValueError` if a value is not finite."""
-        return [encode(self.codec, vector[self.span(one)]) for one in range(self.pieces)]
-
-    def decode_untrusted(self, index: int, data: bytes) -> Values:
+    def decode_untrusted(self, index: int, data: bytes | memoryview) -> Values:
         """One piece. Raises `BadMessage`."""
         return decode_untrusted(self.codec, data, self.values(index))
-
-    def join(self, pieces: Sequence[bytes]) -> Values:
-        """The vector of pieces that were all judged before. Raises `BadMessage`."""
-        vector = np.empty(self.count, np.float32)
-        for index in range(self.pieces):
-            vector[self.span(index)] = self.decode_untrusted(index, pieces[index])
-        return vector
 
 
 def digest_of(data: bytes | memoryview) -> bytes:
@@ -170,34 +158,33 @@ def usual_norm(norms: Mapping[PeerId, float]) -> float:
     return statistics.median_low(norms.values())
 
 
-def shares(
-    tokens: Mapping[PeerId, int], norms: Mapping[PeerId, float]
-) -> dict[PeerId, np.float32]:
+def shares(tokens: Mapping[PeerId, int], norms: Mapping[PeerId, float]) -> dict[PeerId, float]:
     """What each contribution is multiplied by before it is added: its part of the tokens, less
     if its norm is too large."""
     total = sum(tokens.values())
     limit = CLIP * usual_norm(norms)
     return {
-        peer: np.float32(
-            tokens[peer] / total * min(1.0, limit / norms[peer] if norms[peer] else 1.0)
-        )
+        peer: tokens[peer] / total * min(1.0, limit / norms[peer] if norms[peer] else 1.0)
         for peer in sorted(tokens)
     }
 
 
 def sum_piece(
-    grid: PieceGrid, index: int, parts: Mapping[PeerId, bytes], by: Mapping[PeerId, np.float32]
+    grid: PieceGrid, index: int, parts: Iterable[Values], by: Iterable[float]
 ) -> bytes:
-    """The mean of one piece, encoded. Raises `BadMessage` if a part is none."""
+    """The mean of one piece, encoded: ``parts`` in the order of their members' ids, each times
+    what it counts."""
     total = np.zeros(grid.values(index), np.float32)
-    for peer in sorted(parts):
-        total += grid.decode_untrusted(index, parts[peer]) * by[peer]
+    for part, share in zip(parts, by, strict=True):
+        total += part * np.float32(share)
     return encode(grid.codec, total)
 
 
-def check_part(grid: PieceGrid, index: int, data: bytes, norm: float) -> None:
-    """Raise `BadMessage` if a contributor's piece is none, or has not the ``norm`` that it
-    signed."""
-    found = norm_of(grid.decode_untrusted(index, data))
+def check_part(grid: PieceGrid, index: int, data: bytes, norm: float) -> Values:
+    """Return the values of a contributor's piece. Raise `BadMessage` if it is none, or has not
+    the ``norm`` that its contributor signed."""
+    values = grid.decode_untrusted(index, data)
+    found = norm_of(values)
     if not found <= norm * NORM_SLACK or not norm <= found * NORM_SLACK:
         raise BadMessage(f"piece {index} has norm {found:g} where {norm:g} was signed")
+    return values

@@ -46,8 +46,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
-import numpy as np
-
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Signer, Verify
 from p2p.own_time import OwnTime
@@ -1065,14 +1063,19 @@ def is_bad_sum(grid: PieceGrid, fault: BadSum) -> bool:
         return False
     if any(len(one.digests) != grid.pieces for one in readys) or index >= grid.pieces:
         return False
+    if any(
+        digest_of(part) != one.digests[index]
+        for part, one in zip(fault.parts, readys, strict=True)
+    ):
+        return False
     try:
-        for part, one in zip(fault.parts, readys, strict=True):
-            if digest_of(part) != one.digests[index]:
-                return False
+        values = [
             check_part(grid, index, part, one.norms[index])
-        right = sum_of(grid, plan, readys, index, fault.parts)
+            for part, one in zip(fault.parts, readys, strict=True)
+        ]
     except BadMessage:
         return False  # then a contributor is at fault
+    right = sum_piece(grid, index, values, shares_of(readys).values())
     told = fault.told.digests[index - fault.told.first]
     return digest_of(right) != told and owners_of(grid, readys)[index] == fault.culprit
 
@@ -1082,16 +1085,8 @@ def owners_of(grid: PieceGrid, readys: Sequence[Ready]) -> list[PeerId]:
     return owners(grid.pieces, {one.author: one.rate for one in readys})
 
 
-def sum_of(
-    grid: PieceGrid, plan: Plan, readys: Sequence[Ready], index: int, parts: Sequence[bytes]
-) -> bytes:
-    """One piece of the mean of a plan, as its owner must encode it. Raises `BadMessage`."""
-    by = shares_of(readys)
-    return sum_piece(grid, index, dict(zip(plan.summed, parts, strict=True)), by)
-
-
-def shares_of(readys: Sequence[Ready]) -> dict[PeerId, np.float32]:
-    """What each contribution counts."""
+def shares_of(readys: Sequence[Ready]) -> dict[PeerId, float]:
+    """What each contribution counts, in the order of ids."""
     return shares(
         {one.author: one.tokens for one in readys},
         {one.author: total_norm(one.norms) for one in readys},

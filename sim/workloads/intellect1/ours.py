@@ -24,8 +24,8 @@ from typing import ClassVar, Final
 from p2p.identity import PeerId
 from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.diloco.config import DilocoConfig
-from roles.diloco.inner import FakeInner
-from roles.diloco.session import STEP_RATE, DilocoSession
+from roles.diloco.inner import STEP_RATE, FakeInner
+from roles.diloco.session import DilocoSession
 from roles.engines.config import DeviceProfile, EngineConfig
 from sim.errors import SimulationError
 from sim.net.fabric import Endpoint
