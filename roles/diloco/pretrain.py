@@ -236,8 +236,7 @@ class Pretrainer(TrainedModel):
         """Tokens that the outer weights would write behind these, at a temperature of 0.7."""
         generator = torch.Generator(device=CPU).manual_seed(seed)
         read = list(tokens)
-        with torch.no_grad():
-            model = self._outer_model()
+        with torch.no_grad(), self._outer_model() as model:
             for _ in range(count if self._rank.is_first else 0):
                 context = send_numbers([read[-self._terms.window :]], model.device)
                 odds = torch.softmax(model.logits(model(context)[0, -1:]).float()[0] / 0.7, -1)
@@ -246,14 +245,16 @@ class Pretrainer(TrainedModel):
 
     def export(self, folder: Path) -> None:
         """The outer weights as a folder that transformers and vLLM load."""
-        model = self._outer_model()
-        if self._rank.is_first:
-            context, end_tokens = self._config.context, self._config.end_tokens
-            save_folder(model, folder, context=context, end_tokens=end_tokens)
+        context, end_tokens = self._config.context, self._config.end_tokens
+        with self._outer_model() as model:
+            if self._rank.is_first:
+                save_folder(model, folder, context=context, end_tokens=end_tokens)
 
-    def _outer_model(self) -> TransformerModel:
+    @contextmanager
+    def _outer_model(self) -> Iterator[TransformerModel]:
+        """A model with the outer weights; of several processes only the first's has them."""
         with self._at_outer():
-            return self._complete(self._device)
+            yield self._complete(self._device) if self._rank.mesh else self.model
 
     def save(self, folder: Path, step: int) -> None:
         """Make the optimiser's state durable, as the one after the outer step ``step``; of
