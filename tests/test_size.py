@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5041,
-    "tests": 56838,
+    "tests": 56844,
 }
 
 NO_CODE = {

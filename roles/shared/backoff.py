@@ -33,4 +33,4 @@ class Backoff:
         pause = self._pause * self._rng.uniform(0.75, 1.25)
         self._pause = min(2 * self._pause, self._longest)
         await self._world.sleep(pause)
-        await dawdle(self._world, "request/long pause")
+        await dawdle(self._world, "backoff/long pause")
