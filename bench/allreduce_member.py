@@ -27,11 +27,11 @@ from roles.diloco.core.outer import Arithmetic
 from roles.diloco.core.pieces import digest_of
 from roles.diloco.core.quant import Values
 from roles.diloco.exchange import PieceClient, PieceServer
-from roles.diloco.inner import FakeInner
 from roles.diloco.reduction import Reduction
 from roles.diloco.store import MemberStore
 from roles.engines.config import EngineConfig
 from sim.lab.namespaces import address_of
+from sim.workloads.inner import FakeInner
 
 RUN: Final = b"all-reduce on shaped lines: 32 b"
 PORT: Final = 4001
@@ -110,7 +110,7 @@ async def shoal(codec: Codec, rank: int, count: int, values: int, folder: Path) 
         store = MemberStore(world, RUN, arithmetic, engine)
         await world.disk.write(store.update_file(1).path, b"".join(updates[me][0]))
         (own,) = await store.found("update", 1)
-        server.offer(own.blob)
+        server.offer(own)
         reduction = TimedReduction(
             world, keys[rank], verify, RUN, engine, server, client,
             Reduce(0, plan, readys, None, ()), store.mean_file(1, 0), print, lambda _: None,

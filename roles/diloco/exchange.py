@@ -94,37 +94,21 @@ class PieceFile:
         await self.disk.write(self.path, piece, index * self.grid.length(0))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Blob:
-    """Pieces, and how they are known."""
+    """All pieces of something on disk, and how they are known."""
 
     digests: tuple[bytes, ...]
-    read: Read
-
-    @property
-    def root(self) -> bytes:
-        """What the whole is known by."""
-        return root_of(self.digests)
-
-
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """All pieces of something, on disk."""
-
     file: PieceFile
-    digests: tuple[bytes, ...]
 
     @property
     def root(self) -> bytes:
         """What the whole is known by."""
         return root_of(self.digests)
 
-    @property
-    def blob(self) -> Blob:
-        """As it is given to others: a piece that the disk has spoilt is not."""
-        return Blob(self.digests, self._read)
-
-    async def _read(self, index: int) -> bytes:
+    async def read(self, index: int) -> bytes:
+        """Return a piece. Raises `StorageError`, also if the disk has spoilt it: a peer would
+        take it for a lie."""
         piece = await self.file.read(index)
         if digest_of(piece) != self.digests[index]:
             raise StorageError(f"piece {index} of {self.file.path} is damaged")

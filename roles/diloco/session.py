@@ -59,7 +59,7 @@ from roles.diloco.core.outer import Arithmetic, BadPiece
 from roles.diloco.core.pieces import MAX_RATE
 from roles.diloco.core.round import MOST_DOUBLINGS, RoundCore, genesis
 from roles.diloco.core.windows import dealt, part_of
-from roles.diloco.exchange import PieceClient, PieceFile, PieceServer, PiecesUnavailable, Stored
+from roles.diloco.exchange import Blob, PieceClient, PieceFile, PieceServer, PiecesUnavailable
 from roles.diloco.inner import FOLDER, InnerEngine
 from roles.diloco.reduction import Reduction, ReductionFailed
 from roles.diloco.store import MemberStore
@@ -182,12 +182,12 @@ class DilocoSession:
         self.sample = ""
         """What the final model writes."""
         self.core: RoundCore
-        self._state: Stored
+        self._state: Blob
         self._events: deque[tuple[ev.Event, int]] = deque()
         self._waiting = 0
         """Bytes of messages among the events, each of which has its own beside it."""
         self._awake, self._news = AutoResetEvent(), Notifier()
-        self._tentative: dict[bytes, Stored] = {}
+        self._tentative: dict[bytes, Blob] = {}
         """States that were computed and have no record, by their outcome's digest."""
         self._means: dict[int, bytes] = {}  # roots of the newest means, by step
         self._states: dict[int, bytes] = {}  # and of the states that are served
@@ -275,7 +275,7 @@ class DilocoSession:
         if found is None and len(records) == 1:
             file = store.state_file(0, 0)
             digests = await self._durable.insist(partial(self._engine.begin, file.path))
-            found = 0, Stored(file, tuple(digests))
+            found = 0, Blob(tuple(digests), file)
         if found is not None:
             held, self._state = found
         await self._engine.restore(held)
@@ -301,7 +301,7 @@ class DilocoSession:
             await self._take_up(ready)
         for step in (self.core.record.step, self.core.record.step + 1):
             for mean in await store.found("mean", step):
-                self.server.offer(mean.blob)
+                self.server.offer(mean)
         vote = self.core.round.vote
         if vote is not None:
             for state in await store.found("state", vote.step):
@@ -314,7 +314,7 @@ class DilocoSession:
         """Serve the update that an earlier life has signed; without it this step is sat out."""
         for update in await self._store.found("update", ready.step):
             if update.digests == ready.digests:
-                self._update_root = self.server.offer(update.blob)
+                self._update_root = self.server.offer(update)
                 return
         logger.warning("diloco_update_lost step=%d: this step is sat out", ready.step)
 
@@ -469,16 +469,16 @@ class DilocoSession:
             raise await reduction.unreadable(bad.index) from bad
         # whatever is decided is on the disks of a majority
         await self._world.disk.fsync(mean.path)
-        root = self.server.offer(Stored(mean, digests).blob)
+        root = self.server.offer(Blob(digests, mean))
         outcome = Outcome(request.plan, root, state.root)
         self._tentative[outcome.digest] = state
         self._feed(ev.Reduced(request.view, outcome))
 
-    async def _advanced(self, mean: PieceFile, file: PieceFile, step: int) -> Stored:
+    async def _advanced(self, mean: PieceFile, file: PieceFile, step: int) -> Blob:
         """Take the outer step against a mean. Raises `BadPiece`, `StorageError`."""
         before = self._state.file.path
         digests = await self._engine.advance(before, mean.path, file.path, step)
-        return Stored(file, tuple(digests))
+        return Blob(tuple(digests), file)
 
     def _not_saved(self, step: int, error: BaseException) -> None:
         logger.warning("diloco_not_saved step=%d: %s; it is tried again", step, error)
@@ -502,7 +502,7 @@ class DilocoSession:
                 return
             await backoff.wait()
 
-    async def _fetch_state(self, record: Record) -> Stored:
+    async def _fetch_state(self, record: Record) -> Blob:
         """From disk, by the mean if we hold the state before, else whole. Raises
         `PiecesUnavailable`, `StorageError`."""
         found = await self._store.state([record])
@@ -514,11 +514,11 @@ class DilocoSession:
         if state is None:
             file, root = self._store.state_file(record.step, FETCHED), record.outcome.state_root
             fetch = partial(self.client.blob, root, sources, file.grid.pieces)
-            state = Stored(file, await self._store.fetched(file, fetch))
+            state = Blob(await self._store.fetched(file, fetch), file)
             self._world.sometimes("diloco/fetched a whole state", True)
         return state
 
-    async def _caught_up(self, record: Record, sources: Sequence[PeerId]) -> Stored | None:
+    async def _caught_up(self, record: Record, sources: Sequence[PeerId]) -> Blob | None:
         """The state by the mean of the step, which is an eighth of it or less; None if that is
         not enough."""
         if self.core.held != record.step - 1 or not record.step:
@@ -533,11 +533,11 @@ class DilocoSession:
             return None
         if state.root != record.outcome.state_root:
             return None
-        self.server.offer(Stored(mean, digests).blob)
+        self.server.offer(Blob(digests, mean))
         self._world.sometimes("diloco/caught up by a mean", True)
         return state
 
-    async def _begin(self, record: Record, found: Stored) -> None:
+    async def _begin(self, record: Record, found: Blob) -> None:
         """Put a state in force: served, and what is older forgotten."""
         self._state = found
         self._tentative.clear()
@@ -551,9 +551,9 @@ class DilocoSession:
         with suppress(StorageError):  # what stays is removed at the next step
             await self._store.tidy(record.step, found, self._config.means_kept)
 
-    def _serve_state(self, step: int, found: Stored) -> None:
+    def _serve_state(self, step: int, found: Blob) -> None:
         kept = self._config.means_kept
-        self._states[step] = self.server.offer(found.blob)
+        self._states[step] = self.server.offer(found)
         self._states = {one: root for one, root in self._states.items() if one > step - 2}
         self._means = {one: root for one, root in self._means.items() if one > step - kept}
         roots = [*self._states.values(), *self._means.values(), self._update_root]
@@ -688,7 +688,7 @@ class DilocoSession:
         file = self._store.update_file(record.step + 1)
         encode = partial(self._engine.encode, file.path, record.step + 1)
         digests, norms = await self._durable.insist(encode)
-        self._update_root = self.server.offer(Stored(file, tuple(digests)).blob)
+        self._update_root = self.server.offer(Blob(tuple(digests), file))
         return Ready(
             record.step + 1,
             0,

@@ -29,7 +29,7 @@ from roles.diloco.core.messages import (
 from roles.diloco.core.outer import Arithmetic
 from roles.diloco.core.pieces import DIGEST_BYTES
 from roles.diloco.core.round import check_record
-from roles.diloco.exchange import PieceFile, Stored, Take
+from roles.diloco.exchange import Blob, PieceFile, Take
 from roles.diloco.inner import FOLDER, InnerEngine
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ class MemberStore:
         grid = self._arithmetic.state_grid
         return PieceFile(self._disk, f"{FOLDER}/state-{step}-{view}", grid)
 
-    async def found(self, kind: str, step: int) -> list[Stored]:
+    async def found(self, kind: str, step: int) -> list[Blob]:
         """What there is of a kind and step, with its digests: who asks judges them."""
         is_state = kind == "state"
         grid = self._arithmetic.state_grid if is_state else self._arithmetic.grid
@@ -139,10 +139,10 @@ class MemberStore:
             if name.split("-")[:2] == [kind, str(step)] and not name.endswith(UNFINISHED):
                 file = PieceFile(self._disk, f"{FOLDER}/{name}", grid)
                 digests = await self._engine.digests(file.path, is_state=is_state)
-                found += [Stored(file, tuple(digests))] if digests else []
+                found += [Blob(tuple(digests), file)] if digests else []
         return found
 
-    async def state(self, records: Sequence[Record]) -> tuple[int, Stored] | None:
+    async def state(self, records: Sequence[Record]) -> tuple[int, Blob] | None:
         """The newest state on disk that has the digest of its record, one of these; its
         step."""
         for record in reversed(records):
@@ -162,7 +162,7 @@ class MemberStore:
         await self._disk.rename(unfinished.path, file.path)
         return digests
 
-    async def tidy(self, newest: int, state: Stored, means: int) -> None:
+    async def tidy(self, newest: int, state: Blob, means: int) -> None:
         """Remove what no one asks for any more, once the state of the step ``newest`` is in
         force: all but it and the one before, and but the last ``means`` means."""
         keeps = {"update": 0, "state": 1, "mean": means - 1}
@@ -173,7 +173,7 @@ class MemberStore:
 
         await self._remove(is_old)
 
-    async def forget_views(self, step: int, view: int, voted: Stored | None) -> None:
+    async def forget_views(self, step: int, view: int, voted: Blob | None) -> None:
         """Remove what was computed for a step in earlier views, which a member that stops each
         exchange could make as many as it likes: all but what was voted for, and the mean of the
         last one, for members that are behind."""

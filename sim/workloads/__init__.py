@@ -14,7 +14,7 @@ A scenario file names its workload as ``module:Class`` (`sim.run.scenario.Worklo
 - a large run: `intellect2`, the published broadcast and ours (L0); `volunteers`, the real roles
   with the speeds of real machines (`profiles`)
 - pre-training: `diloco`, sites that come and go, and lie; `intellect1`, a published run and
-  ours on its sites
+  ours on its sites; both pretend the inner steps (`inner`)
 
 `supervision` restarts a process whose disk has failed. How data flows: ``run`` adds nodes to
 the swarm, sleeps until the scenario's duration is over, and returns metrics by name; the

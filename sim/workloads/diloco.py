@@ -28,11 +28,12 @@ from roles.diloco.core.pieces import digest_of, total_norm, usual_norm
 from roles.diloco.core.quant import Values
 from roles.diloco.core.round import shares_of
 from roles.diloco.exchange import Blob, PieceServer, Read
-from roles.diloco.inner import FakeInner, Phase
+from roles.diloco.inner import Phase
 from roles.diloco.session import DilocoSession
 from roles.engines.config import DeviceProfile, EngineConfig
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
+from sim.workloads.inner import FakeInner
 from sim.workloads.supervision import supervise
 
 RUN: Final = b"simulated pre-training run, 32 b"
@@ -42,6 +43,20 @@ BOUNDED: Final = (1, 4)
 """Ways that no evidence convicts: the clipped norm bounds what they do."""
 LOOK: Final = 1.0
 """Virtual seconds between looks at the swarm."""
+
+
+def nan(piece: bytes) -> bytes:
+    """A piece whose first scale is NaN."""
+    return b"\xc0\x7f" + piece[2:]
+
+
+class NanBlob(Blob):
+    """An update whose first piece is not what is on disk."""
+
+    async def read(self, index: int) -> bytes:
+        """See `Blob`."""
+        piece = await self.file.read(index)
+        return piece if index else nan(piece)
 
 
 class NanServer(PieceServer):
@@ -63,13 +78,9 @@ class NanSession(DilocoSession):
         ready = await super()._encode(record, tokens)
         blob = self.server.holds(self._update_root)
         assert blob is not None
-        first = b"\xc0\x7f" + (await blob.read(0))[2:]
-
-        async def read(index: int) -> bytes:
-            return await blob.read(index) if index else first
-
+        first = nan(await blob.read(0))
         digests = (digest_of(first), *ready.digests[1:])
-        self._update_root = self.server.offer(Blob(digests, read))
+        self._update_root = self.server.offer(NanBlob(digests, blob.file))
         assert isinstance(self.server, NanServer)
         self.server.honest[self._update_root] = blob
         return replace(ready, digests=digests)

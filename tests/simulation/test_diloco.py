@@ -17,7 +17,6 @@ from roles.diloco.core.messages import Ready, Record, RoundMessage, Sum
 from roles.diloco.core.pieces import CLIP, digest_of
 from roles.diloco.core.round import RoundCore
 from roles.diloco.exchange import Blob, PieceServer, Read
-from roles.diloco.inner import FakeInner
 from roles.diloco.session import DilocoSession
 from roles.engines.base import EngineError
 from sim.faults.plan import Fault
@@ -26,6 +25,7 @@ from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
 from sim.run.sweep import changed
 from sim.workloads import diloco
+from sim.workloads.inner import FakeInner
 from tests.sweeps import swept
 
 Quiet = Callable[..., Scenario]
@@ -232,17 +232,21 @@ def test_pieces_that_do_not_come_cost_a_view_and_not_the_run(
     assert metrics["convicted"] == issubclass(kind, UnreadableSums)
 
 
+class Zeros(Blob):
+    """Gives nothing of a state but its length."""
+
+    async def read(self, index: int) -> bytes:
+        piece = await super().read(index)
+        return bytes(len(piece)) if len(piece) == 1024 else piece
+
+
 class WrongStates(PieceServer):
     """Gives joiners states that are none, under the right roots."""
 
     def offer(self, blob: Blob) -> bytes:
         """As the honest one; but other pieces than the digests say."""
 
-        async def wrong(index: int) -> bytes:
-            piece = await blob.read(index)
-            return bytes(len(piece)) if len(piece) == 1024 else piece
-
-        return super().offer(Blob(blob.digests, wrong))
+        return super().offer(Zeros(blob.digests, blob.file))
 
 
 def test_a_joiner_takes_no_wrong_state_from_a_source(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,10 +17,10 @@ from roles.diloco.core.messages import Outcome, Plan, Ready, Record, Vote
 from roles.diloco.core.outer import Arithmetic, digests_of
 from roles.diloco.core.pieces import digest_of, root_of
 from roles.diloco.core.round import genesis
-from roles.diloco.exchange import Stored
-from roles.diloco.inner import FakeInner
+from roles.diloco.exchange import Blob
 from roles.diloco.store import MemberStore
 from roles.engines.config import EngineConfig
+from sim.workloads.inner import FakeInner
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
 from tests.unit.diloco_swarm import RUN, digest
 
@@ -82,12 +82,12 @@ def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "diloco").iterdir())
 
 
-async def kept(folder: Path, store: MemberStore, step: int, view: int = 0) -> Stored:
+async def kept(folder: Path, store: MemberStore, step: int, view: int = 0) -> Blob:
     """A state on disk, with its mean."""
     (folder / store.mean_file(step, view).path).write_bytes(bytes(GRID.total_bytes))
     file = store.state_file(step, view)
     (folder / file.path).write_bytes(state_of(step))
-    return Stored(file, tuple(digests_of(ARITHMETIC.state_grid, state_of(step))))
+    return Blob(tuple(digests_of(ARITHMETIC.state_grid, state_of(step))), file)
 
 
 async def test_of_two_states_the_older_is_taken_when_the_newer_is_damaged(
@@ -136,16 +136,16 @@ async def test_a_piece_that_the_disk_has_spoilt_is_not_given(tmp_path: Path) -> 
     (tmp_path / "diloco").mkdir()
     async with open_store(tmp_path) as store:
         state = await kept(tmp_path, store, 1)
-        assert await state.blob.read(1) == state_of(1)[1024:2048]
+        assert await state.read(1) == state_of(1)[1024:2048]
         data = bytearray(state_of(1))
         data[1024] ^= 1
         (tmp_path / state.file.path).write_bytes(data)
-        assert await state.blob.read(0) == state_of(1)[:1024]
+        assert await state.read(0) == state_of(1)[:1024]
         with pytest.raises(StorageError, match="damaged"):
-            await state.blob.read(1)
+            await state.read(1)
         (tmp_path / state.file.path).unlink()
         with pytest.raises(StorageError, match="gone"):
-            await state.blob.read(0)
+            await state.read(0)
 
 
 async def test_what_was_signed_is_there_again_and_not_if_it_is_damaged(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ async def test_what_was_signed_is_there_again_and_not_if_it_is_damaged(tmp_path:
         file = store.update_file(1)
         (tmp_path / file.path).write_bytes(b"".join(pieces))
         assert await store.kept() == said
-        assert await store.found("update", 1) == [Stored(file, ready.digests)]
+        assert await store.found("update", 1) == [Blob(ready.digests, file)]
         assert await store.found("update", 2) == []
         (tmp_path / file.path).write_bytes(b"short")
         assert await store.found("update", 1) == []

@@ -24,7 +24,6 @@ from typing import ClassVar, Final
 from p2p.identity import PeerId
 from roles.contract.core.diloco import Codec, DilocoTerms
 from roles.diloco.config import DilocoConfig
-from roles.diloco.inner import STEP_RATE, FakeInner
 from roles.diloco.session import DilocoSession
 from roles.engines.config import DeviceProfile, EngineConfig
 from sim.errors import SimulationError
@@ -34,6 +33,7 @@ from sim.net.relink import relink
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
 from sim.workloads.diloco import RUN
+from sim.workloads.inner import STEP_RATE, FakeInner
 from sim.workloads.intellect1.sites import (
     CITIES,
     PHASE,
