@@ -1,11 +1,10 @@
 """What members of a DiLoCo run say to each other, and what they sign.
 
-Messages are msgpack lists that begin with their kind. Each class has one table, `FIELDS`, of
-what its fields are on the wire and how they are checked; what ties fields to each other is
-checked by `check`. A *statement* is a message with an author and a signature over all of it,
-the run included. Of `Ready`, `Propose`, `Vote` and `Sum` a
-member makes one for a step (and view): two that differ are proof against it, from any peer
-(`Fault`). A `Promise` may be made again.
+Messages are msgpack lists that begin with their kind. How a field travels and is checked is
+said with its type; what ties fields to each other is checked by `check`. A *statement* is a
+message with an author and a signature over all of it, the run included. Of `Ready`, `Propose`,
+`Vote` and `Sum` a member makes one for a step (and view): two that differ are proof against it,
+from any peer (`Fault`). A `Promise` may be made again.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Final, Self, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, ClassVar, Final, Self, TypeVar, get_type_hints
 
 from p2p.errors import BadMessage
 from p2p.identity import (
@@ -135,44 +134,53 @@ def _rate(value: float) -> float:
     return value
 
 
-_STEP, _VIEW, _NUMBER = _number(1), _number(), _number()
 _DIGEST, _SIGNATURE = _exactly(DIGEST_BYTES, "digest"), _exactly(SIGNATURE_BYTES, "signature")
 _PEER = Field(bytes, lambda peer: peer.digest, decode_peer_id_untrusted)
-_BOOL, _BYTES = Field(bool, _same, _same), Field(bytes, _same, _same)
-_DIGESTS = Field(bytes, b"".join, split_digests)
+_BYTES = Field(bytes, _same, _same)
 _MASK = Field(
     bytes,
     lambda mask: mask.to_bytes(_MASK_BYTES, "big"),
     lambda data: int.from_bytes(_exactly(_MASK_BYTES, "mask").read(data), "big"),
 )
+_STATEMENT = Field(
+    list, lambda said: said.to_wire(), lambda value: decode_statement_untrusted(value)
+)
+_NORMS = Field(bytes, lambda norms: array("f", norms).tobytes(), _norms)
+Step = Annotated[int, _number(1)]
+Number = Annotated[int, _number()]
+Flag = Annotated[bool, Field(bool, _same, _same)]
+Mask = Annotated[int, _MASK]
+Digest = Annotated[bytes, _DIGEST]
+Digests = Annotated[tuple[bytes, ...], Field(bytes, b"".join, split_digests)]
+Peers = Annotated[tuple[PeerId, ...], _many(_PEER)]
+Piece = Annotated[bytes, _BYTES]
 
 
 class _Fielded:
-    """A class whose fields travel as a list, in the order of its table."""
+    """A dataclass that travels as a list of its fields, keywords last."""
 
     __slots__ = ()
     KIND: ClassVar[int] = 0
     """The first item of the list; 0: what is only part of messages has none."""
-    FIELDS: ClassVar[Mapping[str, Field]]
 
     def to_wire(self) -> list[object]:
         """Return the list for msgpack."""
-        fields = [one.write(getattr(self, name)) for name, one in self.FIELDS.items()]
+        fields = [one.write(getattr(self, name)) for name, one in _table(type(self)).items()]
         return [self.KIND, *fields] if self.KIND else fields
 
     @classmethod
     def from_wire_untrusted(cls, value: Any) -> Self:
         """Raise `BadMessage`."""
-        name = cls.__name__
+        name, table = cls.__name__, _table(cls)
         if cls.KIND:
             if _kind_untrusted(value) != cls.KIND:
                 raise BadMessage(f"that is no {name}")
             value = value[1:]
-        kinds = [one.kind for one in cls.FIELDS.values()]
-        found = fields_untrusted(value, *kinds, what=name)
-        table = zip(cls.FIELDS.items(), found, strict=True)
+        found = fields_untrusted(value, *(one.kind for one in table.values()), what=name)
         try:
-            made = cls(**{key: one.read(item) for (key, one), item in table})
+            made = cls(
+                **{key: table[key].read(one) for key, one in zip(table, found, strict=True)}
+            )
         except ValueError as error:
             raise BadMessage(str(error)) from None
         made.check()
@@ -182,24 +190,29 @@ class _Fielded:
         """Raise `BadMessage` if the fields contradict each other."""
 
 
+_TABLES: Final[dict[type[Any], dict[str, Field]]] = {}
+
+
+def _table(cls: type[Any]) -> dict[str, Field]:
+    """How each field of a message travels, in order."""
+    if cls not in _TABLES:
+        hints = get_type_hints(cls, include_extras=True)
+        names = sorted(fields(cls), key=lambda one: bool(one.kw_only))
+        _TABLES[cls] = {one.name: hints[one.name].__metadata__[0] for one in names}
+    return _TABLES[cls]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan(_Fielded):
     """What a step is to be: whose contributions are summed, and who is a member after it."""
 
-    FIELDS: ClassVar = {
-        "step": _STEP,
-        "previous": _DIGEST,
-        "contributors": _many(_pair(_PEER, _DIGEST)),
-        "members": _many(_PEER),
-    }
-
-    step: int
+    step: Step
     """The step that it leads to."""
-    previous: bytes
+    previous: Digest
     """Digest of the record before."""
-    contributors: tuple[tuple[PeerId, bytes], ...]
+    contributors: Annotated[tuple[tuple[PeerId, bytes], ...], _many(_pair(_PEER, _DIGEST))]
     """By id, each with the digest of its `Ready`."""
-    members: tuple[PeerId, ...]
+    members: Peers
     """By id."""
 
     def __post_init__(self) -> None:
@@ -232,12 +245,10 @@ class Plan(_Fielded):
 class Outcome(_Fielded):
     """What a vote is for, and a record of: a plan and what came of it."""
 
-    FIELDS: ClassVar = {"plan": _nested(Plan), "sum_root": _DIGEST, "state_root": _DIGEST}
-
-    plan: Plan
-    sum_root: bytes
+    plan: Annotated[Plan, _nested(Plan)]
+    sum_root: Digest
     """Digest of the digests of the mean's pieces."""
-    state_root: bytes
+    state_root: Digest
     """Digest of weights and momentum after the step."""
 
     @property
@@ -246,19 +257,14 @@ class Outcome(_Fielded):
         return hashlib.sha256(pack(self.to_wire())).digest()
 
 
-def _signed(**body: Field) -> Mapping[str, Field]:
-    """The table of a statement with this body."""
-    return {"step": _STEP, "view": _VIEW, **body, "author": _PEER, "signature": _SIGNATURE}
-
-
 @dataclass(frozen=True, slots=True)
 class Statement(_Fielded):
     """What a member signs. Two of one author and kind for one step and view must not differ."""
 
-    step: int
-    view: int
-    author: PeerId = field(kw_only=True)
-    signature: bytes = field(default=b"", kw_only=True, repr=False)
+    step: Step
+    view: Number
+    author: Annotated[PeerId, _PEER] = field(kw_only=True)
+    signature: Annotated[bytes, _SIGNATURE] = field(default=b"", kw_only=True, repr=False)
 
     @property
     def slot(self) -> tuple[int, int, int, PeerId]:
@@ -285,23 +291,15 @@ class Ready(Statement):
     """A contribution is there to be fetched. Its view is always 0: it stands for the step."""
 
     KIND = 1
-    FIELDS = _signed(
-        previous=_DIGEST,
-        tokens=_number(1),
-        rate=Field(float, _same, _rate),
-        norms=Field(bytes, lambda norms: array("f", norms).tobytes(), _norms),
-        digests=_DIGESTS,
-    )
-
-    previous: bytes
+    previous: Digest
     """Digest of the record that the inner steps began from."""
-    tokens: int
+    tokens: Step
     """Learnt from."""
-    rate: float
+    rate: Annotated[float, Field(float, _same, _rate)]
     """Bytes a second that this member sent lately, as it measured; 0 if it does not know."""
-    norms: tuple[float, ...]
+    norms: Annotated[tuple[float, ...], _NORMS]
     """Of its pieces, as they decode."""
-    digests: tuple[bytes, ...]
+    digests: Digests
     """Of its pieces."""
 
     def check(self) -> None:
@@ -315,9 +313,8 @@ class Vote(Statement):
     """This member has computed the outcome, and signs it for one view."""
 
     KIND = 2
-    FIELDS = _signed(outcome=_nested(Outcome))
 
-    outcome: Outcome
+    outcome: Annotated[Outcome, _nested(Outcome)]
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -330,11 +327,10 @@ class Promise(Statement):
     """This member votes in no view below this one any more; its newest vote goes along."""
 
     KIND = 3
-    FIELDS = _signed(previous=_DIGEST, vote=_optional(_nested(Vote)), suspects=_many(_PEER))
 
-    previous: bytes
-    vote: Vote | None
-    suspects: tuple[PeerId, ...] = ()
+    previous: Digest
+    vote: Annotated[Vote | None, _optional(_nested(Vote))]
+    suspects: Peers = ()
     """From whom it got nothing."""
 
     def check(self) -> None:
@@ -349,16 +345,10 @@ class Propose(Statement):
     """The plan of the member whose turn it is."""
 
     KIND = 4
-    FIELDS = _signed(
-        plan=_nested(Plan),
-        carried=_optional(_nested(Outcome)),
-        promises=_many(_nested(Promise)),
-    )
-
-    plan: Plan
-    carried: Outcome | None
+    plan: Annotated[Plan, _nested(Plan)]
+    carried: Annotated[Outcome | None, _optional(_nested(Outcome))]
     """What may have been decided in an earlier view, and is proposed again as it was."""
-    promises: tuple[Promise, ...]
+    promises: Annotated[tuple[Promise, ...], _many(_nested(Promise))]
     """Of a majority, for this view; none for view 0."""
 
     def check(self) -> None:
@@ -376,13 +366,12 @@ class Sum(Statement):
     """What an owner's pieces of the mean have as digests."""
 
     KIND = 5
-    FIELDS = _signed(plan=_DIGEST, first=_NUMBER, digests=_DIGESTS)
 
-    plan: bytes
+    plan: Digest
     """The plan's id."""
-    first: int
+    first: Number
     """The first piece."""
-    digests: tuple[bytes, ...]
+    digests: Digests
 
     @property
     def span(self) -> range:
@@ -400,15 +389,9 @@ class Record(_Fielded):
     """A step that a majority of the members before it has signed."""
 
     KIND = 6
-    FIELDS: ClassVar = {
-        "view": _VIEW,
-        "outcome": _nested(Outcome),
-        "signatures": _many(_pair(_PEER, _SIGNATURE)),
-    }
-
-    view: int
-    outcome: Outcome
-    signatures: tuple[tuple[PeerId, bytes], ...]
+    view: Number
+    outcome: Annotated[Outcome, _nested(Outcome)]
+    signatures: Annotated[tuple[tuple[PeerId, bytes], ...], _many(_pair(_PEER, _SIGNATURE))]
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -443,46 +426,30 @@ class Beat(_Fielded):
     """Where a member is, and what it has of the round: peers send what it lacks."""
 
     KIND = 7
-    FIELDS: ClassVar = {
-        "step": _NUMBER,
-        "digest": _DIGEST,
-        "held": _number(-1),
-        "view": _VIEW,
-        "readys": _MASK,
-        "promises": _MASK,
-        "votes": _MASK,
-        "is_planned": _BOOL,
-        "is_leaving": _BOOL,
-        "faults": _NUMBER,
-        "heard": _optional(_MASK),
-        "leaving": _MASK,
-        "joiners": _many(_PEER, MAX_JOINERS),
-    }
-
-    step: int
+    step: Number
     """Of its newest record."""
-    digest: bytes
+    digest: Digest
     """Of that record: another run's members count for nothing."""
-    held: int
+    held: Annotated[int, _number(-1)]
     """Of the state that it has whole."""
-    view: int
-    readys: int = 0
+    view: Number
+    readys: Mask = 0
     """Bit i: it has the contribution's head of member i of its record."""
-    promises: int = 0
+    promises: Mask = 0
     """Bit i: it has member i's promise for its view."""
-    votes: int = 0
+    votes: Mask = 0
     """Bit i: it has member i's vote in its view."""
-    is_planned: bool = False
+    is_planned: Flag = False
     """Whether it has the proposal of its view."""
-    is_leaving: bool = False
+    is_leaving: Flag = False
     """Whether it wants to be a member no longer."""
-    faults: int = 0
+    faults: Number = 0
     """How many members it knows to have been convicted."""
-    heard: int | None = None
+    heard: Annotated[int | None, _optional(_MASK)] = None
     """Bit i: it hears member i of its record; None if it does not say."""
-    leaving: int = 0
+    leaving: Mask = 0
     """Bit i: member i said that it wants to leave."""
-    joiners: tuple[PeerId, ...] = ()
+    joiners: Annotated[tuple[PeerId, ...], _many(_PEER, MAX_JOINERS)] = ()
     """Peers that it hears, and that hold the newest state and want to be members."""
 
     def check(self) -> None:
@@ -498,9 +465,8 @@ class Chain(_Fielded):
     """Records, one after the other, for a peer that lacks them."""
 
     KIND = 8
-    FIELDS: ClassVar = {"records": _many(_nested(Record), MAX_CHAIN)}
 
-    records: tuple[Record, ...]
+    records: Annotated[tuple[Record, ...], _many(_nested(Record), MAX_CHAIN)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -508,13 +474,9 @@ class Doubled(_Fielded):
     """Two statements of one author where there may be one."""
 
     KIND = 9
-    FIELDS = dict.fromkeys(
-        ("one", "other"),
-        Field(list, Statement.to_wire, lambda value: decode_statement_untrusted(value)),
-    )
 
-    one: Statement
-    other: Statement
+    one: Annotated[Statement, _STATEMENT]
+    other: Annotated[Statement, _STATEMENT]
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -534,11 +496,10 @@ class BadPart(_Fielded):
     """A piece that a contributor signed, and that is none."""
 
     KIND = 10
-    FIELDS: ClassVar = {"ready": _nested(Ready), "index": _NUMBER, "piece": _BYTES}
 
-    ready: Ready
-    index: int
-    piece: bytes
+    ready: Annotated[Ready, _nested(Ready)]
+    index: Number
+    piece: Piece
 
     def check(self) -> None:
         """See `_Fielded`."""
@@ -556,19 +517,12 @@ class BadSum(_Fielded):
     """A sum that is not what the contributors' pieces give."""
 
     KIND = 11
-    FIELDS: ClassVar = {
-        "told": _nested(Sum),
-        "plan": _nested(Plan),
-        "readys": _many(_nested(Ready)),
-        "index": _NUMBER,
-        "parts": _many(_BYTES),
-    }
 
-    told: Sum
-    plan: Plan
-    readys: tuple[Ready, ...]
-    index: int
-    parts: tuple[bytes, ...]
+    told: Annotated[Sum, _nested(Sum)]
+    plan: Annotated[Plan, _nested(Plan)]
+    readys: Annotated[tuple[Ready, ...], _many(_nested(Ready))]
+    index: Number
+    parts: Annotated[tuple[bytes, ...], _many(_BYTES)]
     """Of the plan's contributors, in order."""
 
     def check(self) -> None:
@@ -587,11 +541,10 @@ class Unreadable(_Fielded):
     """A piece of the mean that its owner signed, and that cannot be decoded."""
 
     KIND = 12
-    FIELDS: ClassVar = {"told": _nested(Sum), "index": _NUMBER, "piece": _BYTES}
 
-    told: Sum
-    index: int
-    piece: bytes
+    told: Annotated[Sum, _nested(Sum)]
+    index: Number
+    piece: Piece
 
     def check(self) -> None:
         """See `_Fielded`."""
