@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from random import Random
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -32,7 +32,6 @@ from roles.engines.torch.gradient import (
 from roles.engines.torch.learner import supervised
 from roles.engines.torch.model import TransformerModel
 from roles.engines.torch.sampler import draw
-from roles.envs.base import TeachingEnvironment
 from roles.rl.algorithms.base import has_spread, normalised
 from roles.rl.algorithms.find import find_algorithm
 
@@ -40,29 +39,6 @@ Arithmetic = Callable[[], torch.autocast]
 """What training computes in, for the length of a block."""
 GREEDY: Final = 0.0
 """The temperature at which an answer is the most probable one: how progress is measured."""
-
-
-class Objective(Protocol):
-    """What an inner step lowers."""
-
-    def rate_at(self, number: int) -> float:
-        """The learning rate of the run's inner step ``number``."""
-        ...
-
-    def add_gradient(
-        self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
-    ) -> float:
-        """Add ``weight`` times the gradient of a batch to the weights'; what is lowered, in the
-        mean."""
-        ...
-
-    def total(self, model: TransformerModel, batch: Any) -> float:
-        """What is lowered, summed up over a batch that is held out."""
-        ...
-
-    def size(self, batch: Any) -> int:
-        """What a batch counts: how many its sum is of."""
-        ...
 
 
 class TextLoss:
@@ -73,13 +49,14 @@ class TextLoss:
         self._terms, self._arithmetic = terms, arithmetic
 
     def rate_at(self, number: int) -> float:
-        """See `Objective`."""
+        """The learning rate of the run's inner step ``number``."""
         return self._terms.rate_at(number)
 
     def add_gradient(
         self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
     ) -> float:
-        """See `Objective`."""
+        """Add ``weight`` times the gradient of a batch to the weights'; what is lowered, in the
+        mean."""
         read = send(batch, model.device)
         with self._arithmetic():
             states = model(read[:, :-1]).flatten(0, 1)
@@ -98,7 +75,7 @@ class TextLoss:
         return total / len(states)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
-        """See `Objective`."""
+        """What is lowered, summed up over a batch that is held out."""
         read = send(batch, model.device)
         states = model(read[:, :-1]).flatten(0, 1)
         return math.fsum(
@@ -107,7 +84,7 @@ class TextLoss:
         )
 
     def size(self, batch: Any) -> int:
-        """Tokens."""
+        """What a batch counts: tokens."""
         return int(batch[:, 1:].size)
 
 
@@ -123,33 +100,26 @@ class RewardLoss:
         rewards: Rewards,
         arithmetic: Arithmetic,
     ) -> None:
+        assert config.learner is not None
         self._config, self._terms, self._rewards = config, terms, rewards
         self._arithmetic = arithmetic
-        self._teacher: TeachingEnvironment | None = rewards.teacher
-        self._ends = frozenset(config.end_tokens)
-        assert config.learner is not None
-        self._learner = config.learner
-
-    def _teaches(self, number: int) -> bool:
-        warm_up = self._learner.warm_up
-        return self._teacher is not None and warm_up is not None and number < warm_up.steps
+        self._warm_up = None if rewards.teacher is None else config.learner.warm_up
 
     def rate_at(self, number: int) -> float:
-        """See `Objective`: the warm-up has a schedule of its own."""
-        if self._teaches(number):
-            assert self._learner.warm_up is not None
-            return self._learner.warm_up.rate_at(number)
+        """See `TextLoss`: the warm-up has a schedule of its own."""
+        if self._warm_up is not None and number < self._warm_up.steps:
+            return self._warm_up.rate_at(number)
         return self._terms.rate_at(number)
 
     def add_gradient(
         self, model: TransformerModel, batch: Any, number: int, weight: float = 1.0
     ) -> float:
-        """See `Objective`; the share of answers that are wrong, or the loss of a warm-up. With
+        """See `TextLoss`; the share of answers that are wrong, or the loss of a warm-up. With
         no group that has a spread of rewards there is no gradient."""
-        if self._teaches(number):
-            return self._learn_examples(model, batch)
-        groups = self._draw(model, batch)
-        rewards = [self._pay(*one) for one in zip(batch, groups, strict=True)]
+        if self._warm_up is not None and number < self._warm_up.steps:
+            return self._learn_examples(model, batch[0].seed, self._warm_up.batch)
+        sampling = self._config.sampling
+        groups, rewards = self._draw(model, batch, sampling.temperature, sampling.group_size)
         taught = [
             TrainingGroup(question.task.prompt, _without_proofs(group), tuple(paid))
             for question, group, paid in zip(batch, groups, rewards, strict=True)
@@ -157,35 +127,39 @@ class RewardLoss:
         ]
         if taught:
             self._reinforce(model, taught)
-        count = sum(map(len, rewards))
-        return 1.0 - sum(map(sum, rewards)) / count
+        return 1.0 - sum(map(sum, rewards)) / sum(map(len, rewards))
 
-    def _learn_examples(self, model: TransformerModel, batch: Sequence[SeededTask]) -> float:
-        assert self._teacher is not None
-        assert self._learner.warm_up is not None
-        examples = self._teacher.warm_up(Random(batch[0].seed), self._learner.warm_up.batch)
+    def _learn_examples(self, model: TransformerModel, seed: bytes, count: int) -> float:
+        assert self._rewards.teacher is not None
+        examples = self._rewards.teacher.warm_up(Random(seed), count)
         tokens, answer = supervised(examples, model.device)
         logits = model.lm_head(model(tokens[:, :-1])[answer])
         loss = F.cross_entropy(logits, tokens[:, 1:][answer])
         torch.autograd.backward(loss)
         return float(loss.detach())
 
-    def _draw(self, model: TransformerModel, batch: Sequence[SeededTask]) -> list[Group]:
-        recipe = self._config.sampling
-        sampling = Sampling(recipe.temperature, recipe.max_new_tokens, recipe.group_size)
-        asked = [one.group(recipe.group_size) for one in batch]
-        return draw(model, asked, sampling, self._ends, self._config.draw)
-
-    def _pay(self, question: SeededTask, group: Group) -> list[float]:
-        return [self._rewards.pay(question, one.tokens) for one in group.completions]
+    def _draw(
+        self,
+        model: TransformerModel,
+        batch: Sequence[SeededTask],
+        temperature: float,
+        size: int,
+    ) -> tuple[list[Group], list[list[float]]]:
+        """A group of answers to each question, and what each answer earns."""
+        sampling = Sampling(temperature, self._config.sampling.max_new_tokens, size)
+        asked, ends = [one.group(size) for one in batch], frozenset(self._config.end_tokens)
+        groups = draw(model, asked, sampling, ends, self._config.draw)
+        return groups, [
+            [self._rewards.pay(question, one.tokens) for one in group.completions]
+            for question, group in zip(batch, groups, strict=True)
+        ]
 
     def _reinforce(self, model: TransformerModel, groups: Sequence[TrainingGroup]) -> None:
         sampling = self._config.sampling
-        objective = find_algorithm("grpo")
         advantages = [normalised(one.rewards, 1e-6) for one in groups]
         batches = learning_batches(groups, advantages, device=model.device)
         aim = Aim(
-            objective=objective,
+            objective=find_algorithm("grpo"),
             temperature=sampling.temperature,
             limit=sampling.max_new_tokens,
             tokens=sum(map(len, batches)),
@@ -197,12 +171,9 @@ class RewardLoss:
                 add_gradient(model, replace(batch, sampler=drawn_by), aim, drawn_by)
 
     def total(self, model: TransformerModel, batch: Any) -> float:
-        """See `Objective`: of the most probable answers."""
-        sampling = Sampling(GREEDY, self._config.sampling.max_new_tokens, 1)
-        asked = [one.group(1) for one in batch]
-        groups = draw(model, asked, sampling, self._ends, self._config.draw)
-        paid = [self._pay(*one)[0] for one in zip(batch, groups, strict=True)]
-        return len(paid) - sum(paid)
+        """See `TextLoss`: of the most probable answers."""
+        _, rewards = self._draw(model, batch, GREEDY, 1)
+        return len(rewards) - sum(map(sum, rewards))
 
     def size(self, batch: Any) -> int:
         """Questions."""

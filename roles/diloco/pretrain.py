@@ -23,7 +23,7 @@ from torch.optim import AdamW, Muon
 from roles.contract.core.diloco import DilocoTerms, Inner, Outer
 from roles.diloco.core.outer import RAMP
 from roles.diloco.material import Rewards
-from roles.diloco.objectives import Objective, RewardLoss, TextLoss
+from roles.diloco.objectives import RewardLoss, TextLoss
 from roles.engines.base import EngineError
 from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
@@ -70,7 +70,7 @@ class Pretrainer(TrainedModel):
             self.model.initialise(config.seed)
         else:
             load_weights(self.model, base)
-        self._objective: Objective = (
+        self._objective = (
             TextLoss(terms, self._arithmetic)
             if rewards is None
             else RewardLoss(config, terms, rewards, self._arithmetic)
