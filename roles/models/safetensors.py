@@ -57,20 +57,17 @@ class TensorSpan:
     end: int
 
 
-def encode(tensors: Mapping[str, RawTensor], notes: Mapping[str, str] = {}) -> bytes:
+def encode(tensors: Mapping[str, RawTensor]) -> bytes:
     """A safetensors file, tensors in the order of the mapping, data aligned to 8 bytes."""
     shapes = {name: (one.dtype, one.shape) for name, one in tensors.items()}
-    head = encode_head(shapes, notes)
+    head = encode_head(shapes)
     return b"".join((head, *(one.data for one in tensors.values())))
 
 
-def encode_head(
-    tensors: Mapping[str, tuple[str, tuple[int, ...]]], notes: Mapping[str, str] = {}
-) -> bytes:
+def encode_head(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     """Return what precedes the data of tensors with these dtypes and shapes, which follows in
-    the same order: for files that are written tensor by tensor. ``notes`` go to the header's
-    metadata."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", **notes}}
+    the same order: for files that are written tensor by tensor."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, (dtype, shape) in tensors.items():
         end = offset + math.prod(shape) * DTYPE_BYTES[dtype]

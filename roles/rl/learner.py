@@ -167,8 +167,8 @@ class LearnerConfig:
 
     @property
     def digest(self) -> str:
-        """Names these numbers, defaults included (64 hexadecimal digits); each policy's
-        manifest has it."""
+        """SHA-256 of these numbers, defaults included, in hexadecimal. Each policy's manifest
+        carries it."""
         text = json.dumps(write_table(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

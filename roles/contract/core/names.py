@@ -1,4 +1,4 @@
-"""What things that a run names may be called."""
+"""Names that a run file may use."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import re
 from typing import Final
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What an environment may be called. ``module:Class`` is no name: a run's owner could call
+"""Names of environments, kinds and engines. ``module:Class`` is none: a run's owner could call
 ``os:abort`` on every volunteer's machine, while entry points exist only where the machine's
 owner installed a package."""

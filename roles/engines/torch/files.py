@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
@@ -62,7 +61,7 @@ def sync_folder(path: Path) -> None:
         os.close(folder)
 
 
-def encode_weights(model: nn.Module, notes: Mapping[str, str] = {}) -> bytes:
+def encode_weights(model: nn.Module) -> bytes:
     """The fp32 parameters as a safetensors file, in the order of their names."""
     weights = sorted(model.named_parameters())
     return safetensors.encode(
@@ -71,8 +70,7 @@ def encode_weights(model: nn.Module, notes: Mapping[str, str] = {}) -> bytes:
                 "F32", tuple(weight.shape), weight.detach().cpu().contiguous().numpy().tobytes()
             )
             for name, weight in weights
-        },
-        notes,
+        }
     )
 
 

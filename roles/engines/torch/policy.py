@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,13 +32,11 @@ def write_policy(
     base: Path | None,
     *,
     is_base: bool = False,
-    notes: Mapping[str, str] = {},
 ) -> None:
     """Write ``model`` at ``policy``, atomically: as a folder like ``base``, if there is one,
-    whose own weights are taken if they are the model's (``is_base``). ``notes`` go to the
-    metadata of files of weights that are written here."""
+    whose own weights are taken if they are the model's (``is_base``)."""
     if base is None:
-        write_atomically(policy, encode_weights(model, notes))
+        write_atomically(policy, encode_weights(model))
         return
     unfinished = policy.with_name(derived(policy.name, after=".partial"))
     for folder in (unfinished, policy):  # a folder that is there is whole
@@ -49,10 +47,10 @@ def write_policy(
     weights = [path for path in files if path.suffix == WEIGHTS_SUFFIX]
     if not is_base:
         for path in weights:
-            _write_weights(model, _names(path), unfinished / path.name, notes)
+            _write_weights(model, _names(path), unfinished / path.name)
         if not weights:  # its owner has removed them, which only the first policy needs
             names = sorted(name for name, _ in model.named_parameters())
-            _write_weights(model, names, unfinished / WEIGHTS, notes)
+            _write_weights(model, names, unfinished / WEIGHTS)
     for path in files:
         is_weights = path.suffix == WEIGHTS_SUFFIX or (not weights and path.name == INDEX)
         if is_weights and not is_base:
@@ -68,9 +66,7 @@ def _weights(model: TransformerModel) -> dict[str, Tensor]:
     return {name: weight.detach() for name, weight in model.named_parameters()}
 
 
-def _write_weights(
-    model: TransformerModel, names: Sequence[str], path: Path, notes: Mapping[str, str]
-) -> None:
+def _write_weights(model: TransformerModel, names: Sequence[str], path: Path) -> None:
     """These tensors, in this order, in bfloat16: tensor by tensor. What a base holds beside the
     model's own (rotary frequencies, in old folders) is left out: it follows from the shape."""
     weights = _weights(model)
@@ -79,7 +75,7 @@ def _write_weights(
     names = [name for name in names if name in weights]
     shapes = {name: ("BF16", tuple(weights[name].shape)) for name in names}
     with path.open("wb") as file:
-        file.write(safetensors.encode_head(shapes, notes))
+        file.write(safetensors.encode_head(shapes))
         for name in names:
             rounded = weights[name].bfloat16().cpu().contiguous()
             file.write(rounded.view(torch.uint8).numpy().data)

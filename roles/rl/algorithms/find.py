@@ -19,14 +19,6 @@ if TYPE_CHECKING:
 ENTRY_POINTS: Final = "shoal.algorithms"
 """Packages add algorithms under this entry point group: ``name = module:Class``."""
 
-_SHIPPED: Final = {
-    "grpo": "roles.rl.algorithms.grpo:Grpo",
-    "dapo": "roles.rl.algorithms.dapo:Dapo",
-    "dr_grpo": "roles.rl.algorithms.dr_grpo:DrGrpo",
-    "cispo": "roles.rl.algorithms.cispo:Cispo",
-    "gspo": "roles.rl.algorithms.gspo:Gspo",
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedOptions:
@@ -112,7 +104,7 @@ def find_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Objec
     Raises:
         ConfigError: There is no such algorithm, it has no such option, or not with this value.
     """
-    targets = _SHIPPED | {one: point.value for one, point in installed(ENTRY_POINTS).items()}
+    targets = {one: point.value for one, point in installed(ENTRY_POINTS).items()}
     if name not in targets:
         raise ConfigError(
             f"there is no algorithm {name!r}; installed are {', '.join(sorted(targets))}"
