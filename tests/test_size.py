@@ -33,9 +33,9 @@ LIMITS = {
     "roles/calibrate": 683,
     "roles/contract": 858,
     "roles/demo": 779,
-    "roles/diloco": 3855,
+    "roles/diloco": 3878,
     "roles/doctor": 605,
-    "roles/engines": 4265,
+    "roles/engines": 4314,
     "roles/envs": 2124,
     "roles/inference": 1271,
     "roles/ledger": 789,
@@ -44,7 +44,7 @@ LIMITS = {
     "roles/protocol": 2379,
     "roles/rl": 590,
     "roles/shared": 105,
-    "roles/trainer": 3235,
+    "roles/trainer": 3236,
     "roles/validator": 423,
     "roles/workers": 389,
     "sim": 609,
@@ -54,8 +54,8 @@ LIMITS = {
     "sim/net": 602,
     "sim/node": 1348,
     "sim/run": 1430,
-    "sim/workloads": 5041,
-    "tests": 56844,
+    "sim/workloads": 5142,
+    "tests": 56971,
 }
 
 NO_CODE = {
