@@ -66,6 +66,7 @@ EXEMPT = {
     "roles/doctor/": "a command line: looks at this machine, text out",
     "roles/engines/hardware.py": "looks at the machine, for a worker process or a command line",
     "roles/diloco/corpus.py": "runs inside the worker process",
+    "roles/diloco/pretrain.py": "runs inside the worker process",
     "roles/diloco/worker.py": "is the worker process",
     "roles/engines/torch/": "runs inside the worker process",
     "roles/engines/vllm/": "runs inside the worker process",
