@@ -104,7 +104,12 @@ def test_no_role_ends_with_the_process_of_its_engine(
         engines.append(Mortal(world, config))
         yield engines[-1]
 
-    monkeypatch.setattr(f"roles.{role}.role.open_engine", open_mortal)
+    def open_of(world: World, config: EngineConfig, *, name: str, learns: bool = True) -> Any:
+        opener = open_mortal if name == role else open_engine
+        return opener(world, config, name=name, learns=learns)
+
+    for opens in ("roles.trainer.role", "roles.protocol.machine"):
+        monkeypatch.setattr(f"{opens}.open_engine", open_of)
     standings: list[str] = []
     make_standing = RoleStanding.__init__
 

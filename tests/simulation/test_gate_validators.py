@@ -116,7 +116,7 @@ class Besieged(Play):
     """Cheats, and honest newcomers, come under fresh names until the liars are convicted."""
 
     fresh = 0
-    most = 12
+    most = 24
 
     async def disturb(self, swarm: Swarm) -> None:
         keys = swarm.simulation.keys
@@ -160,7 +160,7 @@ def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
     )
     trust = TrustTerms(share=0.25, probation=8, window=4)
     play = Besieged(cast, with_one_listed(trust))
-    health = perform(play, seed=seed, steps=14, seconds=200)
+    health = perform(play, seed=seed, steps=28, seconds=400)
     assert_the_run_is_well(health, play, learnt)
 
 
