@@ -39,7 +39,7 @@ FALL: Final = 1.0
 """Nats a byte by which the loss must fall from the first round to the last."""
 
 SHAPE: Final = replace(SORTER, vocabulary=256, tied=True)
-"""115,776 weights; a token is a byte."""
+"""115,072 weights; a token is a byte."""
 TERMS: Final = DilocoTerms(
     outer_steps=24,
     inner_steps=100,
