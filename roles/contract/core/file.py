@@ -399,8 +399,8 @@ class Terms:
             if (most := max(pin.length_targets, default=0)) > self.sampling.max_new_tokens:
                 raise ValueError(
                     f"a length target of {pin.name!r} is {most} tokens, and answers have"
-                    f" at most {self.sampling.max_new_tokens}: lower it, or raise max_new_tokens in"
-                    " [sampling]"
+                    f" at most {self.sampling.max_new_tokens}: lower it, or raise"
+                    " max_new_tokens in [sampling]"
                 )
             if pin.length_targets and not self.model.base:
                 raise ValueError(
