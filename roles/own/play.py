@@ -114,3 +114,5 @@ def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Iterator[str]:
     )
     yield f"  held-out reward   {gain(figures)}"
     yield f"  last policy       {folder.node(TRAINER) / 'trainer' / 'weights' / policy}"
+    command = "chat" if run.terms.model.base else "eval"
+    yield f"  try it            shoal {command} {folder.path}"
