@@ -202,7 +202,7 @@ class Trainer:
         ):
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
-            standing = RoleStanding(node, "trainer", self.name)
+            standing = RoleStanding(node, run, "trainer", self.name)
             while True:
                 durable = Durable(node.world, self.name)
                 capacity = max(1, round(config.pool_steps * learner.groups))
