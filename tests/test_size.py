@@ -32,12 +32,12 @@ LIMITS = {
     "proofs": 1020,
     "roles": 6,
     "roles/calibrate": 683,
-    "roles/contract": 858,
+    "roles/contract": 881,
     "roles/demo": 779,
     "roles/diloco": 3878,
     "roles/doctor": 605,
     "roles/engines": 4314,
-    "roles/envs": 2124,
+    "roles/envs": 2174,
     "roles/inference": 1271,
     "roles/ledger": 789,
     "roles/models": 1632,
@@ -56,7 +56,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 57011,
+    "tests": 57058,
 }
 
 NO_CODE = {
