@@ -56,7 +56,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 57058,
+    "tests": 57059,
 }
 
 NO_CODE = {
