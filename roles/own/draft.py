@@ -114,7 +114,8 @@ def _check_places(table: Table, where: str) -> None:
             f"{where}: [recipe] is of an older Shoal: the keys {', '.join(_SIGNED)} go to"
             f" [sampling], the others to the trainer's {LEARNER}"
         )
-    for key in (*table, *_table(table, "sampling", where)):
+    parts = [one for name, one in table.items() if name in _BARE and isinstance(one, Mapping)]
+    for key in (*table, *(key for part in parts for key in part)):
         if key in KEYS:
             raise ConfigError(
                 f"{where}: {key} belongs in {LEARNER}, in the trainer's data folder: only the"
@@ -132,6 +133,8 @@ def _check_places(table: Table, where: str) -> None:
             raise ConfigError(f"{where}: there is no key {key!r}; {did_you_mean(key, known)}")
 
 
+_BARE: Final = ("model", "sampling", "delivery", "limits", "trust", "admission")
+"""Tables in which a key of the learner may stand by mistake: none has one of that name."""
 _SIGNED: Final = tuple(one.name for one in fields(SamplingTerms))
 
 

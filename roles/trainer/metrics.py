@@ -19,13 +19,13 @@ from typing import Final, Protocol, cast
 
 import trio
 
-from p2p.errors import ConfigError, MissingDependency
+from p2p.errors import MissingDependency
 from p2p.node.entries import installed, load
+from roles.rl.learner import SINKS
 from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
-SINKS: Final = "shoal.sinks"
 METRICS: Final = "trainer/metrics.jsonl"
 OLDER: Final = "trainer/metrics.1.jsonl"
 """Where the lines before those of `METRICS` are."""
@@ -153,16 +153,8 @@ async def open_sinks(names: Sequence[str], run: str, place: str) -> AsyncIterato
     """Open the sinks of these names for the length of the block; ``place`` is their folder.
 
     In a simulation, whose disk is no folder of this machine, nothing is opened.
-
-    Raises:
-        ConfigError: No sink of that name is installed.
     """
     points, folder = installed(SINKS), Path(place)
-    for name in names:
-        if name not in points:
-            raise ConfigError(
-                f"sinks: there is no sink {name!r}; installed are {', '.join(sorted(points))}"
-            )
     opened: dict[str, Sink] = {}
 
     def open_one(name: str) -> None:

@@ -118,20 +118,27 @@ def find_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Objec
             f"the algorithm {name!r} ({targets[name]}) must be a dataclass with the methods"
             " advantages and loss"
         )
-    shared = {one.name for one in fields(SharedOptions)}
-    own = {one.name for one in fields(kind)}
+    shared = {one.name: one.default for one in fields(SharedOptions)}
+    own = {one.name: one.default for one in fields(kind)}
     given = dict(options or {})
-    if unknown := given.keys() - own - shared:
+    if unknown := given.keys() - own - shared.keys():
         raise ConfigError(
-            f"the algorithm {name!r} has no option {min(unknown)!r}: its options are"
-            f" {', '.join(sorted(own | shared))}"
+            f"the algorithm {name!r} has no option {', '.join(map(repr, sorted(unknown)))}:"
+            f" its options are {', '.join(sorted(own | shared))}; remove the others from"
+            " [options]"
         )
+    for one, value in given.items():
+        usual = {**shared, **own}[one]
+        if type(usual) in (int, float) and type(value) not in (int, float):
+            raise ConfigError(
+                f"the algorithm {name!r}: {one} is a number, such as {usual}, not {value!r:.40}"
+            )
     try:
         return Objective(
             name,
             kind(**{one: value for one, value in given.items() if one in own}),
             SharedOptions(
-                **{one: value for one, value in given.items() if one in shared - own}
+                **{one: value for one, value in given.items() if one in shared.keys() - own}
             ),
         )
     except (TypeError, ValueError) as error:
