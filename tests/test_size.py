@@ -46,7 +46,7 @@ LIMITS = {
     "roles/shared": 105,
     "roles/trainer": 3236,
     "roles/validator": 423,
-    "roles/workers": 389,
+    "roles/workers": 416,
     "sim": 609,
     "sim/faults": 668,
     "sim/kernel": 639,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 56975,
+    "tests": 57300,
 }
 
 NO_CODE = {
