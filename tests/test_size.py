@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2261,
+    "p2p": 2277,
     "p2p/cast": 1406,
     "p2p/dht": 2581,
     "p2p/gossip": 1310,
@@ -33,18 +33,18 @@ LIMITS = {
     "roles/calibrate": 683,
     "roles/contract": 858,
     "roles/demo": 779,
-    "roles/diloco": 3878,
+    "roles/diloco": 3895,
     "roles/doctor": 605,
-    "roles/engines": 4314,
-    "roles/envs": 2124,
+    "roles/engines": 4320,
+    "roles/envs": 2128,
     "roles/inference": 1271,
     "roles/ledger": 789,
     "roles/models": 1632,
-    "roles/own": 2061,
+    "roles/own": 2064,
     "roles/protocol": 2379,
-    "roles/rl": 590,
+    "roles/rl": 610,
     "roles/shared": 105,
-    "roles/trainer": 3236,
+    "roles/trainer": 3244,
     "roles/validator": 423,
     "roles/workers": 416,
     "sim": 609,
@@ -54,8 +54,8 @@ LIMITS = {
     "sim/net": 602,
     "sim/node": 1348,
     "sim/run": 1430,
-    "sim/workloads": 5142,
-    "tests": 57300,
+    "sim/workloads": 5143,
+    "tests": 57340,
 }
 
 NO_CODE = {
