@@ -31,12 +31,12 @@ LIMITS = {
     "p2p/transport": 2728,
     "proofs": 1020,
     "roles/calibrate": 683,
-    "roles/contract": 858,
+    "roles/contract": 881,
     "roles/demo": 779,
     "roles/diloco": 3895,
     "roles/doctor": 605,
     "roles/engines": 4320,
-    "roles/envs": 2128,
+    "roles/envs": 2178,
     "roles/inference": 1271,
     "roles/ledger": 789,
     "roles/models": 1632,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5143,
-    "tests": 57340,
+    "tests": 57375,
 }
 
 NO_CODE = {
