@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2261,
+    "p2p": 2277,
     "p2p/cast": 1406,
     "p2p/dht": 2581,
     "p2p/gossip": 1310,
@@ -35,20 +35,20 @@ LIMITS = {
     "roles/chat": 570,
     "roles/contract": 881,
     "roles/demo": 779,
-    "roles/diloco": 3891,
+    "roles/diloco": 3908,
     "roles/doctor": 605,
-    "roles/engines": 4321,
-    "roles/envs": 2174,
+    "roles/engines": 4327,
+    "roles/envs": 2178,
     "roles/inference": 1271,
     "roles/ledger": 789,
     "roles/models": 1673,
-    "roles/own": 2255,
+    "roles/own": 2258,
     "roles/protocol": 2379,
-    "roles/rl": 617,
+    "roles/rl": 637,
     "roles/shared": 105,
-    "roles/trainer": 3246,
+    "roles/trainer": 3254,
     "roles/validator": 423,
-    "roles/workers": 389,
+    "roles/workers": 416,
     "sim": 609,
     "sim/faults": 668,
     "sim/kernel": 639,
@@ -56,8 +56,8 @@ LIMITS = {
     "sim/net": 602,
     "sim/node": 1348,
     "sim/run": 1430,
-    "sim/workloads": 5142,
-    "tests": 57214,
+    "sim/workloads": 5143,
+    "tests": 57565,
 }
 
 NO_CODE = {

@@ -66,7 +66,7 @@ def load_draft(path: Path) -> dict[str, object]:
 def digest_of(path: Path) -> str:
     """Return the digest of a draft as it is written, of ``people.toml``, and of the files of
     questions. Raises `ConfigError`."""
-    pins = [pin_data(str(file)) for file in data_files(load_toml(path), path.parent)]
+    pins = [pin_data(str(file)) for file in data_files(load_draft(path), path.parent)]
     texts = [one.read_bytes() for one in (path, path.with_name(PEOPLE)) if one.exists()]
     parts = [hashlib.sha256(text).digest() for text in texts] + [pin.digest for pin in pins]
     return hashlib.sha256(b"".join(parts)).hexdigest()

@@ -168,6 +168,9 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)
+        for name, value in self.options.items():
+            if isinstance(value, int) and value.bit_length() > 63:
+                raise ValueError(f"the option {name} is too large for a number")
 
     @property
     def digest(self) -> str:

@@ -86,6 +86,10 @@ def test_what_is_left_out_has_its_usual_value() -> None:
         ('rate = 1e-3\nschedule = "step"\n', "one of linear, cosine, wsd"),
         ("rate = 9e-3\n", "rate = 0.009 in learner.toml would ruin"),
         ("rate 1e-3\n", "learner.toml is not TOML"),
+        (f"rate = {'9' * 5000}\n", "learner.toml is not TOML"),
+        (f"sinks = {'[' * 5000}\n", "learner.toml is not TOML"),
+        (f"rate = 1e-3\n[options]\nclip = {'9' * 60}\n", "too large for a number"),
+        (f"rate = 1e-3\n[options]\nclip_negative = {'9' * 60}\n", "too large for a number"),
     ],
 )
 def test_a_mistake_is_one_sentence(text: str, said: str) -> None:
