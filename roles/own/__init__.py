@@ -7,7 +7,8 @@ names what lies where. `play` starts every node of the folder on this machine; s
 they go on where they were. `nodes` are their processes, `status` sums up what these say, `view`
 draws that, and `stage` shows it in a terminal and on a page, and ends all in order. `report`
 writes the page of a run as one file, `export` its model as a folder. `envs` is ``shoal envs
-check``: what an environment pays, tried before a run is made of it.
+check``: what an environment pays, tried before a run is made of it. `pending` says what is
+edited and not yet in force.
 
 ``shoal run create`` signs a draft, which `draft` reads; `people` changes who is in a run, and
 `editions` sees to it that no key signs two texts of one epoch.
