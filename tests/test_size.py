@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 57004,
+    "tests": 57134,
 }
 
 NO_CODE = {
