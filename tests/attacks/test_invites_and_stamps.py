@@ -26,9 +26,9 @@ from p2p.node.rundoc import STAMP_GRACE, RunBook
 from roles.contract.core.diloco import Joining
 from roles.contract.core.file import AdmissionRules, Run, open_run, sign_run
 from roles.diloco.session import RunMembers
+from tests.support.wall import ENDS, Wall
 from tests.unit.test_invites import (
     CLOSED,
-    ENDS,
     GENERATE,
     GOSSIP,
     GUEST,
@@ -36,7 +36,6 @@ from tests.unit.test_invites import (
     OTHER,
     OWNER,
     TERMS,
-    Wall,
     book_at,
     edition,
     invite,

@@ -104,7 +104,7 @@ def test_accomplices_that_say_they_were_started_again_cost_little() -> None:
     assert watch(swarm, honest, SECONDS).bytes_per_second <= 2 * QUIET
 
 
-@pytest.mark.parametrize("kind", ["accuse", "leave", "give", "digests", "walk"])
+@pytest.mark.parametrize("kind", swept(["accuse", "leave", "give", "digests", "walk"], 2))
 def test_names_of_ghosts_are_not_told_to_all(kind: str) -> None:
     """Thousands of minted peers, accused, or leaving, or named, or on walks."""
     swarm = HostileSwarm(SIZE, config=MembershipConfig(passive=SIZE))

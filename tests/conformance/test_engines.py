@@ -37,7 +37,7 @@ from roles.envs.sort import END, SortEnvironment
 from roles.models import safetensors
 from roles.models.safetensors import RawTensor
 from tests.conformance.engine_process import EngineProcess, open_engine_process
-from tests.unit.test_engine_fake import make_world
+from tests.support.counting_world import make_world
 
 VLLM = os.environ.get("SHOAL_VLLM", "")
 DEVICE = os.environ.get("SHOAL_DEVICE", "cpu")

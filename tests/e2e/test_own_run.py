@@ -39,9 +39,9 @@ from roles.own.view import draw
 from roles.protocol.model_files import FOLDER
 from roles.rl.recipes import NETWORK, SMALL_MODEL, read_learner
 from tests.e2e.node_process import LOOPBACK, fail, node
-from tests.e2e.test_first_steps import lines_until, started
 from tests.model_folders import LLAMA, edit, make_folder, random_weights, write_weights
-from tests.unit.test_run_file import OWNER, RUN, TERMS
+from tests.support.processes import lines_until, started
+from tests.support.runs import OWNER, RUN, TERMS
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

@@ -24,7 +24,8 @@ from roles.own.layout import RunFolder
 from roles.own.nodes import LocalNodes, NodeProcess
 from roles.own.status import Status
 from roles.rl.learner import WarmUp
-from tests.processes import descendants
+from tests.support.processes import descendants
+from tests.sweeps import swept
 
 STEPS = 14
 SMALL = replace(
@@ -121,6 +122,7 @@ async def test_killed_nodes_lose_nothing_and_the_run_goes_on(tmp_path: Path) -> 
     } == set(SORTING.cast)
 
 
+@pytest.mark.deep
 async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) -> None:
     # Nobody works under the last policy: the run has to outlast the newcomer's start on a busy
     # machine.
@@ -142,7 +144,7 @@ async def test_another_shell_joins_with_one_address_and_works(tmp_path: Path) ->
                 assert await process.wait() == 0
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", swept([signal.SIGINT, signal.SIGKILL], 1))
 def test_however_the_demo_ends_nothing_of_it_is_left(
     tmp_path: Path, how: signal.Signals
 ) -> None:

@@ -3,18 +3,13 @@ honest is banned, convicted or kept waiting."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
-import trio
 
-from p2p.host import Stream
 from p2p.shardcast.manifest import PolicyVersion
 from proofs.checks import Reason, Verdict
-from roles.contract import Terms
-from roles.contract.core.file import AdmissionRules
 from roles.contract.core.trust import TrustTerms
 from roles.protocol.core.window import Submission
 from roles.protocol.scorer import Ruling
@@ -25,6 +20,12 @@ from roles.trainer.taken import TakenPlace
 from roles.validator.role import Validator
 from roles.validator.session import ValidatorSession
 from sim.node.swarm import Swarm
+from tests.support.gates import (
+    FORGER,
+    Silent,
+    cast_of,
+    with_one_listed,
+)
 from tests.support.swarm import (
     Health,
     Play,
@@ -34,8 +35,6 @@ from tests.support.swarm import (
     trainer_of,
 )
 from tests.sweeps import swept
-
-FORGER = "tests.simulation.test_bad_submissions:Truncated"
 
 
 class StampingSession(ValidatorSession):
@@ -68,48 +67,6 @@ class Refuser(Validator):
     """Rejects honest work now and then, beyond doubt."""
 
     session_type: ClassVar[type[ValidatorSession]] = RefusingSession
-
-
-class SilentSession(ValidatorSession):
-    async def judge(self, submission: Submission) -> Ruling:
-        await trio.sleep_forever()
-        raise AssertionError
-
-
-class Silent(Validator):
-    """Takes content and says nothing."""
-
-    session_type: ClassVar[type[ValidatorSession]] = SilentSession
-
-
-class DeafSession(ValidatorSession):
-    async def serve(self, stream: Stream) -> None:
-        await trio.sleep_forever()
-
-
-class Deaf(Validator):
-    """Never even replies."""
-
-    session_type: ClassVar[type[ValidatorSession]] = DeafSession
-
-
-def cast_of(*, workers: int, **validators: type[Validator]) -> dict[str, str]:
-    named = {
-        f"validator-{name}": "validator" if kind is Validator else f"{__name__}:{kind.__name__}"
-        for name, kind in validators.items()
-    }
-    inference = {f"inference-{number}": "inference" for number in range(1, workers + 1)}
-    return {"relay-1": "none", "trainer-1": "trainer", **named, **inference}
-
-
-def with_one_listed(trust: TrustTerms) -> Callable[[Swarm, Terms], Terms]:
-    """One worker is in standing from the start, so that versions go on."""
-
-    def change(swarm: Swarm, terms: Terms) -> Terms:
-        first = swarm.simulation.keys.signer("inference-1").peer_id
-        return replace(terms, admission=AdmissionRules(allowed=(first,)), trust=trust)
-
-    return change
 
 
 class Besieged(Play):

@@ -28,6 +28,7 @@ from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
 from tests.support.swarm import (
     CAST,
+    CHECKPOINTS,
     Lingering,
     Play,
     nobody_honest_is_rejected,
@@ -35,6 +36,7 @@ from tests.support.swarm import (
     roles_of,
     scored,
 )
+from tests.sweeps import swept
 
 TWO_VALIDATORS = {**CAST, "validator-2": "validator"}
 
@@ -83,10 +85,7 @@ def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window
     assert nobody_honest_is_rejected(health)
 
 
-CHECKPOINTS = ("trainer/checkpoint", "trainer/checkpoint.previous")
-
-
-@pytest.mark.parametrize("harm", ["flipped", "cut", "removed"])
+@pytest.mark.parametrize("harm", swept(["flipped", "cut", "removed"], 1))
 @pytest.mark.parametrize(
     "paths",
     [CHECKPOINTS[:1], CHECKPOINTS, ("trainer/progress.json",), ("trainer/intake/used.json",)],

@@ -20,8 +20,7 @@ from roles.trainer.session import TrainerSession
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario
 from sim.workloads import spine
-from tests.simulation.test_roles_faults import CHECKPOINTS
-from tests.support.swarm import CAST, Play, perform
+from tests.support.swarm import CAST, CHECKPOINTS, Play, perform
 from tests.sweeps import swept
 
 EVERY = 3

@@ -16,7 +16,7 @@ from roles.own.__main__ import main
 from roles.own.init import renew
 from roles.own.layout import RunFolder
 from roles.own.people import load_run
-from tests.unit.test_run_file import SORTING_TEXT
+from tests.support.runs import SORTING_TEXT
 
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
 

@@ -25,8 +25,8 @@ from roles.envs.sort import SortEnvironment
 from roles.envs.text import Message, TextTask
 from roles.own.draft import check_environments, read_draft
 from roles.own.envs import main
+from tests.support.runs import SORTING_TABLES
 from tests.sweeps import swept
-from tests.unit.test_run_file import SORTING_TABLES
 
 needs_gym = pytest.mark.skipif(
     importlib.util.find_spec("reasoning_gym") is None, reason="reasoning-gym is not installed"

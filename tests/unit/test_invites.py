@@ -29,13 +29,13 @@ from p2p.node.rundoc import RunBook, RunConfig
 from p2p.transport.memory import MemoryNetwork
 from roles.contract.core.file import AdmissionMode, AdmissionRules, Run, open_run, sign_run
 from roles.own.__main__ import main
+from tests.support.runs import OWNER, STRANGER, TERMS, TRAINER, VALIDATOR
+from tests.support.wall import ENDS, Wall
 from tests.unit.test_node import CONFIG, member, wait_members
-from tests.unit.test_run_file import OWNER, STRANGER, TERMS, TRAINER, VALIDATOR
 
 INVITER, GUEST, OTHER = (KeyPair(bytes([number]) * 32) for number in (7, 8, 9))
 LISTED = AdmissionRules(mode=AdmissionMode.ALLOW, inviters=(INVITER.peer_id,))
 CLOSED = sign_run(replace(TERMS, admission=LISTED), OWNER)
-ENDS = 1_900_000_000
 GOSSIP, GENERATE = Capability.GOSSIP, Capability.GENERATE
 
 
@@ -53,15 +53,6 @@ def invite(
 
 def shown(one: Invite, peer: PeerId) -> bytes:
     return Credential(invite=one.pass_for(peer).to_bytes()).to_bytes()
-
-
-class Wall(RealWorld):
-    def __init__(self, folder: Path, at: float = ENDS - 1000) -> None:
-        super().__init__(KeyPair(b"k" * 32), folder)
-        self.at = at
-
-    def wall(self) -> float:
-        return self.at
 
 
 async def book_at(folder: Path, run: Run = CLOSED) -> tuple[RunBook, Wall]:

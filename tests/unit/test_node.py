@@ -29,7 +29,7 @@ from p2p.shardcast import NO_POLICY, PolicyVersion
 from p2p.swarm.swarm import SwarmConfig, SwarmHost, open_host
 from p2p.transport.memory import MemoryNetwork
 from roles.contract.core.file import sign_run
-from tests.unit.test_run_file import OWNER, RUN, TERMS, TRAINER, VALIDATOR
+from tests.support.runs import OWNER, RUN, TERMS, TRAINER, VALIDATOR
 
 CONFIG = NodeConfig(
     host=SwarmConfig(strict=True),

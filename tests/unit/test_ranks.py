@@ -32,7 +32,7 @@ from roles.engines.torch.rank import rank_device
 from roles.engines.torch.sharding import local, put, whole
 from roles.rl.learner import WarmUp
 from tests.conformance.engine_process import EngineProcess, open_engine_process
-from tests.processes import children
+from tests.support.processes import children
 from tests.support.toys import sorting_engine, sorting_learner, sorting_sampling
 
 PATIENCE = 60.0
