@@ -489,6 +489,7 @@ def test_a_parameter_that_nothing_reads_fails_the_run(
     assert sim_main(["run", str(path)]) == 0
 
 
+@pytest.mark.deep
 def test_what_diff_and_trace_are_told_they_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -642,6 +643,7 @@ def test_the_demo_says_what_the_machine_lacks(
     assert free_memory() > 0
 
 
+@pytest.mark.deep
 def test_ctrl_c_pressed_twice_ends_a_node_and_a_demo_without_a_traceback(
     tmp_path: Path,
 ) -> None:

@@ -375,6 +375,7 @@ def test_the_page_of_an_example_shows_its_commands(example: str) -> None:
     assert commands[-1].startswith("run start ")
 
 
+@pytest.mark.deep
 def test_the_sorting_example_runs_as_its_page_says(tmp_path: Path) -> None:
     """Until the first policy is there and judged; then Ctrl-C ends all nodes, and the folder
     can be played again."""

@@ -81,6 +81,7 @@ def test_a_trainer_away_for_15_minutes_ends_no_standing_and_accuses_nobody(
     assert set(reasons) <= {*stale, SILENT}, reasons
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("kind", swept([None, Silent, Deaf], 1))
 def test_newcomers_reach_standing_though_their_only_validator_says_nothing(kind: Any) -> None:
     """Nobody is in standing, so no version is replaced, and nothing becomes too old: a worker

@@ -106,6 +106,7 @@ class Crowded(Play):
         super().__init__(cast, with_one_listed(trust))
 
 
+@pytest.mark.deep
 def test_newcomers_do_not_starve_those_in_standing_at_the_trainers_scorer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -88,6 +88,7 @@ class Besieged(Play):
             await swarm.sleep(1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", swept(range(1, 7), 1))
 def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
     seed: int, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +118,7 @@ def test_hostile_validators_are_convicted_and_none_of_their_lies_is_learnt_from(
     )
     trust = TrustTerms(share=0.25, probation=8, window=4)
     play = Besieged(cast, with_one_listed(trust))
-    health = perform(play, seed=seed, steps=28, seconds=400)
+    health = perform(play, seed=seed, steps=40, seconds=560)
     assert_the_run_is_well(health, play, learnt)
 
 

@@ -180,6 +180,7 @@ def shaped_lines() -> None:
         pytest.skip(f"level L3, real processes on shaped lines: {reason}")
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shaped_lines")
 def test_real_nodes_answer_the_same_question(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

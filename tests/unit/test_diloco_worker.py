@@ -15,6 +15,7 @@ from roles.diloco import worker
 from roles.diloco.core.outer import Arithmetic
 from roles.engines.config import EngineConfig, GpuOptions
 from tests.model_folders import END, LLAMA, make_folder
+from tests.sweeps import swept
 
 pytest.importorskip("torch")
 
@@ -115,7 +116,7 @@ def test_rewards_are_learnt_from_in_one_process() -> None:
         worker.InnerServer().configure(write_table(shared), write_table(TERMS), {}, "", {})
 
 
-@pytest.mark.parametrize("inner", list(Inner))
+@pytest.mark.parametrize("inner", swept(list(Inner), 1))
 def test_two_ranks_learn_what_one_does(tmp_path: Path, inner: Inner) -> None:
     """With three windows a step, of which one has two and the other one."""
     terms = replace(TERMS, inner=inner, sequences=3)

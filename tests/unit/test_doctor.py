@@ -230,6 +230,7 @@ def test_ports_that_are_taken() -> None:
     assert "65535" in try_port(70_000)
 
 
+@pytest.mark.deep
 def test_this_machine_is_looked_at(tmp_path: Path) -> None:
     seen = look(tmp_path / "not" / "there", run=RUN)
     assert seen.torch.version

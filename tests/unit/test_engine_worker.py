@@ -95,6 +95,7 @@ async def test_errors_arrive_whole(tmp_path: Path) -> None:
             await engine.step([])
 
 
+@pytest.mark.deep
 async def test_a_wrong_configuration_is_named(tmp_path: Path) -> None:
     async with world_at(tmp_path) as world:
         with pytest.raises(ConfigError, match="no engine 'abacus'"):

@@ -151,6 +151,7 @@ def test_parquet_is_read_as_json_lines_are(tmp_path: Path) -> None:
         MathEnvironment(packed(GOOD)[:-9])
 
 
+@pytest.mark.deep
 def test_the_command_says_what_it_finds_and_writes_what_is_good(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

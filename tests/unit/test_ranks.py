@@ -161,6 +161,7 @@ def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path:
     assert len(answer(together, make_tasks(1))) == 11
 
 
+@pytest.mark.deep
 def test_the_processes_of_a_learner_end_with_the_engine(tmp_path: Path) -> None:
     with open_engine_process(sys.executable, TOGETHER) as process:
         process.call("open", str(tmp_path / "none"), "")
@@ -172,6 +173,7 @@ def test_the_processes_of_a_learner_end_with_the_engine(tmp_path: Path) -> None:
     assert ended == [watched]
 
 
+@pytest.mark.deep
 def test_the_engine_ends_with_a_process_of_its_learner(tmp_path: Path) -> None:
     """It would wait for ever for what the other has of the weights."""
     with open_engine_process(sys.executable, TOGETHER) as process:

@@ -500,6 +500,7 @@ def test_an_origin_that_comes_back_hands_out_what_most_lack(
     assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
 
 
+@pytest.mark.deep
 def test_roots_that_find_their_origin_later_than_others_are_roots_again() -> None:
     """What was pushed to them failed, they were lost, and no stripe was left for good."""
     swarm = Swarm(24)

@@ -33,6 +33,8 @@ from sim.workloads.soak import limit_of, walk
 from tests.unit.shardcast_liars import LiarSwarm, roots_of
 from tests.unit.test_shardcast_core import MBIT, RUN, Node, Policies, Swarm, key
 
+pytestmark = pytest.mark.deep
+
 HONEST_8 = 3.65
 """Seconds of 16 MiB to eight honest peers with 40 Mbit/s each."""
 HONEST_40 = 1.04
