@@ -41,6 +41,7 @@ QUIET = 900.0
 """Bytes per second that a node of such a swarm sends when nothing happens: 760 to 800."""
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("liars", swept([10, 1], 1))
 def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> None:
     """Members, and neighbours of some, accuse all others with their newest words, all the
@@ -68,6 +69,7 @@ def test_accusations_of_everybody_cost_little_and_kill_nobody(liars: int) -> Non
     assert len([node for node in swarm.knowing(victim) if node.peer not in lying]) <= 0.1 * SIZE
 
 
+@pytest.mark.deep
 def test_accomplices_that_say_they_were_started_again_cost_little() -> None:
     """Members suspect one another all the time, and each refutes with a number that only a
     restart explains. Taken for true as often as they like, it cost 3.2 KB/s a node."""
@@ -104,7 +106,7 @@ def test_accomplices_that_say_they_were_started_again_cost_little() -> None:
     assert watch(swarm, honest, SECONDS).bytes_per_second <= 2 * QUIET
 
 
-@pytest.mark.parametrize("kind", swept(["accuse", "leave", "give", "digests", "walk"], 2))
+@pytest.mark.parametrize("kind", swept(["accuse", "leave", "give", "digests", "walk"], 1))
 def test_names_of_ghosts_are_not_told_to_all(kind: str) -> None:
     """Thousands of minted peers, accused, or leaving, or named, or on walks."""
     swarm = HostileSwarm(SIZE, config=MembershipConfig(passive=SIZE))

@@ -150,10 +150,11 @@ def test_a_task_that_fails_ends_no_worker(
     ("method", "kind", "sentence"),
     [
         ("task", "inference", "drawing under policy 0; the environment fails: task() of"),
-        (
+        pytest.param(
             "reward",
             "validator",
             "undecided on the last place, because the environment fails: no",
+            marks=pytest.mark.deep,
         ),
     ],
 )

@@ -39,7 +39,7 @@ def founders(settings: Mapping[str, int], **changes: Any) -> Scenario:
     return changed(scenario, {"founders": 4, "rounds": 6, "join_at": 1, **settings})
 
 
-@pytest.fixture(params=ALGORITHMS, ids=NAMES)
+@pytest.fixture(params=swept(ALGORITHMS, 1), ids=swept(NAMES, 1))
 def quiet(request: pytest.FixtureRequest) -> Quiet:
     """Founders under each outer algorithm: rounds and recovery are the same for all."""
     return partial(founders, request.param)
@@ -53,7 +53,7 @@ def played(scenario: Scenario, seed: int = 1) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("seed", swept(range(1, 4), 1))
-@pytest.mark.parametrize("settings", ALGORITHMS, ids=NAMES)
+@pytest.mark.parametrize("settings", swept(ALGORITHMS, 1), ids=swept(NAMES, 1))
 def test_a_storm_of_faults_leaves_equal_replicas(
     settings: Mapping[str, int], seed: int
 ) -> None:

@@ -155,6 +155,7 @@ def test_a_removed_validator_signs_nothing_more_and_its_work_goes_to_the_new_one
     )
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     "changes",
     swept(
@@ -340,6 +341,7 @@ def test_an_edition_that_expires_in_the_middle_stops_all_work_until_the_next(
     assert roles_of(health, "trainer-1")["step"] > 2
 
 
+@pytest.mark.deep
 def test_two_camps_with_two_editions_of_one_epoch_all_learn_of_it_and_meet_again(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,

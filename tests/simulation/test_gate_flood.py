@@ -85,6 +85,7 @@ class Flooded(Play):
                 await machine.world.sleep(0.1)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("is_slow", swept([False, True], 1))
 def test_strangers_take_at_most_a_fifth_of_honest_acceptances(is_slow: bool) -> None:
     quiet = trainer_of(perform(Flooded(0), steps=400, seconds=SECONDS))

@@ -114,7 +114,7 @@ class Killed(Play):
 @pytest.mark.parametrize("times", swept([(2, 4), (1, 3), (5, 6)], 1))
 @pytest.mark.parametrize(
     ("victim", "owner", "name", "after"),
-    swept(POINTS, 3),
+    swept(POINTS, 2),
     ids=lambda one: one if isinstance(one, str) else getattr(one, "__name__", str(one)),
 )
 def test_a_kill_anywhere_on_the_path_of_work_changes_nothing_that_was_said(

@@ -19,6 +19,7 @@ TWO = {"relay-1": "none", "trainer-1": "trainer"}
 NEWCOMERS = {**TWO, "inference-1": "inference", "inference-2": "inference"}
 
 
+@pytest.mark.deep
 def test_a_banned_worker_asks_seldom_draws_nothing_and_says_why(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -108,6 +108,7 @@ def is_gone(pid: int) -> bool:
     return not Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shaped_links")
 async def test_real_links_are_as_wide_as_they_should_be() -> None:
     """Never faster than exact sharing allows (a burst of 32 KiB is free), and not far behind
@@ -124,6 +125,7 @@ async def test_real_links_are_as_wide_as_they_should_be() -> None:
     assert interfaces() == before
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("shaped_links")
 async def test_a_machine_that_dies_ends_the_run() -> None:
     async with open_lab(CHAIN, ANY) as lab:

@@ -57,6 +57,7 @@ def test_a_run_without_validators_works() -> None:
     assert nobody_honest_is_rejected(health)
 
 
+@pytest.mark.deep
 def test_a_run_goes_on_without_one_of_two_validators() -> None:
     class Bereft(Play):
         async def disturb(self, swarm: Swarm) -> None:
@@ -69,6 +70,7 @@ def test_a_run_goes_on_without_one_of_two_validators() -> None:
     assert nobody_honest_is_rejected(health)
 
 
+@pytest.mark.deep
 def test_a_worker_killed_again_and_again_without_a_validator_stays_in_its_window() -> None:
     class Stubborn(Play):
         async def disturb(self, swarm: Swarm) -> None:
@@ -133,7 +135,8 @@ def test_a_trainer_with_damaged_files_goes_on_and_contradicts_nothing(
 
 
 @pytest.mark.parametrize(
-    "where", ["before the checkpoint", "before the policy is out", "before it is forgotten"]
+    "where",
+    swept(["before the checkpoint", "before the policy is out", "before it is forgotten"], 1),
 )
 def test_a_trainer_killed_anywhere_learns_from_every_group_once(
     where: str, monkeypatch: pytest.MonkeyPatch

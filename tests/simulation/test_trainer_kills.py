@@ -133,6 +133,7 @@ def test_a_damaged_checkpoint_costs_steps_and_nothing_else(
         assert set(course.published[step]) == {policy.encode()}
 
 
+@pytest.mark.deep
 def test_places_that_two_checkpoints_cover_are_removed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -143,6 +143,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path, inner: Inner) -> None:
         assert theirs == mine or theirs == pytest.approx(mine, rel=rounding)
 
 
+@pytest.mark.deep
 def test_a_round_begun_again_after_any_of_its_steps_gives_the_same_bits(tmp_path: Path) -> None:
     """Killed with -9 at twenty points: windows, moments and schedule are where they were."""
     one = Opened(tmp_path)
