@@ -20,7 +20,6 @@ import sys
 import tarfile
 import tomllib
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
@@ -889,36 +888,6 @@ def test_shoal_run_is_a_command() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     module, _, name = project["entry-points"]["shoal.commands"]["run"].partition(":")
     assert getattr(importlib.import_module(module), name) is run_main
-
-
-def test_the_chat_of_the_documents_runs(tmp_path: Path) -> None:
-    """What a newcomer writes over gossip and the DHT, in 28 lines and with no
-    configuration.
-    """
-    page = (ROOT / "docs" / "cookbook" / "chat.md").read_text()
-    found = re.search(r"<!-- file: chat.py -->\n```python\n(.*?)```", page, re.DOTALL)
-    assert found is not None
-    assert len([line for line in found.group(1).splitlines() if line.strip()]) <= 28
-    path = tmp_path / "chat.py"
-    path.write_text(found.group(1))
-    env = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": env}
-    command = [sys.executable, "-W", "error", str(path)]
-    with ExitStack() as ended:
-        people = []
-        door: list[str] = []
-        for name in ("alice", "bob"):
-            person = subprocess.Popen([*command, name, *door], **pipes)
-            ended.callback(person.communicate)
-            ended.callback(person.kill)
-            door = lines_until(person, "others join with")[0].split()[-1:]
-            people.append(person)
-        alice, bob = people
-        for number in range(1000):  # gossip reaches whom it knows by then, and repeats nothing
-            print(f"hello {number}", file=bob.stdin, flush=True)
-            if select.select([alice.stdout], [], [], 0.1)[0]:
-                break
-        assert re.fullmatch(r"bob: hello \d+\n", lines_until(alice, "bob")[0])
 
 
 def test_services_are_exported_and_imported_when_asked_for() -> None:
