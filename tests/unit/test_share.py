@@ -24,8 +24,8 @@ from p2p.shardcast.throttle import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
 from roles.protocol.standing import RoleStanding
+from tests.support.nodes import CONFIG, WEIGHTS, member, swarm
 from tests.support.runs import RUN, TRAINER
-from tests.unit.test_node import CONFIG, WEIGHTS, member, swarm
 
 
 async def test_all_who_send_share_one_rate(autojump_clock) -> None:
