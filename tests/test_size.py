@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 57265,
+    "tests": 55110,
 }
 
 NO_CODE = {
