@@ -141,6 +141,7 @@ def test_a_call_that_does_not_say_where_is_found() -> None:
         exec(source, {})
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("rule", swept(list(DrawRule), 1))
 def test_a_whole_pass_stays_on_its_device(tmp_path: Path, rule: DrawRule) -> None:
     """No tensor of the host meets one of the device; and the device's own draws and proofs

@@ -122,6 +122,7 @@ def test_two_ranks_learn_what_one_does_and_their_checkpoints_are_the_same_file(
     assert_same(step(together, groups), adopted.step(groups))
 
 
+@pytest.mark.deep
 def test_two_ranks_keep_the_same_distance_to_a_frozen_reference(tmp_path: Path) -> None:
     options = {"kl_reference": 0.1}
     alone = replace(ALONE, learner=sorting_learner(groups=11, minibatches=2, options=options))
