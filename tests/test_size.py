@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 55110,
+    "tests": 55114,
 }
 
 NO_CODE = {
