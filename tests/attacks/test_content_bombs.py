@@ -34,29 +34,13 @@ from roles.protocol.core.window import (
     decode_window_untrusted,
 )
 from roles.trainer.taken import decode_taken_untrusted
+from tests.support.foreign import BOMBS, listed
 
 KEY = KeyPair(digest_of(b"somebody"))
 PEAK = 12 * MIB
 """Bytes that reading may take besides the message: 1,024 heads of lists of `MAX_PEERS` in the
 run file.
 """
-
-
-def listed(count: int, item: bytes) -> bytes:
-    return b"\xdd" + count.to_bytes(4, "big") + item * count
-
-
-BOMBS = {
-    "empty lists": listed(MIB, b"\x90"),
-    "empty tables": listed(MIB, b"\x80"),
-    "nothing": listed(MIB, b"\xc0"),
-    "lists of a few": listed(60 * KI, b"\xdc\x00\x10" + b"\xc0" * 16),
-    "lists that claim a million": b"\xdd\x00\x10\x00\x00" * 1000 + b"\xc0" * MIB,
-    "lists of 128 in lists": b"\xdc\x00\x80" * 1000 + b"\xc0" * MIB,
-    "a table of lists": b"\xdf" + (10_000).to_bytes(4, "big") + b"\xa1a\x90" * 10_000,
-    "a thousand deep": b"\x91" * 1000 + b"\xc0",
-    "extensions": b"\x91\xc9\x00\x10\x00\x00\x05" + bytes(MIB),
-}
 
 
 def signed_run(data: bytes) -> bytes:

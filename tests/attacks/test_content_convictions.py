@@ -26,8 +26,8 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, pack, unpack_untrusted
 from tests.attacks.test_content_shardcast import PEERS, TRAINER, Course, manifest
+from tests.support.shardcast_town import Member, Town, publish
 from tests.unit.test_shardcast_core import Policies
-from tests.unit.test_shardcast_service import Member, Town, publish
 
 ANOTHER = KeyPair(digest_of(b"another"))
 

@@ -30,8 +30,8 @@ from p2p.shardcast.store import PolicyStore
 from roles.contract.core.file import open_run, sign_run
 from roles.shared.durable import Durable
 from tests.shardcast_policies import index_of
+from tests.support.runs import OWNER, RUN, TERMS
 from tests.unit.test_ledger import AUTHOR, chain, ledger_in, on_disk
-from tests.unit.test_run_file import OWNER, RUN, TERMS
 
 TRAINER = KeyPair(digest_of(b"trainer"))
 PARENT, OTHER = (KeyPair(digest_of(name)).peer_id for name in (b"parent", b"other"))

@@ -41,7 +41,7 @@ from p2p.shardcast.messages import (
 )
 from p2p.wire import KI, MIB, encode_varint, frame
 from tests.shardcast_policies import index_of
-from tests.unit.test_shardcast_service import Member, Town, publish
+from tests.support.shardcast_town import Member, Town, publish
 
 TRAINER, LOCAL, STRANGER = (
     KeyPair(digest_of(name)) for name in (b"trainer", b"local", b"stranger")

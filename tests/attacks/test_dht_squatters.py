@@ -6,6 +6,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
@@ -94,6 +96,7 @@ def test_many_more_squatters_than_places_hide_few_members() -> None:
     assert len(found(swarm, nodes[11]) & {node.peer for node in nodes[2:10]}) >= 6
 
 
+@pytest.mark.deep
 def test_a_squatter_on_every_node_ends_no_lookup_before_the_holders() -> None:
     """Two names on each of 150 nodes. Before: one of 20 newcomers ended its lookups at nodes on
     the way, which had the squatters' records, and read nothing of the member.

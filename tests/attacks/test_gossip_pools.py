@@ -22,8 +22,8 @@ from p2p.shardcast import open_shardcast
 from p2p.shardcast.messages import Hello, encode_message
 from p2p.swarm.swarm import open_host
 from tests.attacks.gossip_node import TOPIC, Victim, said
+from tests.support.shardcast_town import RUN, Town, publish
 from tests.unit.core_swarm import peer_named
-from tests.unit.test_shardcast_service import RUN, Town, publish
 
 FRIEND = peer_named(1)
 AUTHOR = peer_named(2)

@@ -31,7 +31,7 @@ from p2p.node.rundoc import RunBook
 from p2p.node.wiring import places_untrusted
 from p2p.wire import pack
 from roles.contract.core.file import decode_run_untrusted, open_run
-from tests.unit.test_run_file import RUN
+from tests.support.runs import RUN
 
 AUTHOR = KeyPair(b"a" * 32)
 ENTRIES = [make_entry(EMPTY, AUTHOR, "verdict", body, 0) for body in (b"yes", b"no")]

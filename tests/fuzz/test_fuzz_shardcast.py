@@ -52,7 +52,7 @@ from p2p.shardcast.messages import (
     encode_message,
 )
 from p2p.wire import pack
-from tests.attacks.test_content_bombs import BOMBS
+from tests.support.foreign import BOMBS
 
 KEY = KeyPair(digest_of(b"trainer"))
 OTHERS = [KeyPair(digest_of(b"%d" % number)).peer_id for number in range(3)]

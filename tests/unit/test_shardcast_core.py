@@ -475,7 +475,8 @@ def restart_origin(swarm: Swarm, roster: Roster, manifest: Manifest) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "back", "copies"), [(1, 60, 1.02), (2, 60, 1.05), (8, 10, 1.1), (24, 10, 1.4)]
+    ("count", "back", "copies"),
+    swept([(2, 60, 1.05), (8, 10, 1.1), (1, 60, 1.02), (24, 10, 1.4)], 2),
 )
 def test_an_origin_that_comes_back_hands_out_what_most_lack(
     count: int, back: float, copies: float
@@ -500,6 +501,7 @@ def test_an_origin_that_comes_back_hands_out_what_most_lack(
     assert not any(isinstance(e, ev.Penalise) for e in origin.effects)
 
 
+@pytest.mark.deep
 def test_roots_that_find_their_origin_later_than_others_are_roots_again() -> None:
     """What was pushed to them failed, they were lost, and no stripe was left for good."""
     swarm = Swarm(24)
@@ -614,6 +616,7 @@ def test_a_run_that_outpaces_its_links_still_delivers() -> None:
         assert len(node.core.downloads) < 45
 
 
+@pytest.mark.deep
 def test_a_leaf_slower_than_the_run_is_not_starved() -> None:
     swarm = Swarm(
         5,

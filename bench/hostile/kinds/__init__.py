@@ -4,7 +4,7 @@ its own.
 
 from __future__ import annotations
 
-from tests.attacks.kinds import corners, door, messages, muxer, services
-from tests.attacks.kinds.registry import KINDS, Kind
+from bench.hostile.kinds import corners, door, messages, muxer, services
+from bench.hostile.kinds.registry import KINDS, Kind
 
 __all__ = ["KINDS", "Kind", "corners", "door", "messages", "muxer", "services"]

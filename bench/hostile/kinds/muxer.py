@@ -6,16 +6,8 @@ import socket
 import struct
 from collections.abc import Awaitable, Callable
 
-from p2p.dht.record import PROTOCOL_ID as KAD
-from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
-from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
-from p2p.node.rundoc import PROTOCOL_ID as RUN
-from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
-from p2p.swarm import identify
-from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
-from p2p.wire import MIB, encode_varint
-from tests.attacks.kinds.registry import kind
-from tests.attacks.raw import (
+from bench.hostile.kinds.registry import kind
+from bench.hostile.raw import (
     ACK,
     DATA,
     FIN,
@@ -31,6 +23,14 @@ from tests.attacks.raw import (
     open_peer,
     pause,
 )
+from p2p.dht.record import PROTOCOL_ID as KAD
+from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
+from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
+from p2p.node.rundoc import PROTOCOL_ID as RUN
+from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
+from p2p.swarm import identify
+from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
+from p2p.wire import MIB, encode_varint
 
 LANES = (HEARTBEAT, KAD, MESHSUB, SHARDCAST, RUN)
 PING_HELLO = line(MULTISTREAM) + line(identify.PING_ID)

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from tests.attacks.raw import Attack
+from bench.hostile.raw import Attack
 
 Run = Callable[[Attack], Awaitable[None]]
 

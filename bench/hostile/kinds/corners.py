@@ -10,20 +10,8 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from p2p.dht.record import PROTOCOL_ID as KAD
-from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
-from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
-from p2p.multiaddr import Multiaddr
-from p2p.node.rundoc import PROTOCOL_ID as RUN
-from p2p.protobuf import field
-from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
-from p2p.swarm import identify
-from p2p.transport.core import noise
-from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
-from p2p.transport.core.noise import NoiseHandshake, StaticKey
-from p2p.wire import KI, MIB, encode_varint
-from tests.attacks.kinds.registry import kind
-from tests.attacks.raw import (
+from bench.hostile.kinds.registry import kind
+from bench.hostile.raw import (
     ACK,
     DATA,
     FIN,
@@ -38,6 +26,18 @@ from tests.attacks.raw import (
     open_peer,
     pause,
 )
+from p2p.dht.record import PROTOCOL_ID as KAD
+from p2p.gossip.messages import PROTOCOL_ID as MESHSUB
+from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT
+from p2p.multiaddr import Multiaddr
+from p2p.node.rundoc import PROTOCOL_ID as RUN
+from p2p.protobuf import field
+from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
+from p2p.swarm import identify
+from p2p.transport.core import noise
+from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
+from p2p.transport.core.noise import NoiseHandshake, StaticKey
+from p2p.wire import KI, MIB, encode_varint
 
 PING_HELLO = line(MULTISTREAM) + line(identify.PING_ID)
 LANES = (HEARTBEAT, KAD, MESHSUB, SHARDCAST)

@@ -1,4 +1,4 @@
-"""``python -m tests.attacks.attacker NAME ADDR SECONDS RUN SEED TREE``: one attack, in a
+"""``python -m bench.hostile.attacker NAME ADDR SECONDS RUN SEED TREE``: one attack, in a
 process of its own.
 
 It prints a line when it begins, and at its end, or when it is told to end (SIGTERM), what it
@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
-from tests.attacks.kinds import KINDS
-from tests.attacks.raw import TROUBLE, Attack, Target
+from bench.hostile.kinds import KINDS
+from bench.hostile.raw import TROUBLE, Attack, Target
 
 SEEDS_APART: Final = 1_000_003
 """So that runs of neighbouring seeds share no keys."""

@@ -1,4 +1,4 @@
-"""``python -m tests.attacks.strangers``: strangers that send a trainer windows.
+"""``python -m bench.hostile.strangers``: strangers that send a trainer windows.
 
 Nothing that they send took work. Options are JSON on the command line (`Orders`); the newest
 policy's number and digest come by standard input, a line each time. Loopback only: `Target`
@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from bench.hostile.raw import TROUBLE, Target, pause
 from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
@@ -25,7 +26,6 @@ from p2p.swarm.swarm import open_host
 from p2p.wire import frame
 from roles.protocol.core.answer import MAX_ANSWER, WORK_PROTOCOL, WindowRequest, encode_request
 from roles.protocol.core.window import Claim, SignedWindow, Window, content_digest
-from tests.attacks.raw import TROUBLE, Target, pause
 
 JUNK: Final = b"\xc1junk"
 """A content that is no list of groups: nobody ever asks for it."""
@@ -75,10 +75,14 @@ class Stranger:
         """Return a signed window in a frame."""
         self.count += 1
         window = Window(
-            *(bytes.fromhex(self.orders.run), bytes.fromhex(terms or self.orders.terms)),
-            *(self.key.peer_id, PolicyVersion(version), self.policy, first),
-            *((content_digest(content),) * places,),
-            bytes([Claim.SPREAD]) * self.orders.groups * places,
+            run=bytes.fromhex(self.orders.run),
+            terms=bytes.fromhex(terms or self.orders.terms),
+            node=self.key.peer_id,
+            version=PolicyVersion(version),
+            policy=self.policy,
+            first=first,
+            contents=(content_digest(content),) * places,
+            claims=bytes([Claim.SPREAD]) * self.orders.groups * places,
         )
         signed = SignedWindow.sign(window, self.key)
         return frame(encode_request(WindowRequest(signed)))

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import trio
 
+from bench.hostile.kinds.registry import kind
+from bench.hostile.raw import Attack, open_peer, pause
 from p2p.transport.core import noise
 from p2p.transport.core.negotiate import HEADER as MULTISTREAM, line
 from p2p.transport.core.noise import NoiseHandshake, StaticKey
 from p2p.wire import encode_varint
-from tests.attacks.kinds.registry import kind
-from tests.attacks.raw import Attack, open_peer, pause
 
 FIRST_MESSAGE = 2 + 32
 """Bytes of the first Noise message: a length and a public key."""

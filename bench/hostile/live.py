@@ -34,12 +34,12 @@ from typing import Final
 
 import trio
 
+from bench.hostile.kinds import KINDS
+from bench.hostile.raw import TROUBLE, pause
 from p2p.identity import KeyPair
 from p2p.multiaddr import Multiaddr
 from p2p.swarm import identify
 from p2p.swarm.swarm import open_host
-from tests.attacks.kinds import KINDS
-from tests.attacks.raw import TROUBLE, pause
 
 HERE: Final = Path(__file__).parent.parent.parent
 PATIENCE: Final = 3.0
@@ -287,7 +287,7 @@ def _start_attacker(
     node: LiveNode, name: str, tree: Path, seconds: float, seed: int
 ) -> subprocess.Popen[str]:
     command = [
-        "tests.attacks.attacker",
+        "bench.hostile.attacker",
         name,
         str(node.addr),
         str(seconds),

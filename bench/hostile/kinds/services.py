@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from itertools import count
 
+from bench.hostile.kinds.registry import kind
+from bench.hostile.raw import Attack, RawPeer, minted, open_peer, pause, stamp_of
 from p2p.dht.messages import Contact, FindNode, FindValue, Ping, Pong, Store, encode
 from p2p.dht.record import PROTOCOL_ID as KAD, Record, encode_addrs, record_key, sign_record
 from p2p.identity import KeyPair, PeerId
@@ -38,8 +40,6 @@ from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
 from p2p.swarm import identify
 from p2p.wire import frame, pack
 from sim.workloads.hostile.heartbeats import say_alive
-from tests.attacks.kinds.registry import kind
-from tests.attacks.raw import Attack, RawPeer, minted, open_peer, pause, stamp_of
 
 _numbers = count(int(time.time() * 1000))  # noqa: TID251 - heartbeats carry the wall's milliseconds
 _stamps: dict[PeerId, bytes] = {}

@@ -9,6 +9,8 @@ from collections.abc import Callable
 import msgpack
 import trio
 
+from bench.hostile.kinds.registry import kind
+from bench.hostile.raw import Attack, RawPeer, open_peer, pause
 from p2p.dht.record import PROTOCOL_ID as KAD
 from p2p.gossip.messages import (
     PROTOCOL_ID as MESHSUB,
@@ -27,8 +29,6 @@ from p2p.shardcast.manifest import PROTOCOL_ID as SHARDCAST
 from p2p.shardcast.messages import BULK_PROTOCOL_ID as BULK, MAX_BULK
 from p2p.swarm import identify
 from p2p.wire import KI, MIB, encode_varint, frame
-from tests.attacks.kinds.registry import kind
-from tests.attacks.raw import Attack, RawPeer, open_peer, pause
 
 MESSAGES: tuple[ProtocolId, ...] = (HEARTBEAT, KAD, MESHSUB, SHARDCAST)
 
