@@ -351,12 +351,7 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
 
 
 async def request(
-    host: Host,
-    peer: PeerId,
-    protocol: str,
-    payload: bytes,
-    *,
-    max_reply: int = MAX_MESSAGE,
+    host: Host, peer: PeerId, protocol: str, payload: bytes, *, max_reply: int = MAX_MESSAGE
 ) -> bytes:
     """One question, one answer, on a stream of its own. The caller sets the deadline.
 

@@ -11,11 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar, Final
 
-from p2p.dht.record import (
-    MAX_ADDRS,
-    MAX_RECORD,
-    read_addrs_untrusted,
-)
+from p2p.dht.record import MAX_ADDRS, MAX_RECORD, read_addrs_untrusted
 from p2p.dht.stamp import ID_BYTES, NONCE_BYTES, dht_id, stamp_work
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, decode_peer_id_untrusted

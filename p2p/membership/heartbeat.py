@@ -92,7 +92,7 @@ class Profile:
         are_names_fit = all(0 < len(role) <= MAX_NAME for role in self.roles)
         if len(self.roles) > MAX_ROLES or not are_names_fit:
             raise ValueError(
-                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters",
+                f"at most {MAX_ROLES} roles with names of 1 to {MAX_NAME} characters"
             )
         if len(self.stamp) > MAX_STAMP:
             raise ValueError(f"a stamp has at most {MAX_STAMP} bytes")
@@ -100,11 +100,11 @@ class Profile:
             raise ValueError(f"the head of a ledger has at most {MAX_LEDGER} bytes")
         if len(self.run) > MAX_RUN or len(self.version) > MAX_NAME:
             raise ValueError(
-                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters",
+                f"a run id has at most {MAX_RUN} bytes, a version {MAX_NAME} characters"
             )
         if not NO_POLICY <= self.policy <= MAX_POLICY:
             raise ValueError(
-                f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}",
+                f"a policy version is {NO_POLICY} to {MAX_POLICY}, not {self.policy}"
             )
         is_free = 0 <= self.upload < 2**53 and 0 <= self.slots < 2**31
         if not is_free or not 0 <= self.load <= 1:
@@ -263,9 +263,7 @@ def _decode(data: bytes) -> SignedHeartbeat:
 
 @functools.lru_cache(_PEERS)
 def _profile_untrusted(
-    peer: PeerId,
-    addrs: tuple[bytes, ...],
-    said: tuple[Any, ...],
+    peer: PeerId, addrs: tuple[bytes, ...], said: tuple[Any, ...]
 ) -> Profile:
     roles, run, policy, upload, slots, load, version, *more = said
     stamp, ledger = (*more, b"", b"")[:2]

@@ -11,21 +11,11 @@ from typing import Any
 
 import pytest
 
-from p2p.effects import Penalise, Send
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import GossipConfig
 from p2p.gossip.core import core as core_module
 from p2p.gossip.core.core import GossipCore
-from p2p.gossip.core.events import (
-    Connected,
-    Deliver,
-    Disconnected,
-    Received,
-    Subscribe,
-    Tick,
-    Validate,
-    Validated,
-    Validity,
-)
+from p2p.gossip.core.events import Deliver, Subscribe, Validate, Validated, Validity
 from p2p.gossip.messages import (
     PubsubMessage,
     Rpc,
@@ -82,11 +72,11 @@ class Victim:
                     self.points[peer] += offence.points
                     if self._scores.penalise(peer, offence.points, self.now):
                         self.refused.setdefault(peer, self.now)
-                        self.do(Disconnected(peer))
+                        self.do(PeerDown(peer))
 
     def meet(self, *peers: PeerId, hears: bool = True) -> None:
         for peer in peers:
-            self.do(Connected(peer))
+            self.do(PeerUp(peer))
             if hears:
                 self.hear(peer, Rpc(subscriptions=[(TOPIC, True)]))
 

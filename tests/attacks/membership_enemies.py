@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from p2p.effects import Penalise
+from p2p.events import PeerDown, Penalise
 from p2p.identity import PeerId
-from p2p.membership.core.events import Disconnected
 from p2p.membership.heartbeat import Heartbeat, Profile, SignedHeartbeat, sign_heartbeat
 from p2p.membership.messages import (
     Beat,
@@ -51,7 +50,7 @@ class HostileSwarm(MembershipSwarm):
             )
             if points >= PENALTY_LIMIT:
                 points, self._refused[pair] = 0.0, self.now + REFUSAL
-                self.call_at(self.now, lambda: self.drive(node, Disconnected(effect.peer)))
+                self.call_at(self.now, lambda: self.drive(node, PeerDown(effect.peer)))
             self._points[pair] = points, self.now
         super().carry_out(node, effect)
 

@@ -28,7 +28,7 @@ from p2p.dht.messages import (
     Values,
 )
 from p2p.dht.record import MAX_VALUE
-from p2p.effects import Penalise
+from p2p.events import Penalise
 from p2p.identity import KeyPair
 from tests.attacks.dht import DIFFICULTY, contact, key_pair, place, sent, signed, tell
 

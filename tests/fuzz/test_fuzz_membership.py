@@ -8,10 +8,10 @@ from random import Random
 from hypothesis import given, settings, strategies as st
 
 from p2p.errors import BadMessage
+from p2p.events import Received, Tick
 from p2p.identity import KeyPair, verify
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.core import MembershipCore
-from p2p.membership.core.events import Received, Tick
 from p2p.membership.heartbeat import (
     Heartbeat,
     Profile,

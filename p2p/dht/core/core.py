@@ -26,23 +26,10 @@ import math
 from random import Random
 from typing import TYPE_CHECKING, Final, assert_never
 
+from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
+from p2p.dht.core import events as ev
 from p2p.dht.core.calls import Calls
-from p2p.dht.core.events import (
-    Cancel,
-    Effect,
-    Event,
-    Forget,
-    Get,
-    Join,
-    Moved,
-    PeerDown,
-    PeerUp,
-    Put,
-    Received,
-    SendIfConnected,
-    Tick,
-)
 from p2p.dht.core.neighbours import Neighbours
 from p2p.dht.core.operations import Purpose
 from p2p.dht.core.publications import Publications
@@ -50,22 +37,10 @@ from p2p.dht.core.requester import Reports, Requester
 from p2p.dht.core.responder import AnswerQuotas, Responder
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordPriority, RecordValidator
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    Envelope,
-    FindNode,
-    FindValue,
-    Ping,
-    Reply,
-    Store,
-    decode_untrusted,
-    encode,
-)
 from p2p.dht.record import ADDR_NAMESPACE, MAX_ADDRS, Record, encode_addrs
 from p2p.dht.stamp import ID_BYTES
-from p2p.effects import Penalise
 from p2p.errors import BadMessage
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Tick
 from p2p.identity import PeerId, Signer
 from p2p.offence import Offence
 
@@ -91,7 +66,7 @@ class DhtCore:
 
     def __init__(
         self,
-        own: Contact,
+        own: msg.Contact,
         signer: Signer,
         validator: RecordValidator,
         table: RoutingTable,
@@ -103,7 +78,7 @@ class DhtCore:
         self._rng = rng
         self._now = 0.0
         self._wall = 0.0
-        self._effects: list[Effect] = []
+        self._effects: list[ev.Effect] = []
         self._neighbours = Neighbours(own, table, config.difficulty)
         self._store = RecordStore(own.number, secret=rng.randbytes(SECRET_BYTES))
         self._validator = validator
@@ -112,12 +87,7 @@ class DhtCore:
         reports = Reports(self._effects.append, self._keep, self._on_put_end, self._on_join_end)
         calls: Calls[Purpose] = Calls(rng)
         self._requester = Requester(
-            self._neighbours,
-            self._store,
-            validator,
-            config,
-            calls,
-            reports,
+            self._neighbours, self._store, validator, config, calls, reports
         )
         self._refresh_due = math.inf
         self._rejoin_due = math.inf
@@ -135,7 +105,7 @@ class DhtCore:
         return len(self._store)
 
     @property
-    def own(self) -> Contact:
+    def own(self) -> msg.Contact:
         """Our own contact: stamp and addresses."""
         return self._neighbours.own
 
@@ -144,7 +114,7 @@ class DhtCore:
         """The highest sequence number we have signed."""
         return self._publications.seqno
 
-    def contact_of(self, peer: PeerId) -> Contact | None:
+    def contact_of(self, peer: PeerId) -> msg.Contact | None:
         """The contact of ``peer`` in the routing table, if it has a place there."""
         return self._neighbours.table.contact_of(peer)
 
@@ -159,7 +129,7 @@ class DhtCore:
             self._rejoin_due,
         )
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it. Raise `LimitExceeded` for a
         `Put` beyond `MAX_PUBLICATIONS`."""
         self._now = now
@@ -177,18 +147,18 @@ class DhtCore:
                 if unreachable:
                     self._neighbours.unreachable(peer, now)
                     self._requester.unreachable(peer, now)
-            case Moved(addrs):
-                self._move(Contact(self.own.peer, self.own.nonce, addrs[:MAX_ADDRS]))
-            case Join(token, peers):
+            case ev.Moved(addrs):
+                self._move(msg.Contact(self.own.peer, self.own.nonce, addrs[:MAX_ADDRS]))
+            case ev.Join(token, peers):
                 self._neighbours.remember_seeds(peers)
                 self._requester.join(token, peers, now)
-            case Get(token, namespace, name):
+            case ev.Get(token, namespace, name):
                 self._requester.get(token, namespace, name, now)
-            case Put():
+            case ev.Put():
                 self._put(event)
-            case Forget(namespace, name):
+            case ev.Forget(namespace, name):
                 self._publications.forget(namespace, name)
-            case Cancel(token):
+            case ev.Cancel(token):
                 self._requester.cancel(token)
             case _:
                 assert_never(event)
@@ -204,7 +174,7 @@ class DhtCore:
         if flooding and not self._requester.waits_for(peer):
             return  # undecoded: decoding costs more than sending
         try:
-            envelope = decode_untrusted(data)
+            envelope = msg.decode_untrusted(data)
             sender = envelope.sender
             if sender.peer != peer:
                 raise BadMessage("a DHT message names another sender")
@@ -215,11 +185,11 @@ class DhtCore:
             self._neighbours.unreachable(peer, self._now)
             self._requester.unreachable(peer, self._now)
 
-    def _take(self, envelope: Envelope) -> None:
+    def _take(self, envelope: msg.Envelope) -> None:
         sender, body = envelope.sender, envelope.body
         quotas = self._responder.quotas
         self._neighbours.connected(sender.peer)
-        if isinstance(body, Ping | FindNode | FindValue | Store):
+        if isinstance(body, msg.Ping | msg.FindNode | msg.FindValue | msg.Store):
             reply = self._responder.answer(sender, body, self._wall, self._now)
             if reply is not None:
                 self._reply(envelope, reply)
@@ -229,19 +199,19 @@ class DhtCore:
         else:
             quotas.charge_message(sender.peer, self._now)  # too late, or never asked
 
-    def _reply(self, envelope: Envelope, reply: Reply) -> None:
+    def _reply(self, envelope: msg.Envelope, reply: msg.Reply) -> None:
         peer = envelope.sender.peer
-        data = encode(envelope.request_id, self.own, reply)
+        data = msg.encode(envelope.request_id, self.own, reply)
         self._responder.charge(peer, len(data), self._now)
-        self._effects.append(SendIfConnected(peer, data))
+        self._effects.append(ev.SendIfConnected(peer, data))
 
-    def _on_request(self, sender: Contact) -> None:
+    def _on_request(self, sender: msg.Contact) -> None:
         """A peer has asked us something: if it is not in the table, see whether it answers,
         too."""
         if self._neighbours.on_request(sender, self._now):
             self._requester.verify(sender.peer, self._now)
 
-    def _on_reply(self, sender: Contact) -> None:
+    def _on_reply(self, sender: msg.Contact) -> None:
         """A peer has answered us. If its bucket is full, ping the contact that was not heard
         for longest."""
         oldest = self._neighbours.on_reply(sender)
@@ -262,19 +232,19 @@ class DhtCore:
         are asked for by lookups of our own.
         """
         self._neighbours.connected(peer)
-        few = self.contacts < BUCKET_SIZE and self.contact_of(peer) is None
+        few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
         if few and self._neighbours.claim_ping(peer, self._now):
             self._requester.verify(peer, self._now)
 
     # Publishing.
 
-    def _put(self, put: Put) -> None:
+    def _put(self, put: ev.Put) -> None:
         self._wall = put.wall
         self._publications.add(put.namespace, put.name, put.value, put.lifetime)
         record = self._publications.sign(put.namespace, put.name, put.wall, self._now)
         self._requester.put(put.token, record, self._now)
 
-    def _move(self, own: Contact) -> None:
+    def _move(self, own: msg.Contact) -> None:
         self._neighbours.move(own)
         name = own.peer.digest
         if own.addrs:

@@ -287,11 +287,7 @@ class Lookup:
         return path
 
     def answered(
-        self,
-        contact: Contact,
-        closer: Iterable[Contact],
-        *,
-        found: bool = False,
+        self, contact: Contact, closer: Iterable[Contact], *, found: bool = False
     ) -> None:
         """``contact`` named ``closer``; ``found`` if it had values, too."""
         path = self._settle(contact, ContactState.ANSWERED)

@@ -58,13 +58,7 @@ class Publications:
         return min((kept.due for kept in self._kept.values()), default=math.inf)
 
     def add(
-        self,
-        namespace: str,
-        name: bytes,
-        value: bytes,
-        lifetime: float,
-        *,
-        own: bool = False,
+        self, namespace: str, name: bytes, value: bytes, lifetime: float, *, own: bool = False
     ) -> None:
         """Publish from now on, in place of what was published under this name.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from typing import Final
 
+from p2p.dht import messages as msg
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.calls import Call, Calls, Lateness
 from p2p.dht.core.events import Effect, Found, Joined, SendIfConnected, Written
@@ -38,24 +39,9 @@ from p2p.dht.core.operations import (
 )
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordValidator
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Store,
-    Stored,
-    Values,
-    encode,
-)
 from p2p.dht.record import Record
-from p2p.effects import AddAddrs, Send
 from p2p.errors import BadMessage
+from p2p.events import AddAddrs, Send
 from p2p.identity import PeerId
 from p2p.multiaddr import AddrSource
 
@@ -110,14 +96,10 @@ class Requester:
         # to know its whole bucket.
         alpha, paths, replicas = config.alpha, config.paths, config.replicas
         self._get_shape = LookupShape(
-            alpha=alpha,
-            paths=paths,
-            width=2 * replicas,
-            quorum=config.quorum,
-            holders=replicas,
+            alpha=alpha, paths=paths, width=2 * replicas, quorum=config.quorum, holders=replicas
         )
         self._put_shape = LookupShape(alpha=alpha, paths=paths, width=replicas + alpha)
-        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=BUCKET_SIZE)
+        self._join_shape = LookupShape(alpha=alpha, paths=paths, width=msg.BUCKET_SIZE)
 
     @property
     def next_deadline(self) -> float:
@@ -158,7 +140,7 @@ class Requester:
         seeds = [peer for peer in peers if peer != own.peer][:MAX_SEEDS_ASKED]
         operation.asked = len(seeds)
         for peer in seeds:
-            self._call(peer, FindNode(own.id), SeedPurpose(operation), now)
+            self._call(peer, msg.FindNode(own.id), SeedPurpose(operation), now)
         if not seeds:
             self._look_up_ourselves(operation, None, (), now)
 
@@ -166,9 +148,9 @@ class Requester:
         """Learn the contacts around ``target``."""
         self._search(target, RefreshOperation(), self._put_shape, now)
 
-    def ping(self, contact: Contact, now: float) -> None:
+    def ping(self, contact: msg.Contact, now: float) -> None:
         """Find out whether ``contact`` is alive."""
-        self._call_contact(contact, Ping(), PingPurpose(contact), now)
+        self._call_contact(contact, msg.Ping(), PingPurpose(contact), now)
 
     def verify(self, peer: PeerId, now: float) -> None:
         """Find out whether ``peer``, which has asked us or connected to us, is a DHT node that
@@ -176,7 +158,7 @@ class Requester:
         if self._verifying < MAX_VERIFYING and not self._calls.waits_for(peer):
             self._verifying += 1
             self._neighbours.note_inbound(peer, now)
-            self._call(peer, Ping(), PingPurpose(None), now)
+            self._call(peer, msg.Ping(), PingPurpose(None), now)
 
     def waits_for(self, peer: PeerId) -> bool:
         """Whether a call to ``peer`` is open."""
@@ -192,13 +174,13 @@ class Requester:
 
     # Calls.
 
-    def _call(self, peer: PeerId, request: Request, purpose: Purpose, now: float) -> None:
+    def _call(self, peer: PeerId, request: msg.Request, purpose: Purpose, now: float) -> None:
         connected = self._neighbours.is_connected(peer)
         own = self._neighbours.own
         call = self._calls.open(
             peer,
             purpose,
-            lambda request_id: encode(request_id, own, request),
+            lambda request_id: msg.encode(request_id, own, request),
             now,
             connected=connected,
         )
@@ -212,36 +194,24 @@ class Requester:
         self._reports.emit(effect(call.peer, call.data))
 
     def _call_contact(
-        self,
-        contact: Contact,
-        request: Request,
-        purpose: Purpose,
-        now: float,
+        self, contact: msg.Contact, request: msg.Request, purpose: Purpose, now: float
     ) -> None:
         if contact.addrs and not self._neighbours.is_connected(contact.peer):
             self._reports.emit(AddAddrs(contact.peer, contact.addrs, AddrSource.HEARSAY))
         self._call(contact.peer, request, purpose, now)
 
     def _search(
-        self,
-        target: bytes,
-        operation: Operation,
-        shape: LookupShape,
-        now: float,
+        self, target: bytes, operation: Operation, shape: LookupShape, now: float
     ) -> None:
         """Begin a lookup at the nearest contacts of the table."""
-        near = self._neighbours.nearest(target, BUCKET_SIZE)
+        near = self._neighbours.nearest(target, msg.BUCKET_SIZE)
         seeds = self._neighbours.eligible(near, now)
         search = Search(self._lookup(target, seeds, shape, now), operation)
         self._neighbours.table.touch(int.from_bytes(target, "big"), now)
         self._pump(search, now)
 
     def _lookup(
-        self,
-        target: bytes,
-        seeds: Sequence[Contact],
-        shape: LookupShape,
-        now: float,
+        self, target: bytes, seeds: Sequence[msg.Contact], shape: LookupShape, now: float
     ) -> Lookup:
         neighbours = self._neighbours
         return Lookup(
@@ -258,7 +228,7 @@ class Requester:
         if search.finished:
             return
         values = isinstance(search.operation, GetOperation)
-        request = FindValue(search.key) if values else FindNode(search.key)
+        request = msg.FindValue(search.key) if values else msg.FindNode(search.key)
         for contact in search.lookup.ask():
             self._call_contact(contact, request, LookupPurpose(search, contact), now)
         if search.lookup.done:
@@ -268,12 +238,7 @@ class Requester:
     # Answers.
 
     def answered(
-        self,
-        request_id: int,
-        sender: Contact,
-        reply: Reply,
-        wall: float,
-        now: float,
+        self, request_id: int, sender: msg.Contact, reply: msg.Reply, wall: float, now: float
     ) -> bool:
         """Take a reply; False if the sender was not asked, or the call was given up since.
         Raise `BadMessage` if the reply is a lie; its call has failed then.
@@ -291,26 +256,26 @@ class Requester:
     def _progress(
         self,
         call: Call[Purpose],
-        sender: Contact,
-        reply: Reply,
+        sender: msg.Contact,
+        reply: msg.Reply,
         wall: float,
         now: float,
     ) -> None:
         match call.purpose, reply:
             case (LookupPurpose(contact=contact), _) if contact.id != sender.id:
                 self._failed(call, now)  # it was named with a stamp that it does not use
-            case LookupPurpose(search, contact), Values(blobs, near):
+            case LookupPurpose(search, contact), msg.Values(blobs, near):
                 self._values_came(search, contact, blobs, near, wall, now)
-            case LookupPurpose(search, contact), Nodes(near):
+            case LookupPurpose(search, contact), msg.Nodes(near):
                 self._nodes_came(search, contact, near, now)
-            case SeedPurpose(operation), Nodes(near):
+            case SeedPurpose(operation), msg.Nodes(near):
                 self._neighbours.check(near)
                 operation.asked -= 1
                 eligible = self._neighbours.eligible(near, now)
                 self._look_up_ourselves(operation, sender, eligible, now)
-            case StorePurpose() as store, Stored(held):
+            case StorePurpose() as store, msg.Stored(held):
                 self._stored(store, held, now)
-            case PingPurpose(contact), Pong():
+            case PingPurpose(contact), msg.Pong():
                 self._verifying -= contact is None
             case _:
                 raise _wrong_kind(reply)
@@ -318,14 +283,14 @@ class Requester:
     def _values_came(
         self,
         search: Search,
-        contact: Contact,
+        contact: msg.Contact,
         blobs: Sequence[bytes],
-        near: Sequence[Contact],
+        near: Sequence[msg.Contact],
         wall: float,
         now: float,
     ) -> None:
         if not isinstance(search.operation, GetOperation):
-            raise _wrong_kind(Values((), ()))
+            raise _wrong_kind(msg.Values((), ()))
         self._neighbours.check(near)
         operation = search.operation
         found = operation.take_untrusted(search.key, blobs, self._validator, wall)
@@ -335,14 +300,10 @@ class Requester:
         self._pump(search, now)
 
     def _nodes_came(
-        self,
-        search: Search,
-        contact: Contact,
-        near: Sequence[Contact],
-        now: float,
+        self, search: Search, contact: msg.Contact, near: Sequence[msg.Contact], now: float
     ) -> None:
         if isinstance(search.operation, GetOperation):
-            raise _wrong_kind(Nodes(()))
+            raise _wrong_kind(msg.Nodes(()))
         self._neighbours.check(near)
         search.lookup.answered(contact, self._neighbours.eligible(near, now))
         self._pump(search, now)
@@ -385,7 +346,7 @@ class Requester:
                 self._stored(store, False, now)
             case PingPurpose(None):
                 self._verifying -= 1
-            case PingPurpose(Contact() as contact):
+            case PingPurpose(msg.Contact() as contact):
                 note(contact, now)
             case SeedPurpose(operation):
                 operation.asked -= 1
@@ -429,8 +390,8 @@ class Requester:
     def _look_up_ourselves(
         self,
         operation: JoinOperation,
-        seed: Contact | None,
-        near: Sequence[Contact],
+        seed: msg.Contact | None,
+        near: Sequence[msg.Contact],
         now: float,
     ) -> None:
         """A seed has answered with ``near``, or failed (None): look up our own id from there.
@@ -438,7 +399,7 @@ class Requester:
         once if that is empty."""
         if operation.search is None and (seed is not None or not operation.asked):
             own = self._neighbours.own.id
-            known = self._neighbours.nearest(own, BUCKET_SIZE)
+            known = self._neighbours.nearest(own, msg.BUCKET_SIZE)
             lookup = self._lookup(own, known, self._join_shape, now)
             operation.search = Search(lookup, operation)
         if operation.search is not None:
@@ -459,13 +420,13 @@ class Requester:
         if len(near) < replicas or self._is_nearer(search.key, near[replicas - 1]):
             self._reports.keep(search.key, operation.record, operation.blob)
 
-    def _is_nearer(self, key: bytes, contact: Contact) -> bool:
+    def _is_nearer(self, key: bytes, contact: msg.Contact) -> bool:
         number = int.from_bytes(key, "big")
         return self._neighbours.own.number ^ number < contact.number ^ number
 
     def _store_at(self, purpose: StorePurpose, blob: bytes, now: float) -> None:
         purpose.operation.stores += 1
-        self._call_contact(purpose.contact, Store(purpose.key, blob), purpose, now)
+        self._call_contact(purpose.contact, msg.Store(purpose.key, blob), purpose, now)
 
     def _stored(self, purpose: StorePurpose, held: bool, now: float) -> None:
         """A node has answered a STORE, or will not; if it holds nothing, a spare is asked."""
@@ -500,5 +461,5 @@ class Requester:
                 pass
 
 
-def _wrong_kind(reply: Reply) -> BadMessage:
+def _wrong_kind(reply: msg.Reply) -> BadMessage:
     return BadMessage(f"{type(reply).__name__} is no answer to what was asked")

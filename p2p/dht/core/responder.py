@@ -6,22 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from p2p.bounded import BoundedDict, TokenBucket
+from p2p.dht import messages as msg
 from p2p.dht.core.store import RecordStore, StoreResult
 from p2p.dht.core.validation import RecordValidator, RecordValidity
-from p2p.dht.messages import (
-    BUCKET_SIZE,
-    Contact,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Reply,
-    Request,
-    Store,
-    Stored,
-    Values,
-)
 from p2p.dht.record import decode_record_untrusted
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
@@ -132,25 +119,21 @@ class Responder:
     quotas: AnswerQuotas
 
     def answer(
-        self,
-        sender: Contact,
-        request: Request,
-        wall: float,
-        now: float,
-    ) -> Reply | None:
+        self, sender: msg.Contact, request: msg.Request, wall: float, now: float
+    ) -> msg.Reply | None:
         """The reply, or None if the peer is over its quota. Raise `BadMessage` if it stores a
         forgery."""
         if not self.quotas.admit(sender.peer, now, known=self._knows(sender.peer)):
             return None
         match request:
-            case Ping():
-                return Pong()
-            case FindNode(target):
-                return Nodes(self._nearest(target, sender))
-            case FindValue(key):
-                return Values(self.store.blobs(key), self._nearest(key, sender))
-            case Store(key, blob):
-                return Stored(self._hold(key, blob, sender.peer, wall, now))
+            case msg.Ping():
+                return msg.Pong()
+            case msg.FindNode(target):
+                return msg.Nodes(self._nearest(target, sender))
+            case msg.FindValue(key):
+                return msg.Values(self.store.blobs(key), self._nearest(key, sender))
+            case msg.Store(key, blob):
+                return msg.Stored(self._hold(key, blob, sender.peer, wall, now))
 
     def charge(self, peer: PeerId, size: int, now: float) -> None:
         """Charge an answer of ``size`` encoded bytes to ``peer``."""
@@ -159,9 +142,9 @@ class Responder:
     def _knows(self, peer: PeerId) -> bool:
         return self.table.contact_of(peer) is not None
 
-    def _nearest(self, target: bytes, sender: Contact) -> tuple[Contact, ...]:
+    def _nearest(self, target: bytes, sender: msg.Contact) -> tuple[msg.Contact, ...]:
         number = int.from_bytes(target, "big")
-        return tuple(self.table.closest(number, BUCKET_SIZE, sender.peer))
+        return tuple(self.table.closest(number, msg.BUCKET_SIZE, sender.peer))
 
     def _hold(self, key: bytes, blob: bytes, sender: PeerId, wall: float, now: float) -> bool:
         """Whether we hold this record, or a newer one, from now on. Raise `BadMessage` if it is

@@ -30,24 +30,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final, assert_never
 
-from p2p.effects import Penalise, Send
 from p2p.errors import BadMessage
+from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
-from p2p.gossip.core.events import (
-    Connected,
-    Deliver,
-    Disconnected,
-    Effect,
-    Event,
-    Publish,
-    Received,
-    Subscribe,
-    Tick,
-    Unsubscribe,
-    Validate,
-    Validated,
-    Validity,
-)
+from p2p.gossip.core import events as ev
 from p2p.gossip.core.mesh import Mesh
 from p2p.gossip.core.message_cache import MessageCache, size_of
 from p2p.gossip.core.peer_scores import PeerScores
@@ -119,7 +105,7 @@ class GossipCore:
         self._cache = MessageCache(HISTORY, HISTORY_GOSSIP)
         self._pending: dict[bytes, _PendingMessage] = {}
         self._out: dict[PeerId, Rpc] = {}
-        self._effects: list[Effect] = []
+        self._effects: list[ev.Effect] = []
         self._next_heartbeat = -math.inf
         self._grace_until = -math.inf
 
@@ -133,30 +119,32 @@ class GossipCore:
         """The topics that the node subscribes to, each with its mesh."""
         return {topic: tuple(mesh) for topic, mesh in self._mesh.meshes.items()}
 
-    def handle(self, event: Event, now: float) -> list[Effect]:
+    def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
         if -math.inf < self._next_heartbeat < now - STALL:
             self._grace_until = now + STALL_GRACE
         match event:
             case Received(peer, data):
                 self._on_rpc(peer, data, now)
-            case Connected(peer, dialled):
+            case PeerUp(peer, dialled):
                 self._on_connected(peer, dialled, now)
-            case Disconnected(peer):
+            case PeerDown(peer, unreachable=False):
                 self._mesh.disconnected(peer)
                 self._scores.disconnected(peer)
                 self._promises.disconnected(peer)
                 self._quotas.disconnected(peer)
-            case Subscribe(topic):
+            case ev.Subscribe(topic):
                 self._subscribe(topic, now)
-            case Unsubscribe(topic):
+            case ev.Unsubscribe(topic):
                 self._unsubscribe(topic, now)
-            case Publish(topic, data):
+            case ev.Publish(topic, data):
                 self._publish(topic, data, now)
-            case Validated(identity, validity):
+            case ev.Validated(identity, validity):
                 self._on_validated(identity, validity, now)
             case Tick():
                 self._heartbeat(now)
+            case PeerDown():
+                pass
             case _:
                 assert_never(event)
         return self._take_effects()
@@ -193,14 +181,14 @@ class GossipCore:
             self._rpc_to(peer).messages.append(message)
         self.counters["published"] += 1
 
-    def _on_validated(self, identity: bytes, validity: Validity, now: float) -> None:
+    def _on_validated(self, identity: bytes, validity: ev.Validity, now: float) -> None:
         pending = self._pending.pop(identity, None)
         if pending is None:
             return
         message, source = pending.message, pending.source
-        if validity is Validity.ACCEPT:
+        if validity is ev.Validity.ACCEPT:
             self._forward(pending, now)
-        elif validity is Validity.IGNORE:
+        elif validity is ev.Validity.IGNORE:
             self._quotas.charge(source, IGNORED_COST)
         else:
             self._seen.reject(message.id)
@@ -215,7 +203,7 @@ class GossipCore:
         self._cache.put(message)
         self._scores.delivered_first(source)
         self._quotas.charge_author(author, size_of(message), now)
-        self._effects.append(Deliver(message.topic, author, message.data or b""))
+        self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
         for peer in self._mesh.meshes.get(message.topic, {}):
             if peer not in (source, author):
                 self._rpc_to(peer).messages.append(message)
@@ -304,7 +292,9 @@ class GossipCore:
             self.counters["author over quota"] += 1
             return True
         self._pending[message.id] = _PendingMessage(message, author, peer, now)
-        self._effects.append(Validate(message.id, message.topic, author, message.data or b""))
+        self._effects.append(
+            ev.Validate(message.id, message.topic, author, message.data or b"")
+        )
         return True
 
     def _on_graft(self, peer: PeerId, topic: str, now: float) -> None:
@@ -422,7 +412,7 @@ class GossipCore:
             rpc = self._out[peer] = Rpc()
         return rpc
 
-    def _take_effects(self) -> list[Effect]:
+    def _take_effects(self) -> list[ev.Effect]:
         for peer, rpc in self._out.items():
             data = encode_rpc(rpc)
             if data:

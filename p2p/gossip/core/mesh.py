@@ -233,12 +233,7 @@ class Mesh:
         self._backoff.keep(lambda until: until > ended)
 
     def maintain(
-        self,
-        topic: str,
-        now: float,
-        may_mesh: Predicate,
-        score: Measure,
-        deliveries: Measure,
+        self, topic: str, now: float, may_mesh: Predicate, score: Measure, deliveries: Measure
     ) -> tuple[list[PeerId], list[PeerId]]:
         """Keep the mesh of a topic in its bounds; returns the peers to send GRAFT and those to
         send PRUNE."""
@@ -292,11 +287,7 @@ class Mesh:
         )
 
     def _graft_some(
-        self,
-        topic: str,
-        count: int,
-        now: float,
-        may_mesh: Predicate,
+        self, topic: str, count: int, now: float, may_mesh: Predicate
     ) -> list[PeerId]:
         """Graft at most ``count`` random subscribers whose backoff is over."""
         mesh = self.meshes[topic]
@@ -331,11 +322,7 @@ class Mesh:
         return sum(peer in self._outbound for peer in peers)
 
     def _sample(
-        self,
-        topic: str,
-        without: Iterable[PeerId],
-        count: int,
-        accepts: Predicate,
+        self, topic: str, without: Iterable[PeerId], count: int, accepts: Predicate
     ) -> list[PeerId]:
         """At most ``count`` random subscribers of a topic that are not in ``without``."""
         not_these = dict.fromkeys(without)

@@ -38,18 +38,11 @@ from typing import Final
 
 from p2p.bounded import BoundedDict, RateLimit
 from p2p.identity import PeerId
+from p2p.membership import messages as msg
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.member_list import MemberList
 from p2p.membership.heartbeat import SignedHeartbeat
-from p2p.membership.messages import (
-    Disconnect,
-    ForwardJoin,
-    Join,
-    Message,
-    Neighbor,
-    NeighborReply,
-)
 
 SLACK: Final = 2
 """Neighbours below or above the number aimed at before anything is done about it: without slack
@@ -150,7 +143,7 @@ class ActiveView:
         members: MemberList,
         config: MembershipConfig,
         rng: Random,
-        send: Callable[[PeerId, Message], None],
+        send: Callable[[PeerId, msg.Message], None],
         own: Callable[[], SignedHeartbeat],
         quotas: FloodQuotas,
     ) -> None:
@@ -204,10 +197,7 @@ class ActiveView:
         return tuple(self._chosen)[:ANCHORS]
 
     def bootstrap(
-        self,
-        peers: tuple[PeerId, ...],
-        anchors: tuple[PeerId, ...],
-        now: float,
+        self, peers: tuple[PeerId, ...], anchors: tuple[PeerId, ...], now: float
     ) -> None:
         """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at
         once."""
@@ -272,10 +262,10 @@ class ActiveView:
         network = self._members.prefix(peer)
         if accepted is not None and self._quotas.may_walk(peer, network, now):
             for other in others:
-                self._send(other, ForwardJoin(self._config.hops, member.signed))
+                self._send(other, msg.ForwardJoin(self._config.hops, member.signed))
         return accepted
 
-    def on_forward_join(self, message: ForwardJoin, source: PeerId, now: float) -> None:
+    def on_forward_join(self, message: msg.ForwardJoin, source: PeerId, now: float) -> None:
         """A newcomer's heartbeat walks by: let it go on, or become a neighbour."""
         newcomer = message.heartbeat.peer
         onward = [peer for peer in self.neighbours if peer not in (source, newcomer)]
@@ -283,7 +273,7 @@ class ActiveView:
         if hops > 0 and onward:
             if not self._quotas.forwarded_walks.take(source, now):
                 return
-            self._send(self._rng.choice(onward), ForwardJoin(hops - 1, message.heartbeat))
+            self._send(self._rng.choice(onward), msg.ForwardJoin(hops - 1, message.heartbeat))
         elif newcomer in self._members and self._may_ask(newcomer):
             self._ask(newcomer, False, now)
 
@@ -304,7 +294,7 @@ class ActiveView:
             return
         if self._asked_back.get(peer, -math.inf) <= now and self._ask_backs.allows(1, now):
             self._asked_back.renew(peer, now + PENDING * self._config.interval)
-            self._send(peer, Neighbor(True, self._own()))
+            self._send(peer, msg.Neighbor(True, self._own()))
 
     def on_neighbor_reply(self, peer: PeerId, accepted: bool, now: float) -> None:
         """A peer answered our request to be neighbours."""
@@ -316,7 +306,7 @@ class ActiveView:
         if accepted and was_asked and peer in self._members:
             self.add(peer, now, chosen=was_picked)
         elif accepted and peer not in self.neighbours:
-            self._send(peer, Disconnect())
+            self._send(peer, msg.Disconnect())
         elif not accepted:
             self._avoid(peer, now)
             held = len(self.neighbours) + len(self._pending)
@@ -330,7 +320,7 @@ class ActiveView:
             if self._accepts(peer, False, now):
                 self.add(peer, now)
             else:
-                self._send(peer, Disconnect())
+                self._send(peer, msg.Disconnect())
         elif not is_neighbour and peer in self.neighbours:
             self.remove(peer, now)
 
@@ -382,7 +372,7 @@ class ActiveView:
     def _evict(self, peer: PeerId) -> None:
         self._drop(peer)
         self._members.stop_expecting(peer)
-        self._send(peer, Disconnect())
+        self._send(peer, msg.Disconnect())
 
     def _release_guests(self, now: float) -> None:
         """Those who got the guest seats have had them for long enough."""
@@ -412,7 +402,7 @@ class ActiveView:
             self.add(peer, now)
         elif not self._quotas.may_refuse(self._members.prefix(peer), now):
             return None
-        self._send(peer, NeighborReply(accepted, self._own()))
+        self._send(peer, msg.NeighborReply(accepted, self._own()))
         return accepted
 
     def _has_seat(self) -> bool:
@@ -435,7 +425,7 @@ class ActiveView:
         if not self._members.is_one_of_many(prefix):
             return False
         return [self._members.prefix(other) for other in self.neighbours].count(
-            prefix,
+            prefix
         ) >= MAX_SAME_PREFIX
 
     def _grant(self, peer: PeerId, now: float) -> bool:
@@ -471,7 +461,7 @@ class ActiveView:
 
     def _ask(self, peer: PeerId, urgent: bool, now: float) -> None:
         self._pending[peer] = now + PENDING * self._config.interval
-        self._send(peer, Neighbor(urgent, self._own()))
+        self._send(peer, msg.Neighbor(urgent, self._own()))
 
     def _avoid(self, peer: PeerId, now: float) -> None:
         member = self._members.get(peer)
@@ -485,15 +475,14 @@ class ActiveView:
             return
         peer = next(iter(self._bootstraps))
         self._bootstraps[peer] = self._bootstraps.pop(peer)
-        self._send(peer, Join(self._own()))
+        self._send(peer, msg.Join(self._own()))
         self._retry_at = now + self._retry * self._rng.uniform(0.75, 1.25)
         self._retry = min(2 * self._retry, LAST_RETRY)
 
     def _arm_heal(self, now: float) -> None:
         if self._heal_at == math.inf:
             self._heal_at = now + HEAL_INTERVALS * self._config.interval * self._rng.uniform(
-                0.75,
-                1.25,
+                0.75, 1.25
             )
 
     def _heal(self, now: float) -> None:

@@ -149,12 +149,7 @@ class Dissemination:
             waiting.known_by[source] = None
 
     def flood(
-        self,
-        signed: SignedHeartbeat,
-        *,
-        suspected: bool,
-        source: PeerId,
-        now: float,
+        self, signed: SignedHeartbeat, *, suspected: bool, source: PeerId, now: float
     ) -> None:
         """Pass it on, as soon as may be, unless something as good was passed on before."""
         peer, rank = signed.peer, 2 * signed.seqno + (suspected or signed.heartbeat.leaving)
@@ -186,9 +181,7 @@ class Dissemination:
                     newcomers[key] = (*newcomers[key], source)
 
     def take_floods(
-        self,
-        now: float,
-        neighbours: Iterable[PeerId],
+        self, now: float, neighbours: Iterable[PeerId]
     ) -> list[tuple[list[PeerId], list[Flood]]]:
         """What to pass on now, and to which of ``neighbours``: at most `MAX_HEARTBEATS` floods
         a wave."""
@@ -304,8 +297,7 @@ class _FloodHistory:
 
 
 def _told(
-    neighbours: Iterable[PeerId],
-    floods: list[Flood],
+    neighbours: Iterable[PeerId], floods: list[Flood]
 ) -> list[tuple[list[PeerId], list[Flood]]]:
     """Those of ``neighbours`` who do not know them yet, grouped by what they do not know."""
     if len(floods) == 1:  # nearly always

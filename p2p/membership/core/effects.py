@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2p.effects import Send
+from p2p.events import Send
 from p2p.identity import PeerId
 from p2p.membership.core.events import Change, Effect, Member, MemberEvent
 from p2p.membership.messages import Message, encode_message

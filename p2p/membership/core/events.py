@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from p2p.effects import HostEffect
+from p2p.events import HostEffect, HostEvent
 from p2p.identity import PeerId
 from p2p.membership.heartbeat import Profile
 from p2p.multiaddr import Multiaddr
@@ -107,28 +107,6 @@ class MemberEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
-    """A message came from an authenticated peer."""
-
-    peer: PeerId
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Disconnected:
-    """The connection to a peer ended."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class Unreachable:
-    """A peer did not answer at any of its addresses."""
-
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True)
 class Bootstrap:
     """Join through these: addresses that end in ``/p2p/``."""
 
@@ -163,29 +141,14 @@ class UpdateProfile:
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
-    """`next_deadline` has come."""
-
-
-@dataclass(frozen=True, slots=True)
 class Leave:
     """We are going: say good-bye."""
 
 
-Event = (
-    Received
-    | Disconnected
-    | Unreachable
-    | Bootstrap
-    | Interest
-    | Seek
-    | UpdateProfile
-    | Tick
-    | Leave
-)
+Event = HostEvent | Bootstrap | Interest | Seek | UpdateProfile | Leave
 
 
-# Effects: what the driver is to do, beside those of `p2p.effects`.
+# Effects: what the driver is to do, beside those of `p2p.events`.
 
 
 @dataclass(frozen=True, slots=True)

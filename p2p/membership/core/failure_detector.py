@@ -146,10 +146,7 @@ class FailureDetector:
         return is_neighbour and self._dissemination.is_passing(member.peer, member.seqno)
 
     def _on_unknown_suspected(
-        self,
-        signed: SignedHeartbeat,
-        source: PeerId,
-        now: float,
+        self, signed: SignedHeartbeat, source: PeerId, now: float
     ) -> None:
         if self._quotas.unchecked.take(source, now):
             self._dissemination.flood(signed, suspected=True, source=source, now=now)
@@ -257,9 +254,7 @@ class FailureDetector:
     def declare_gone(self, signed: SignedHeartbeat, change: Change, now: float) -> None:
         """The peer died or left: remember that, and find another neighbour."""
         member = self._members.add_tombstone(
-            signed,
-            now,
-            may_be_partitioned=change is Change.DIED,
+            signed, now, may_be_partitioned=change is Change.DIED
         )
         self._active_view.remove(signed.peer, now)
         if member is not None:
@@ -292,9 +287,7 @@ class FailureDetector:
             self.declare_gone(member.signed, Change.DIED, now)
             return
         self._members.record_heartbeat(
-            member,
-            member.signed,
-            member.seen,
+            member, member.signed, member.seen
         )  # not suspected any more
         if member.peer not in self._checks and self._quotas.final_checks.allows(1, now):
             self._check(member, self._local.peer, now)

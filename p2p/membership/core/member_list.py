@@ -210,11 +210,7 @@ class MemberList:
         if now - self._era >= self._config.interval:
             self._era = now
         member = MemberState(
-            signed,
-            now,
-            None if source == peer else source,
-            interval,
-            self._era,
+            signed, now, None if source == peer else source, interval, self._era
         )
         self._members[key] = member
         if member.prefix is not None:
@@ -223,10 +219,7 @@ class MemberList:
         return member
 
     def record_heartbeat(
-        self,
-        member: MemberState,
-        signed: SignedHeartbeat,
-        now: float,
+        self, member: MemberState, signed: SignedHeartbeat, now: float
     ) -> None:
         """A living peer's newest heartbeat has come."""
         before, heartbeat = member.signed.heartbeat, signed.heartbeat
@@ -348,10 +341,7 @@ class MemberList:
         return len(self._members) > CROWDED * self._capacity
 
     def evictee(
-        self,
-        neighbours: Mapping[PeerId, float],
-        keep: PeerId,
-        now: float,
+        self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float
     ) -> PeerId | None:
         """Who must go for the newcomer ``keep`` to stay, if the view, or its network's share,
         is too full.

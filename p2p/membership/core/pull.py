@@ -78,10 +78,7 @@ class Pull:
         self._asked.pop(key, None)
 
     def wanted(
-        self,
-        digests: Iterable[Digest],
-        source: PeerId,
-        now: float,
+        self, digests: Iterable[Digest], source: PeerId, now: float
     ) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, by_key = self._asked, self._members.by_key

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.effects import Penalise
+from p2p.events import Penalise
 from p2p.identity import SIGNATURE_BYTES, PeerId, Verify
 from p2p.membership.core.events import ClockOff
 from p2p.membership.heartbeat import PROTOCOL_ID, SignedHeartbeat
@@ -111,9 +111,7 @@ class HeartbeatVerifier:
         return ClockOff(statistics.median(self._clocks.values()), len(self._clocks))
 
     def _shows_stamp(
-        self,
-        signed: SignedHeartbeat,
-        is_stamped: Callable[[PeerId, bytes], bool],
+        self, signed: SignedHeartbeat, is_stamped: Callable[[PeerId, bytes], bool]
     ) -> bool:
         """Whether the stamp in a heartbeat will do. Costs a hash, of an invite two signatures;
         that of the heartbeat is verified after that. Another stamp than the last one is looked
