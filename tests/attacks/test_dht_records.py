@@ -9,7 +9,7 @@ from dataclasses import replace
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.events import Effect, Get, Moved
-from p2p.dht.core.operations import MAX_FOUND, MAX_VALIDATED, GetOperation
+from p2p.dht.core.requester import MAX_FOUND, MAX_VALIDATED, GetOperation
 from p2p.dht.core.store import (
     MAX_HELD,
     MAX_PER_PUBLISHER,

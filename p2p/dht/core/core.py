@@ -31,9 +31,8 @@ from p2p.dht.config import DhtConfig
 from p2p.dht.core import events as ev
 from p2p.dht.core.calls import Calls
 from p2p.dht.core.neighbours import Neighbours
-from p2p.dht.core.operations import Purpose
 from p2p.dht.core.publications import Publications
-from p2p.dht.core.requester import Reports, Requester
+from p2p.dht.core.requester import Requester
 from p2p.dht.core.responder import AnswerQuotas, Responder
 from p2p.dht.core.store import RecordStore
 from p2p.dht.core.validation import RecordPriority, RecordValidator
@@ -84,11 +83,11 @@ class DhtCore:
         self._validator = validator
         self._responder = Responder(table, self._store, validator, AnswerQuotas())
         self._publications = Publications(signer, own.nonce, config.republish_interval, seqno)
-        reports = Reports(self._effects.append, self._keep, self._on_put_end, self._on_join_end)
-        calls: Calls[Purpose] = Calls(rng)
         self._requester = Requester(
-            self._neighbours, self._store, validator, config, calls, reports
-        )
+            self._neighbours, self._store, validator, config, Calls(rng),
+            emit=self._effects.append, keep=self._keep, written=self._on_put_end,
+            joined=self._on_join_end,
+        )  # fmt: skip
         self._refresh_due = math.inf
         self._rejoin_due = math.inf
         self._rejoin_wait = FIRST_REJOIN
@@ -192,24 +191,15 @@ class DhtCore:
         if isinstance(body, msg.Ping | msg.FindNode | msg.FindValue | msg.Store):
             reply = self._responder.answer(sender, body, self._wall, self._now)
             if reply is not None:
-                self._reply(envelope, reply)
-                self._on_request(sender)
+                data = msg.encode(envelope.request_id, self.own, reply)
+                self._responder.charge(sender.peer, len(data), self._now)
+                self._effects.append(ev.SendIfConnected(sender.peer, data))
+                if self._neighbours.on_request(sender, self._now):
+                    self._requester.verify(sender.peer, self._now)
         elif self._requester.answered(envelope.request_id, sender, body, self._wall, self._now):
             self._on_reply(sender)
         else:
             quotas.charge_message(sender.peer, self._now)  # too late, or never asked
-
-    def _reply(self, envelope: msg.Envelope, reply: msg.Reply) -> None:
-        peer = envelope.sender.peer
-        data = msg.encode(envelope.request_id, self.own, reply)
-        self._responder.charge(peer, len(data), self._now)
-        self._effects.append(ev.SendIfConnected(peer, data))
-
-    def _on_request(self, sender: msg.Contact) -> None:
-        """A peer has asked us something: if it is not in the table, see whether it answers,
-        too."""
-        if self._neighbours.on_request(sender, self._now):
-            self._requester.verify(sender.peer, self._now)
 
     def _on_reply(self, sender: msg.Contact) -> None:
         """A peer has answered us. If its bucket is full, ping the contact that was not heard

@@ -89,14 +89,14 @@ class LookupShape:
 class _Path:
     """One path. Contacts are named by their distance to the target, which is unique."""
 
-    __slots__ = ("_found", "_listed", "in_flight", "shortlist")
+    __slots__ = ("_listed", "found", "in_flight", "shortlist")
 
     def __init__(self) -> None:
         self.shortlist: list[int] = []
         """Nearest first."""
         self.in_flight = 0
         """Requests open."""
-        self._found: set[int] = set()
+        self.found: set[int] = set()
         """Contacts that had values."""
         self._listed: dict[int, None] = {}
 
@@ -105,22 +105,6 @@ class _Path:
         if distance not in self._listed:
             self._listed[distance] = None
             insort(self.shortlist, distance)
-
-    def take_slot(self) -> None:
-        """A request is open."""
-        self.in_flight += 1
-
-    def free_slot(self) -> None:
-        """A request is settled, or late."""
-        self.in_flight -= 1
-
-    def note_found(self, distance: int) -> None:
-        """A contact had values."""
-        self._found.add(distance)
-
-    def found_among(self, distances: Iterable[int]) -> int:
-        """How many of these contacts returned values to this path."""
-        return len(self._found.intersection(distances))
 
 
 class Lookup:
@@ -227,7 +211,8 @@ class Lookup:
 
     def _holders_found(self, path: _Path) -> int:
         """How many of the contacts that should hold the key had values on this path."""
-        return path.found_among(islice(self._nearest(path, _GONE), self._shape.holders))
+        holders = islice(self._nearest(path, _GONE), self._shape.holders)
+        return len(path.found.intersection(holders))
 
     @property
     def found_by(self) -> int:
@@ -259,21 +244,18 @@ class Lookup:
             if self._states[distance] is ContactState.NEW:
                 self._states[distance] = ContactState.ASKED
                 self._owner[distance] = path
-                path.take_slot()
+                path.in_flight += 1
                 self._asked += 1
                 if distance in self._named_by:
-                    self._take_credit(distance)
+                    backer = self._backer(distance)
+                    assert backer is not None  # else `_is_held` had passed it over
+                    self._asked_for[distance] = backer
+                    self._credit[backer] = self._credit.get(backer, CREDIT) - 1
                 claimed.append(self._contacts[distance])
                 return True
         return False
 
-    def _take_credit(self, distance: int) -> None:
-        backer = self._backer(distance)
-        assert backer is not None  # else `_is_held` had passed it over
-        self._asked_for[distance] = backer
-        self._credit[backer] = self._credit.get(backer, CREDIT) - 1
-
-    def _settle(self, contact: Contact, state: ContactState) -> _Path | None:
+    def settle(self, contact: Contact, state: ContactState) -> _Path | None:
         """Move an asked contact on; return its path, or None if it is not waited for any
         more."""
         distance = contact.number ^ self._number
@@ -282,7 +264,7 @@ class Lookup:
             return None
         path = self._owner[distance]
         if was is ContactState.ASKED:
-            path.free_slot()
+            path.in_flight -= 1
         self._states[distance] = state
         return path
 
@@ -290,26 +272,14 @@ class Lookup:
         self, contact: Contact, closer: Iterable[Contact], *, found: bool = False
     ) -> None:
         """``contact`` named ``closer``; ``found`` if it had values, too."""
-        path = self._settle(contact, ContactState.ANSWERED)
+        path = self.settle(contact, ContactState.ANSWERED)
         if path is not None:
             if found:
-                path.note_found(contact.number ^ self._number)
+                path.found.add(contact.number ^ self._number)
             backer = self._asked_for.pop(contact.number ^ self._number, None)
             if backer is not None:
                 self._credit[backer] += 2  # what it had cost, and one more
             self._add(path, closer, contact.peer)
-
-    def late(self, contact: Contact) -> None:
-        """``contact`` has not answered in the usual time: ask another as well."""
-        self._settle(contact, ContactState.LATE)
-
-    def lost(self, contact: Contact) -> None:
-        """``contact`` has not answered for so long that the end need not wait for it."""
-        self._settle(contact, ContactState.LOST)
-
-    def failed(self, contact: Contact) -> None:
-        """``contact`` is dead, or a liar."""
-        self._settle(contact, ContactState.FAILED)
 
     def closest(self, count: int) -> list[Contact]:
         """The nearest contacts that have answered, nearest first."""

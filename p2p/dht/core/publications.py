@@ -31,14 +31,6 @@ class _Publication:
     lifetime: float
     due: float = -math.inf
 
-    def renew_at(self, when: float) -> None:
-        """It was just signed; the next time is ``when``."""
-        self.due = when
-
-    def hasten(self, when: float) -> None:
-        """Republish at ``when``, if that is sooner than planned."""
-        self.due = min(self.due, when)
-
 
 class Publications:
     """What this node publishes. ``interval`` is the most seconds between two times; a third of
@@ -78,7 +70,7 @@ class Publications:
         """The record with the next sequence number; it is due again before a third of its
         lifetime is over."""
         kept = self._kept[(namespace, name)]
-        kept.renew_at(now + min(self._interval, kept.lifetime / REPUBLISHED))
+        kept.due = now + min(self._interval, kept.lifetime / REPUBLISHED)
         self.seqno = max(self.seqno + 1, int(wall * 1000))
         unsigned = Record(
             namespace,
@@ -100,9 +92,9 @@ class Publications:
         """No node took it: republish at ``when``, if that is sooner than planned."""
         kept = self._kept.get((namespace, name))
         if kept is not None:
-            kept.hasten(when)
+            kept.due = min(kept.due, when)
 
     def republish_all(self, now: float) -> None:
         """We have just joined a swarm that holds nothing of ours: republish everything."""
         for kept in self._kept.values():
-            kept.hasten(now)
+            kept.due = min(kept.due, now)

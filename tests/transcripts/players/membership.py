@@ -144,9 +144,7 @@ class MembershipPlayer:
             self.now = max(self.now, due)
             for name in alive:
                 if self.cores[name].next_deadline <= self.now:
-                    yield from self.give(
-                        name, Tick(), f"tick at {self.now:.2f} s", quiet=True
-                    )
+                    yield from self.give(name, Tick(), f"tick at {self.now:.2f} s", quiet=True)
         self.now = end
 
     def deliver_quietly(self) -> Iterator[str]:
