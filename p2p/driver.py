@@ -86,11 +86,6 @@ class Driver(Generic[Event, Effect]):
     dropped.
     """
 
-    __slots__ = (
-        "_asked", "_carry_out", "_core", "_handle", "_is_handling", "_is_running",
-        "_lateness", "_now", "_on_deadline", "_timer", "_timer_at", "_waiting", "_world",
-    )  # fmt: skip
-
     def __init__(
         self,
         world: World,

@@ -74,11 +74,6 @@ class LocalProfile:
 class Membership:
     """Who is in the swarm. Open it with `open_membership`."""
 
-    __slots__ = (
-        "_anchors", "_core", "_driver", "_found", "_host", "_joined", "_listeners",
-        "_told_clock", "_world", "_write", "me",
-    )  # fmt: skip
-
     def __init__(
         self,
         world: World,

@@ -112,32 +112,6 @@ AVOID: Final = 6.0
 class ActiveView:
     """The active view, and everything that keeps it filled."""
 
-    __slots__ = (
-        "_ask_backs",
-        "_asked_back",
-        "_bootstraps",
-        "_choose_at",
-        "_chosen",
-        "_chosen_pending",
-        "_config",
-        "_granted",
-        "_grants",
-        "_heal_at",
-        "_least_chosen",
-        "_lower",
-        "_members",
-        "_own",
-        "_pending",
-        "_quotas",
-        "_retry",
-        "_retry_at",
-        "_rng",
-        "_send",
-        "_upper",
-        "changes",
-        "neighbours",
-    )  # fmt: skip
-
     def __init__(
         self,
         members: MemberList,

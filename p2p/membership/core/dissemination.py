@@ -70,22 +70,6 @@ class Flood:
 class Dissemination:
     """Which floods were heard, and which wait to be passed on."""
 
-    __slots__ = (
-        "_first",
-        "_first_at",
-        "_late_newcomers",
-        "_local",
-        "_newcomers",
-        "_newcomers_at",
-        "_passed_at",
-        "_ranks",
-        "_second",
-        "_second_at",
-        "flush_at",
-        "has_newcomers",
-        "unrefuted",
-    )
-
     def __init__(self, local: PeerId) -> None:
         self._local = local
         self._passed_at = -math.inf
@@ -249,8 +233,6 @@ class _FloodHistory:
 
     In two generations: with a time for each, a thousand ranks took three times as much memory.
     """
-
-    __slots__ = ("_old", "_suspected", "_turned_at", "_young", "unrefuted")
 
     def __init__(self) -> None:
         self._young: dict[PeerId, int] = {}

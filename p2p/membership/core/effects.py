@@ -11,8 +11,6 @@ from p2p.membership.messages import Message, encode_message
 class EffectBuffer:
     """Effects, in order."""
 
-    __slots__ = ("_effects",)
-
     def __init__(self) -> None:
         self._effects: list[Effect] = []
 

@@ -68,20 +68,6 @@ class PendingCheck:
 class FailureDetector:
     """Suspicions, in and out; and deaths."""
 
-    __slots__ = (
-        "_active_view",
-        "_checks",
-        "_dissemination",
-        "_effects",
-        "_local",
-        "_members",
-        "_probed_at",
-        "_quotas",
-        "_reporters",
-        "_verifier",
-        "checks_end",
-    )  # fmt: skip
-
     def __init__(
         self,
         effects: EffectBuffer,

@@ -28,24 +28,6 @@ flood."""
 class LocalHeartbeat:
     """Signs our heartbeats, counts them, and knows who is to hear the next one."""
 
-    __slots__ = (
-        "_backed_off",
-        "_ceiling",
-        "_config",
-        "_interest",
-        "_last_beat",
-        "_newest",
-        "_profile",
-        "_seqno",
-        "_signer",
-        "_suspecters",
-        "_wall",
-        "beats",
-        "next_beat",
-        "peer",
-        "refute_at",
-    )  # fmt: skip
-
     def __init__(
         self, signer: Signer, config: MembershipConfig, wall: Callable[[], float], seqno: int
     ) -> None:

@@ -73,27 +73,6 @@ class MemberList:
     through others are looked through together, at most once in `STALE_CHECK` intervals.
     """
 
-    __slots__ = (
-        "_capacity",
-        "_config",
-        "_directs",
-        "_era",
-        "_is_settled",
-        "_local",
-        "_members",
-        "_prefixes",
-        "_pushes",
-        "_rng",
-        "_settled_at",
-        "_sparse",
-        "_stale_check_at",
-        "_tombstones",
-        "_turns",
-        "_watched",
-        "by_key",
-        "has_audience",
-    )  # fmt: skip
-
     def __init__(self, local: PeerId, config: MembershipConfig, rng: Random) -> None:
         self._local = key_of(local)
         self._config = config

@@ -42,16 +42,6 @@ MAX_ASKED: Final = 1024
 class Pull:
     """Decides what to ask for, and remembers what was asked."""
 
-    __slots__ = (
-        "_asked",
-        "_batch_at",
-        "_budget",
-        "_interval",
-        "_members",
-        "_unanswered",
-        "_unknown",
-    )
-
     def __init__(self, members: MemberList, config: MembershipConfig) -> None:
         self._members = members
         self._interval = config.interval

@@ -33,11 +33,6 @@ moves beyond the honest."""
 class HeartbeatVerifier:
     """Checks heartbeats, counts what is dropped, penalises whose fault it is."""
 
-    __slots__ = (
-        "_clocks", "_is_stamped", "_lifetime", "_penalise", "_stamped", "_verify", "_wall",
-        "asks_stamps", "counters", "may",
-    )  # fmt: skip
-
     def __init__(
         self,
         verify: Verify,

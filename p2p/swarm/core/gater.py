@@ -49,11 +49,6 @@ class ConnectionGater:
     """A host's knowledge of its peers: their addresses, their behaviour, and which of them it
     wants."""
 
-    __slots__ = (
-        "_answered", "_failures", "_is_connected", "_own", "_protected", "_scores",
-        "_unreachable", "book",
-    )  # fmt: skip
-
     def __init__(self, own: PeerId, is_connected: Callable[[PeerId], bool]) -> None:
         self.book = AddressBook(keeps=self._is_kept)
         self._own = own

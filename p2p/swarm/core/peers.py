@@ -63,8 +63,6 @@ class AddressBook:
     ``keeps`` names are never pushed out.
     """
 
-    __slots__ = ("_crowds", "_hearsay", "_keeps", "_owner", "_signed")
-
     def __init__(self, keeps: Callable[[PeerId], bool] = _nobody) -> None:
         self._keeps = keeps
         self._owner: dict[PeerId, _Addrs] = {}
@@ -213,8 +211,6 @@ class Scores:
     have its first forgotten must bring each of them to the limit itself, within the five
     minutes of a refusal.
     """
-
-    __slots__ = ("_banned", "_records", "_refused")
 
     def __init__(self) -> None:
         self._records: dict[PeerId, _Record] = {}
