@@ -21,7 +21,7 @@ from p2p.door import check, check_function, check_has, check_host, check_number
 from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import AddrSource as AddrSource, Multiaddr
-from p2p.wire import KI, MIB, FrameParser, FrameReader, encode_varint, frame
+from p2p.wire import KI, MIB, FrameReader, encode_varint, frame
 
 MAX_MESSAGE: Final = MIB
 """Bytes of one message. Larger things (chunks, submissions) travel on streams."""
@@ -38,8 +38,6 @@ has 74 s."""
 _SHARED: Final = 4 * KI
 """From this size on a payload is not copied behind its length prefix: thousands of streams that
 send one document share its bytes."""
-_READ: Final = 64 * KI
-"""Bytes taken from a stream at once: one record."""
 
 
 class Stream(trio.abc.HalfCloseableStream):
@@ -47,9 +45,6 @@ class Stream(trio.abc.HalfCloseableStream):
 
     peer: PeerId
     protocol: ProtocolId
-    on_unfinished: Callable[[int], None] | None = None
-    """Called with the bytes of an unfinished frame that a `FrameReceiver` holds; hosts that
-    count them set it."""
 
     def reset(self) -> None:
         """Abandon both directions at once; the other side sees `trio.BrokenResourceError`."""
@@ -376,55 +371,19 @@ async def request(
         return reply
 
 
-class FrameReceiver:
+class FrameReceiver(FrameReader):
     """Reads frames that a stranger sends: the stream may be idle between frames, but not within
-    one.
-
-    A frame that was begun and never ended would hold its bytes for ever, and a peer could begin
-    as many as it may open streams. So each has a deadline, and its bytes are counted
-    (`Stream.on_unfinished`).
-    """
+    one. A frame that was begun and never ended would hold its bytes for ever."""
 
     def __init__(self, stream: Stream, max_bytes: int) -> None:
-        self._stream = stream
-        self._parser = FrameParser(max_bytes)
+        super().__init__(stream, max_bytes)
         self._patience = FRAME_PATIENCE + max_bytes / FRAME_RATE
 
-    async def receive(self) -> bytes | None:
-        """The next frame, or None when the peer has ended the stream between frames.
-
-        Raises `BadMessage` on a frame that is too long or cut off, `LimitExceeded` on one that
-        takes too long.
-        """
-        while (found := self._parser.next_frame()) is None:
-            if self._parser.pending:
-                return await self._receive_rest()
-            data = await self._stream.receive_some(_READ)
-            if not data:
-                return None
-            self._parser.feed(data)
-            del data  # the parser has it: waiting for the rest is not to hold it twice
-        return found
-
     async def _receive_rest(self) -> bytes:
-        found = None
+        """Receive the rest of a frame. Raises `LimitExceeded` if that takes too long."""
         with trio.move_on_after(self._patience):
-            while found is None:
-                self._tell(self._parser.pending)
-                data = await self._stream.receive_some(_READ)
-                if not data:
-                    raise BadMessage("the stream ended within a frame")
-                self._parser.feed(data)
-                del data
-                found = self._parser.next_frame()
-        if found is None:
-            raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
-        self._tell(0)
-        return found
-
-    def _tell(self, unfinished: int) -> None:
-        if self._stream.on_unfinished is not None:
-            self._stream.on_unfinished(unfinished)
+            return await super()._receive_rest()
+        raise LimitExceeded(f"a frame was not whole within {self._patience:.0f} s")
 
 
 def serve_requests(

@@ -165,19 +165,29 @@ class FrameReader:
         return self._parser.pending
 
     async def receive(self) -> bytes | None:
-        """The next frame, or None when the peer has ended the stream between frames.
-
-        Raises `BadMessage` on a frame that is too long or cut off.
-        """
+        """The next frame, or None when the stream has ended between frames. Raises `BadMessage`
+        on a frame that is too long or cut off."""
         while (payload := self._parser.next_frame()) is None:
+            if self._parser.pending:
+                return await self._receive_rest()
             data = await self._stream.receive_some()
             if not data:
-                if self._parser.pending:
-                    raise BadMessage("the stream ended within a frame")
                 return None
             self._parser.feed(data)
             del data  # the parser has it: waiting for more is not to hold it twice
+        self._tell()
+        return payload
+
+    async def _receive_rest(self) -> bytes:
+        payload = None
+        while payload is None:
             self._tell()
+            data = await self._stream.receive_some()
+            if not data:
+                raise BadMessage("the stream ended within a frame")
+            self._parser.feed(data)
+            del data
+            payload = self._parser.next_frame()
         self._tell()
         return payload
 

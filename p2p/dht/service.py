@@ -20,8 +20,7 @@ import trio
 from p2p.concurrency import AutoResetEvent, Notifier, open_bare_nursery
 from p2p.dht.config import DhtConfig
 from p2p.dht.core import events as ev
-from p2p.dht.core.core import DhtCore
-from p2p.dht.core.publications import MAX_PUBLICATIONS
+from p2p.dht.core.core import MAX_PUBLICATIONS, DhtCore
 from p2p.dht.core.validation import ADDRESSES, MAX_LIFETIME, Namespace, RecordValidator
 from p2p.dht.messages import BUCKET_SIZE, MAX_DATAGRAM, Contact
 from p2p.dht.record import (
@@ -138,7 +137,7 @@ class Dht:
 
         Returns how many nodes took it. 0 copies is no error: it is republished when there is a
         node to take it. Raise `ValueError` if a part is too large, `LimitExceeded` beyond 32
-        records (`p2p.dht.core.publications.MAX_PUBLICATIONS`).
+        records (`p2p.dht.core.core.MAX_PUBLICATIONS`).
         """
         self._check_put(namespace, name, value, lifetime)
         self._driver.check_running("dht")

@@ -53,9 +53,8 @@ from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
 from p2p.transport.stream import MuxedStream
-from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured, secure
-from p2p.transport.wakeup import AddressedStream
+from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
 MAX_DIALS: Final = 32
@@ -282,7 +281,7 @@ class Connector:
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._sweep_due = math.inf
-        self._unread = HostBudget(world.now, protected=self.gater.is_protected)
+        self.memory = HostBudget(world.now, protected=self.gater.is_protected)
 
     @property
     def connected(self) -> tuple[PeerId, ...]:
@@ -597,7 +596,7 @@ class Connector:
             serves=self._callbacks.serves,
             on_stream=self._callbacks.on_stream,
             config=self._config,
-            budget=self._unread,
+            budget=self.memory,
             turns=self.turns,
         )
         connection.remote_addr = addr

@@ -78,6 +78,7 @@ from p2p.swarm.core.limits import (
 from p2p.swarm.outbox import Lane, Outbox
 from p2p.swarm.servers import Server
 from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.stream import MuxedStream
 from p2p.transport.tcp import TcpNetwork
@@ -208,6 +209,11 @@ class SwarmHost:
     def budget(self) -> Budget:
         """Resources that peers hold on this host."""
         return self._connector.budget
+
+    @property
+    def memory(self) -> HostBudget:
+        """The account of bytes that peers make this host hold."""
+        return self._connector.memory
 
     def info(self, peer: PeerId) -> identify.PeerInfo | None:
         """A connected peer's claims about itself, once it has sent them."""
@@ -439,12 +445,10 @@ class SwarmHost:
         return self._on_behalf(stream.peer, self._handle, stream, served)
 
     async def _handle(self, stream: MuxedStream, served: ServedStream) -> None:
-        stream.on_unfinished = partial(self._hold, served)
         try:
             async with stream:
                 await self._handler_of(stream.protocol)(stream)
         finally:
-            stream.on_unfinished = None
             self._connector.budget.served_to_end(served)
             if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
@@ -454,13 +458,6 @@ class SwarmHost:
         turn.
         """
         return self._handlers.get(protocol, _turn_away)
-
-    def _hold(self, served: ServedStream, count: int) -> None:
-        """A peer leaves ``count`` bytes of a message unfinished."""
-        victim = self.budget.hold(served, count)
-        if victim is not None:
-            logger.info("%r leaves too much unfinished: reset a stream", victim.peer)
-            victim.abort()
 
     def _stop_serving(self, peer: PeerId) -> None:
         for served in self.budget.served_to(peer):

@@ -10,9 +10,8 @@ writes), `stream` is one stream of it, `upgrade` makes a connection's session of
 `dial` tries the addresses of one peer, staggered.
 
 Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the
-third. Small parts: `wakeup` (one task waits for one event, and can do so again), `burst`
-(how much is given to the kernel at a time), `turns` (costly work for peers, one piece in each
-pass of the scheduler).
+third. `wakeup` has what tasks wait for: an event that can be used again, and turns at costly
+work, one piece in each pass of the scheduler.
 
 How data flows
 --------------

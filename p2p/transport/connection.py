@@ -37,17 +37,16 @@ from p2p.door import check_fields
 from p2p.errors import ProtocolError, RemoteProtocolError
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.transport.core.budget import HostBudget
-from p2p.transport.core.burst import Burst
+from p2p.transport.core.budget import Burst, HostBudget
 from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import MAX_PLAINTEXT, MAX_RECORD
-from p2p.transport.core.yamux import Mux
-from p2p.transport.core.yamux_frames import (
+from p2p.transport.core.yamux import (
     NORMAL,
     PROTOCOL_FAILURE,
     DataReceived,
     EndReceived,
     Event,
+    Mux,
     PongReceived,
     ProtocolViolated,
     StreamOpened,
@@ -55,9 +54,8 @@ from p2p.transport.core.yamux_frames import (
     WentAway,
 )
 from p2p.transport.stream import OVER, MuxedStream
-from p2p.transport.turns import Turns
 from p2p.transport.upgrade import Secured
-from p2p.transport.wakeup import DirectStream, MeteredStream, Wakeup
+from p2p.transport.wakeup import DirectStream, MeteredStream, Turns, Wakeup
 from p2p.wire import KI
 from p2p.world import Timer, World
 

@@ -36,7 +36,7 @@ except ImportError:  # Windows: `p2p.node.process.check_platform` says what to d
 NOT_SENT_LOW_WATER: Final = 128 * KI
 """Bytes the kernel holds unsent before it calls a socket full: what is in the kernel cannot be
 overtaken by a heartbeat any more. Two records keep it busy while we seal the next. Slow lines
-get less (`p2p.transport.core.burst`)."""
+get less (`p2p.transport.core.budget`)."""
 _SIOCOUTQNSD: Final = 0x894B
 """Linux's request for the bytes of a socket that were never sent (linux/sockios.h). It costs
 1 µs."""

@@ -15,7 +15,7 @@ import trio
 
 from p2p.errors import ProtocolNotSupported, RemoteProtocolError
 from p2p.identity import PeerId
-from p2p.transport.core import noise, yamux_frames
+from p2p.transport.core import noise, yamux
 from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import NoiseHandshake, NoiseSession, StaticKey
 
@@ -58,7 +58,7 @@ async def secure(
         static,
         entropy(32),
         initiator=dialer,
-        muxers=(yamux_frames.PROTOCOL_ID,),
+        muxers=(yamux.PROTOCOL_ID,),
         expected=expected,
     )
     negotiation = Proposer([noise.PROTOCOL_ID]) if dialer else Chooser(noise.PROTOCOL_ID.__eq__)
@@ -84,7 +84,7 @@ async def _negotiate_muxer(
     raw: trio.abc.HalfCloseableStream, session: NoiseSession, early: bytes, *, dialer: bool
 ) -> bytes:
     """Negotiate the muxer with peers without the Noise extension, such as py-libp2p."""
-    wanted = yamux_frames.PROTOCOL_ID
+    wanted = yamux.PROTOCOL_ID
     negotiation = Proposer([wanted]) if dialer else Chooser(wanted.__eq__)
     await _send(raw, session.seal(negotiation.data_to_send()))
     negotiation.receive_data(early)

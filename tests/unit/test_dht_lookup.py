@@ -51,7 +51,8 @@ def test_it_finds_the_nearest_that_live(
         if each in alive:
             lookup.answered(each, everybody[:20] + rng.sample(everybody, min(size, 5)))
         else:
-            rng.choice((lookup.late, lookup.lost, lookup.failed))(each)
+            states = (ContactState.LATE, ContactState.LOST, ContactState.FAILED)
+            lookup.settle(each, rng.choice(states))
             lookup.settle(each, ContactState.FAILED)
     assert len(asked) == len({each.id for each in asked}), "nobody is asked twice"
     heard = [each for each in alive if each in everybody[:20]]

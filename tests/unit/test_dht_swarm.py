@@ -10,8 +10,8 @@ import pytest
 
 from bench.dht import WALL, Case, Node, Swarm, measure
 from p2p.dht.config import DhtConfig
+from p2p.dht.core.core import MAX_PUBLICATIONS
 from p2p.dht.core.events import Forget, Get, Join, Moved, SendIfConnected
-from p2p.dht.core.publications import MAX_PUBLICATIONS
 from p2p.dht.core.validation import CLOCK_TOLERANCE
 from p2p.dht.messages import (
     Contact,

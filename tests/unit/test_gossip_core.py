@@ -10,6 +10,13 @@ import pytest
 
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import LAZY, GossipConfig
+from p2p.gossip.core.caches import (
+    MAX_CACHE_BYTES,
+    MAX_RETRANSMISSIONS,
+    MESSAGE_COST,
+    MessageCache,
+    SeenCache,
+)
 from p2p.gossip.core.core import MAX_PENDING, GossipCore
 from p2p.gossip.core.events import (
     Deliver,
@@ -21,14 +28,7 @@ from p2p.gossip.core.events import (
     Validity,
 )
 from p2p.gossip.core.mesh import FLOOD_PUBLISH_BYTES, MAX_FLOOD_PUBLISH, MAX_TOPICS_OF_PEER
-from p2p.gossip.core.message_cache import (
-    MAX_CACHE_BYTES,
-    MAX_RETRANSMISSIONS,
-    MESSAGE_COST,
-    MessageCache,
-)
 from p2p.gossip.core.promises import MAX_ASKED
-from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
     MAX_DATA,
     PubsubMessage,

@@ -21,9 +21,8 @@ from p2p.membership.core.events import (
     ReserveSeqnos,
     UpdateProfile,
 )
-from p2p.membership.core.flood_quotas import RESTART, TRUST
 from p2p.membership.core.local_heartbeat import SEQNO_BLOCK
-from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT
+from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_UNIT, RESTART, TRUST
 from p2p.membership.heartbeat import (
     KEY_BYTES,
     Heartbeat,

@@ -10,7 +10,7 @@ content was accepted by the node (`Validate`, then `Validated`).
 A peer that sends what no honest peer sends is penalised: forged or rejected messages, malformed
 RPCs, GRAFT during a backoff, floods, and broken promises, that is ids of messages that then do
 not come (`promises`). The host keeps the score that disconnects; the penalties here decay, keep
-such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`peer_scores`).
+such a peer out of the mesh, and in the end make us ignore its IHAVE and IWANT (`promises`).
 What a peer may cost us in a second is bounded before anything is decoded (`quotas`).
 
 A host may read what a peer sent a moment after its connection has ended. Such an RPC must not
@@ -19,7 +19,7 @@ gone. So the core knows which peers are connected and drops the RPCs of others. 
 connection before its first message.
 
 What is left out of v1.1: peer exchange in PRUNE (addresses come from membership), and the score
-function with its dozens of parameters, of which `peer_scores` keeps two.
+function with its dozens of parameters, of which `PeerScores` keeps two.
 """
 
 from __future__ import annotations
@@ -34,12 +34,10 @@ from p2p.errors import BadMessage
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
 from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
 from p2p.gossip.core import events as ev
+from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
-from p2p.gossip.core.message_cache import MessageCache, size_of
-from p2p.gossip.core.peer_scores import PeerScores
-from p2p.gossip.core.promises import Promises
+from p2p.gossip.core.promises import PeerScores, Promises
 from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
-from p2p.gossip.core.seen import SeenCache
 from p2p.gossip.messages import (
     MAX_IDS,
     MAX_MESSAGES,

@@ -40,8 +40,8 @@ from p2p.bounded import BoundedDict, RateLimit
 from p2p.identity import PeerId
 from p2p.membership import messages as msg
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.member_list import MemberList
+from p2p.membership.core.quotas import FloodQuotas
 from p2p.membership.heartbeat import SignedHeartbeat
 
 SLACK: Final = 2

@@ -10,7 +10,7 @@ within a budget (`pull`). So in a swarm of up to about 200 all nodes learn of al
 a few intervals; in a larger one each keeps a fresh random sample. Digests of newcomers do not
 wait for the next heartbeat: they are sent on within a second (`dissemination`).
 
-A failure is detected as in SWIM, from silence on our own monotonic clock (`member_state` has
+A failure is detected as in SWIM, from silence on our own monotonic clock (`member_list` has
 the times), which does not count the time for which this process was stopped (`p2p.own_time`).
 A node that misses a neighbour's heartbeats first asks the neighbour itself; then it floods a
 *suspicion*, which carries the silent peer's last signed heartbeat. The flood ends at the
@@ -38,14 +38,18 @@ from p2p.membership.config import MembershipConfig
 from p2p.membership.core import events as ev
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
-from p2p.membership.core.effects import EffectBuffer
+from p2p.membership.core.events import EffectBuffer
 from p2p.membership.core.failure_detector import FailureDetector
-from p2p.membership.core.flood_quotas import FloodQuotas
 from p2p.membership.core.local_heartbeat import LocalHeartbeat, differs
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import PROBE, Liveness, MemberState
+from p2p.membership.core.member_list import PROBE, Liveness, MemberList, MemberState
 from p2p.membership.core.pull import Pull
-from p2p.membership.core.quotas import QUOTA_BURST, QUOTA_RATE, QUOTA_UNIT, KeyedQuotas
+from p2p.membership.core.quotas import (
+    QUOTA_BURST,
+    QUOTA_RATE,
+    QUOTA_UNIT,
+    FloodQuotas,
+    KeyedQuotas,
+)
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat, key_of
 from p2p.multiaddr import AddrSource, Multiaddr
@@ -183,14 +187,21 @@ class MembershipCore:
             case Received(peer, data):
                 self._on_received(peer, data, now)
             case PeerDown(peer, unreachable):
+                member = self._members.get(peer)
                 if unreachable:
-                    self._on_unreachable(peer, now)
+                    self._local.back_off(peer, now)
+                    if now >= self._resumed + STALL:  # else we let the dial wait, not the peer
+                        self._detector.on_unreachable(peer, now)
+                    self._active_view.on_unreachable(peer, now)
                 else:
-                    self._on_disconnected(peer, now)
+                    if member is not None and member.direct:
+                        self._detector.probe(member)
+                    self._active_view.remove(peer, now)
             case PeerUp():
                 pass
             case ev.Bootstrap(addrs, anchors):
-                self._on_bootstrap(addrs, anchors, now)
+                peers = self._peers_at(addrs)
+                self._active_view.bootstrap(peers, self._peers_at(anchors), now)
             case ev.Interest(peers, has_audience):
                 self._local.set_interest(peers)
                 self._members.has_audience = has_audience
@@ -202,7 +213,8 @@ class MembershipCore:
             case Tick():
                 self._tick(now)
             case ev.Leave():
-                self._leave()
+                farewell = msg.Heartbeats((self._local.farewell(),))
+                self._effects.send_all(list(self._active_view.neighbours), farewell)
             case _:
                 assert_never(event)
         if self._dissemination.flush_at <= now:
@@ -221,19 +233,11 @@ class MembershipCore:
     def _soonest_deadline(self) -> float:
         """Of all parts' deadlines the first. Asked after each event: `min` of them takes three
         times as long."""
-        local = self._local
-        soonest = self._members.settle()
-        if local.next_beat < soonest:
-            soonest = local.next_beat
-        if local.refute_at < soonest:
-            soonest = local.refute_at
-        if (when := self._dissemination.flush_at) < soonest:
-            soonest = when
-        if (when := self._detector.checks_end) < soonest:
-            soonest = when
-        if (when := self._active_view.next_deadline) < soonest:
-            soonest = when
-        return soonest
+        return min(
+            self._members.settle(), self._local.next_beat, self._local.refute_at,
+            self._dissemination.flush_at, self._detector.checks_end,
+            self._active_view.next_deadline,
+        )  # fmt: skip
 
     # Messages.
 
@@ -247,16 +251,12 @@ class MembershipCore:
                 message = msg.decode_message_untrusted(data)
             except BadMessage as error:
                 self._verifier.refuse("malformed", peer, Offence.MALFORMED, str(error))
+                return
+            verifier, needs_stamp = self._verifier, type(message) in _NEEDS_STAMP
+            if verifier.asks_stamps and needs_stamp and not verifier.has_stamp(peer):
+                verifier.refuse_stamp(peer)
             else:
-                verifier = self._verifier
-                if (
-                    verifier.asks_stamps
-                    and type(message) in _NEEDS_STAMP
-                    and not verifier.has_stamp(peer)
-                ):
-                    verifier.refuse_stamp(peer)
-                else:
-                    self._dispatch(peer, message, now)
+                self._dispatch(peer, message, now)
 
     def _dispatch(self, peer: PeerId, message: msg.Message, now: float) -> None:
         match message:  # the most frequent first
@@ -361,7 +361,12 @@ class MembershipCore:
         held = member is not None
         if seqno <= (self._members.seqno_of_dead(peer) if member is None else member.seqno):
             dissemination.neighbour_heard(peer, seqno, source)
-            self._on_stale(signed, source)
+            known = member or self._members.tombstone(peer)
+            if source == peer and known is not None and seqno < known.signed.seqno:
+                # Old news are normal from others. From the peer itself it is a replay, or it
+                # lost its numbers.
+                self._verifier.refuse("replayed", source, Offence.REPLAYED)
+                self._effects.send(source, msg.Heartbeats((known.signed,)))
             return False
         if not held and self._members.has_key_of_another(peer):
             self._verifier.counters["key taken"] += 1
@@ -374,9 +379,22 @@ class MembershipCore:
             return False
         if not self._verifier.is_genuine(signed, source):
             return False
+        interval = self._config.paced(signed.heartbeat.interval)
         if signed.heartbeat.leaving:
-            return self._on_farewell(signed, source, held, now)
-        refutes = bool(dissemination.unrefuted) and self._refutes(signed, now)
+            # Others are told, unless the peer says so all the time, or a neighbour of too many.
+            was_gone = dissemination.was_suspected(peer, now - FAREWELL_GAP * interval)
+            is_fit = source in self._active_view.neighbours or (held and source == peer)
+            may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
+            if held or may_pass:
+                self._detector.declare_gone(signed, ev.Change.LEFT, now)
+            if may_pass:
+                dissemination.flood(signed, suspected=False, source=source, now=now)
+            else:
+                self._verifier.counters["good-byes"] += 1
+            return True
+        # Was its author suspected a moment ago?
+        since = now - REFUTATION_WINDOW * interval
+        refutes = bool(dissemination.unrefuted) and dissemination.is_suspected(peer, since)
         if refutes:
             ahead = seqno - dissemination.suspected_seqno(peer)
             self._quotas.count_refutation(peer, ahead, now)
@@ -388,36 +406,6 @@ class MembershipCore:
         if refutes:
             self._dissemination.flood(signed, suspected=False, source=source, now=now)
         return True
-
-    def _refutes(self, signed: SignedHeartbeat, now: float) -> bool:
-        """Whether its author was suspected a moment ago."""
-        interval = self._config.paced(signed.heartbeat.interval)
-        return self._dissemination.is_suspected(signed.peer, now - REFUTATION_WINDOW * interval)
-
-    def _on_farewell(
-        self, signed: SignedHeartbeat, source: PeerId, held: bool, now: float
-    ) -> bool:
-        """A peer has left. Others are told, unless it says so all the time, or a neighbour of
-        too many."""
-        interval = self._config.paced(signed.heartbeat.interval)
-        was_gone = self._dissemination.was_suspected(signed.peer, now - FAREWELL_GAP * interval)
-        is_fit = source in self._active_view.neighbours or (held and source == signed.peer)
-        may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
-        if held or may_pass:
-            self._detector.declare_gone(signed, ev.Change.LEFT, now)
-        if may_pass:
-            self._dissemination.flood(signed, suspected=False, source=source, now=now)
-        else:
-            self._verifier.counters["good-byes"] += 1
-        return True
-
-    def _on_stale(self, signed: SignedHeartbeat, source: PeerId) -> None:
-        """Old news are normal from others. From the peer itself it is a replay, or it lost its
-        numbers."""
-        known = self._members.get(signed.peer) or self._members.tombstone(signed.peer)
-        if source == signed.peer and known is not None and signed.seqno < known.signed.seqno:
-            self._verifier.refuse("replayed", source, Offence.REPLAYED)
-            self._effects.send(source, msg.Heartbeats((known.signed,)))
 
     def _add_member(self, signed: SignedHeartbeat, source: PeerId, now: float) -> None:
         """A member that we did not know."""
@@ -461,23 +449,6 @@ class MembershipCore:
             self._stop_expecting(peer, now)
 
     # What the host, the node and the clock say.
-
-    def _on_disconnected(self, peer: PeerId, now: float) -> None:
-        member = self._members.get(peer)
-        if member is not None and member.direct:
-            self._detector.probe(member)
-        self._active_view.remove(peer, now)
-
-    def _on_unreachable(self, peer: PeerId, now: float) -> None:
-        self._local.back_off(peer, now)
-        if now >= self._resumed + STALL:  # else we let the dial wait, not the peer
-            self._detector.on_unreachable(peer, now)
-        self._active_view.on_unreachable(peer, now)
-
-    def _on_bootstrap(
-        self, addrs: tuple[Multiaddr, ...], anchors: tuple[Multiaddr, ...], now: float
-    ) -> None:
-        self._active_view.bootstrap(self._peers_at(addrs), self._peers_at(anchors), now)
 
     def _peers_at(self, addrs: tuple[Multiaddr, ...]) -> tuple[PeerId, ...]:
         """The peers at ``addrs``, which the host remembers."""
@@ -557,11 +528,6 @@ class MembershipCore:
             digests = tuple([member.signed.digest for member in members if member is not None])
             if digests:
                 self._effects.send_all(peers, msg.Newcomers(digests))
-
-    def _leave(self) -> None:
-        """Say good-bye."""
-        farewell = msg.Heartbeats((self._local.farewell(),))
-        self._effects.send_all(list(self._active_view.neighbours), farewell)
 
     # Shared steps.
 

@@ -1,6 +1,6 @@
 """From silence to death: probe, suspect, confirm, as in SWIM.
 
-The times are in `member_state`. The stages of a peer that sends us heartbeats itself:
+The times are in `member_list`. The stages of a peer that sends us heartbeats itself:
 
 1. *alive*: its newest heartbeat came within 1.5 of its intervals;
 2. *probed*: we asked the peer itself, once (`probe`);
@@ -26,12 +26,10 @@ from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.membership.core.active_view import ActiveView
 from p2p.membership.core.dissemination import Dissemination
-from p2p.membership.core.effects import EffectBuffer
-from p2p.membership.core.events import Change
-from p2p.membership.core.flood_quotas import FloodQuotas
+from p2p.membership.core.events import Change, EffectBuffer
 from p2p.membership.core.local_heartbeat import LocalHeartbeat
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import Liveness, MemberState
+from p2p.membership.core.member_list import Liveness, MemberList, MemberState
+from p2p.membership.core.quotas import FloodQuotas
 from p2p.membership.core.verifier import HeartbeatVerifier
 from p2p.membership.heartbeat import SignedHeartbeat
 from p2p.membership.messages import Heartbeats, Suspect
@@ -104,7 +102,10 @@ class FailureDetector:
         if member is not None and member.seqno > signed.seqno:
             if member.seen < now - OBSOLETE * member.interval:
                 self._verifier.refuse("obsolete suspicion", source, Offence.OBSOLETE)
-            if not self._will_hear(source, member):
+            # Unless the refutation is on its way to `source` already, and its suspicion has
+            # crossed it: a fifth of the answers under `accuse_flood` were such second copies.
+            is_passing = self._dissemination.is_passing(peer, member.seqno)
+            if not (is_passing and source in self._active_view.neighbours):
                 self._effects.send(source, Heartbeats((member.signed,)))
             return
         if self._dissemination.is_known(peer, signed.seqno, suspected=True, source=source):
@@ -116,7 +117,10 @@ class FailureDetector:
         elif not self._verifier.is_genuine(signed, source):
             return
         if member is None and source in self._active_view.neighbours:
-            self._on_unknown_suspected(signed, source, now)
+            if self._quotas.unchecked.take(source, now):
+                self._dissemination.flood(signed, suspected=True, source=source, now=now)
+            else:
+                self._verifier.counters["strangers suspected"] += 1
         elif member is None or source not in self._active_view.neighbours:
             # Honest suspicions come from neighbours.
             self._verifier.counters["suspicion by a stranger"] += 1
@@ -124,20 +128,6 @@ class FailureDetector:
             self._on_direct_suspected(member, source, now)
         else:
             self._on_indirect_suspected(member, signed, source, now)
-
-    def _will_hear(self, source: PeerId, member: MemberState) -> bool:
-        """Whether the refutation is on its way to ``source`` already, and its suspicion has
-        crossed it. A fifth of the answers under `accuse_flood` were such second copies."""
-        is_neighbour = source in self._active_view.neighbours
-        return is_neighbour and self._dissemination.is_passing(member.peer, member.seqno)
-
-    def _on_unknown_suspected(
-        self, signed: SignedHeartbeat, source: PeerId, now: float
-    ) -> None:
-        if self._quotas.unchecked.take(source, now):
-            self._dissemination.flood(signed, suspected=True, source=source, now=now)
-        else:
-            self._verifier.counters["strangers suspected"] += 1
 
     def _on_direct_suspected(self, member: MemberState, source: PeerId, now: float) -> None:
         """A peer is suspected that we hear ourselves: ask it, once an interval, and tell the

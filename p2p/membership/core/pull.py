@@ -9,8 +9,7 @@ from typing import Final
 from p2p.bounded import RateLimit
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.member_list import MemberList
-from p2p.membership.core.member_state import Liveness
+from p2p.membership.core.member_list import Liveness, MemberList
 from p2p.membership.core.quotas import KeyedQuotas
 from p2p.membership.messages import MAX_KEYS, Digest
 
@@ -72,8 +71,10 @@ class Pull:
     ) -> tuple[bytes, ...]:
         """The keys to ask ``source``, the sender of ``digests``, for."""
         asked, by_key = self._asked, self._members.by_key
-        if asked:
-            self._give_up(now)
+        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
+            _, silent = asked.pop(oldest)
+            if silent is not None:
+                self._unanswered.charge(silent, now)
         if not self._unanswered.has(source, now):
             return ()
         is_batch = now >= self._batch_at
@@ -111,14 +112,6 @@ class Pull:
         if keys and is_batch:
             self._batch_at = now + BATCH_INTERVALS * self._interval
         return tuple(keys)
-
-    def _give_up(self, now: float) -> None:
-        """What was asked for an interval ago will not come."""
-        asked = self._asked
-        while asked and asked[oldest := next(iter(asked))][0] <= now - self._interval:
-            _, source = asked.pop(oldest)
-            if source is not None:
-                self._unanswered.charge(source, now)
 
     def _has_plenty(self, now: float) -> bool:
         """Whether the budget is large enough for what is no news of the unknown or the

@@ -3,9 +3,9 @@
 Theory of operation
 -------------------
 A `Budget` counts what peers cause this node to hold: unfinished handshakes, connections,
-streams that it serves, bytes of messages that are not whole. The counts are kept by peer, by
-host (one IPv4 address, or one IPv6 /56, which is what one customer gets) and by network (/24
-and /48), as in go-libp2p's resource manager.
+streams that it serves (`p2p.transport.core.budget` counts their bytes). The counts are kept by
+peer, by host (one IPv4 address, or one IPv6 /56, which is what one customer gets) and by
+network (/24 and /48), as in go-libp2p's resource manager.
 
 A full node that refuses newcomers belongs to the peer that filled it first, for ever. So
 nothing here refuses: when a limit is reached, the budget names what must go, as Bitcoin Core's
@@ -31,14 +31,13 @@ import hashlib
 import ipaddress
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.door import check_fields
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.wire import MIB
 
 DESCRIPTOR_RESERVE: Final = 320
 """File descriptors that strangers never get: 192 for dials (48 peers, four addresses each), 40
@@ -50,9 +49,6 @@ heartbeats, DHT, mesh and SHARDCAST. Each costs 7 KiB beside its bytes, 28 MiB t
 MAX_SERVED_PER_PEER: Final = 256
 """Incoming streams served at a time for one peer, over all its connections: what one connection
 may have open."""
-MAX_UNFINISHED: Final = 16 * MIB
-"""Bytes of messages that are not whole yet, over all peers: 16 largest ones, or a heartbeat cut
-in two from each of 50,000 peers. The peer that holds most of it pays."""
 _MEMO: Final = 4096
 """Addresses whose group is remembered, 1 MiB at most: the same peers are dialled, and dial,
 again and again."""
@@ -235,25 +231,12 @@ class ServedStream:
     """
     protocol: str = ""
     """The block that serves it resets it when it ends."""
-    unfinished: int = 0
-    """Bytes of a message that is not whole."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Counts by name; names with a count of zero take no memory."""
-
-    of: dict[str, int] = field(default_factory=dict)
-
-    def add(self, name: str, change: int) -> None:
-        count = self.of.get(name, 0) + change
-        if count:
-            self.of[name] = count
-        else:
-            self.of.pop(name, None)
-
-    def __getitem__(self, name: str) -> int:
-        return self.of.get(name, 0)
+def _count(counts: Counter[str], name: str, change: int) -> None:
+    counts[name] += change
+    if not counts[name]:
+        del counts[name]
 
 
 class Budget:
@@ -273,15 +256,13 @@ class Budget:
         self._connections: dict[HeldConnection, None] = {}
         self._of_peer: dict[PeerId, dict[HeldConnection, None]] = {}
         self._inbound = 0
-        self._hosts = _Counts()
-        self._networks = _Counts()
+        self._hosts: Counter[str] = Counter()
+        self._networks: Counter[str] = Counter()
         self._served: dict[PeerId, dict[ServedStream, None]] = {}
         self._served_count = 0
         self._by_served: dict[int, dict[PeerId, None]] = {}
         """Peers by how many of their streams are served: asking each of 700 peers cost as much
         as serving a stream."""
-        self._unfinished: dict[ServedStream, None] = {}
-        self._unfinished_bytes = 0
 
     @property
     def handshakes(self) -> int:
@@ -301,11 +282,6 @@ class Budget:
     def served_for(self, protocol: str) -> list[ServedStream]:
         """The streams of one protocol that are being served."""
         return [one for of in self._served.values() for one in of if one.protocol == protocol]
-
-    @property
-    def unfinished(self) -> int:
-        """Bytes of messages that are not whole."""
-        return self._unfinished_bytes
 
     # Handshakes.
 
@@ -412,8 +388,8 @@ class Budget:
             del self._of_peer[held.peer]
         if held.inbound:
             self._inbound += change
-            self._hosts.add(held.group.host, change)
-            self._networks.add(held.group.network, change)
+            _count(self._hosts, held.group.host, change)
+            _count(self._networks, held.group.network, change)
 
     def _siblings_over(self, held: HeldConnection) -> list[HeldConnection]:
         """The oldest connections of a peer that has one too many: after a restart they are
@@ -503,9 +479,6 @@ class Budget:
         if not own:
             del self._served[stream.peer]
         self._served_count -= 1
-        self._unfinished_bytes -= stream.unfinished
-        self._unfinished.pop(stream, None)
-        stream.unfinished = 0
 
     def _rank_served(self, peer: PeerId, before: int, after: int) -> None:
         if before:
@@ -532,31 +505,6 @@ class Budget:
     def served_to(self, peer: PeerId) -> tuple[ServedStream, ...]:
         """The streams being served to ``peer``."""
         return tuple(self._served.get(peer, ()))
-
-    def hold(self, stream: ServedStream, count: int) -> ServedStream | None:
-        """``count`` bytes of an unfinished message wait on ``stream``; returns the stream that
-        must go.
-        """
-        if stream.unfinished == count or stream not in self._served.get(stream.peer, ()):
-            return None
-        self._unfinished_bytes += count - stream.unfinished
-        stream.unfinished = count
-        if count:
-            self._unfinished[stream] = None
-        else:
-            self._unfinished.pop(stream, None)
-        if self._unfinished_bytes <= MAX_UNFINISHED:
-            return None
-        by_peer: dict[PeerId, int] = {}
-        for one in self._unfinished:
-            by_peer[one.peer] = by_peer.get(one.peer, 0) + one.unfinished
-        most = max(by_peer, key=by_peer.__getitem__)
-        victim = max(
-            (one for one in self._unfinished if one.peer == most),
-            key=lambda one: one.unfinished,
-        )
-        self.served_to_end(victim)
-        return victim
 
 
 def _most_crowded(groups: Iterable[NetGroup]) -> str:
@@ -606,7 +554,7 @@ class DialTargets:
     """How often we dialled a host in vain because strangers named it."""
 
     def __init__(self) -> None:
-        self._open = _Counts()
+        self._open: Counter[str] = Counter()
         self._failed = FadingCounts(FAILED_HALF_LIFE)
 
     def begin(self, group: NetGroup, now: float) -> bool:
@@ -620,8 +568,8 @@ class DialTargets:
             or self._failed.count(group.network, now) >= MAX_FAILED_PER_NETWORK
         ):
             return False
-        self._open.add(group.host, +1)
-        self._open.add(group.network, +1)
+        _count(self._open, group.host, +1)
+        _count(self._open, group.network, +1)
         return True
 
     def end(self, group: NetGroup, now: float, *, answered: bool) -> None:
@@ -629,6 +577,6 @@ class DialTargets:
         if not group.limited:
             return
         for name in (group.host, group.network):
-            self._open.add(name, -1)
+            _count(self._open, name, -1)
             if not answered:
                 self._failed.add(name, now)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from p2p.events import PeerUp
+from p2p.gossip.core.caches import SeenCache
 from p2p.gossip.core.core import GossipCore
 from p2p.gossip.core.events import Effect, Event
-from p2p.gossip.core.seen import SeenCache
 
 
 def see_nothing(seen: SeenCache, identity: bytes) -> bool:
