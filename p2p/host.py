@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable, Iterator, 
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 import trio
 
@@ -94,27 +94,37 @@ class PeerEvent:
     """
 
 
-class PeerWatchers:
-    """The listeners of one host."""
+PeerFinder = Callable[[PeerId], Awaitable[object]]
+"""Asks where a peer is, and tells `Host.add_addrs`; gives up by itself, and raises nothing."""
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
-    __slots__ = ("_listeners",)
+
+class _Registered(Generic[_Function]):
+    """Functions that a host calls, each for the length of a block."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[Callable[[PeerEvent], None], ...] = ()
+        self._all: tuple[_Function, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
 
     @contextmanager
-    def watching(self, listener: Callable[[PeerEvent], None]) -> Iterator[None]:
-        """Call ``listener`` on every change for the length of the block.
+    def adding(self, function: _Function) -> Iterator[None]:
+        """Call ``function`` as well for the length of the block.
 
         At its end one registration of it goes. The tuple is a new one: an event that is being
         told to the old one, and ends a listener's block, skips no other.
         """
-        self._listeners = (*self._listeners, listener)
+        self._all = (*self._all, function)
         try:
             yield
         finally:
-            place = self._listeners.index(listener)
-            self._listeners = self._listeners[:place] + self._listeners[place + 1 :]
+            place = self._all.index(function)
+            self._all = self._all[:place] + self._all[place + 1 :]
+
+
+class PeerWatchers(_Registered[Callable[[PeerEvent], None]]):
+    """The listeners of one host."""
 
     def tell(self, event: PeerEvent) -> None:
         """Call all listeners, in the order in which they came.
@@ -124,41 +134,19 @@ class PeerWatchers:
         raised goes on to the caller.
         """
         with ExitStack() as calls:
-            for listener in reversed(self._listeners):
+            for listener in reversed(self._all):
                 calls.callback(listener, event)
 
 
-PeerFinder = Callable[[PeerId], Awaitable[object]]
-"""Asks where a peer is, and tells `Host.add_addrs`; gives up by itself, and raises nothing."""
-
-
-class PeerFinders:
+class PeerFinders(_Registered[PeerFinder]):
     """Functions that are asked, one after another, for the address of a peer.
 
     What go-libp2p calls a routed host.
     """
 
-    __slots__ = ("_finders",)
-
-    def __init__(self) -> None:
-        self._finders: tuple[PeerFinder, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self._finders)
-
-    @contextmanager
-    def finding(self, find: PeerFinder) -> Iterator[None]:
-        """Add ``find`` for the length of the block."""
-        self._finders = (*self._finders, find)
-        try:
-            yield
-        finally:
-            place = self._finders.index(find)
-            self._finders = self._finders[:place] + self._finders[place + 1 :]
-
     async def find(self, peer: PeerId, is_known: Callable[[], bool]) -> None:
-        """Ask one after another until an address is known."""
-        for find in self._finders:
+        """Ask one after the other until ``is_known``."""
+        for find in self._all:
             if is_known():
                 return
             await find(peer)

@@ -48,11 +48,10 @@ from p2p.swarm.core.limits import (
     Usage,
     group_of,
 )
-from p2p.transport.connection import CLOSE_TIMEOUT, Connection, ConnectionConfig
+from p2p.transport.connection import CLOSE_TIMEOUT, Connection, ConnectionConfig, MuxedStream
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
 from p2p.transport.dial import DIAL_FAILURES, race
-from p2p.transport.stream import MuxedStream
 from p2p.transport.upgrade import Secured, secure
 from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
@@ -308,12 +307,12 @@ class Connector:
     def penalise(self, peer: PeerId, points: float, reason: str) -> None:
         """Add penalty points; at the limit the peer is dropped."""
         logger.info("%r gets %s penalty points: %s", peer, points, reason)
-        if self.gater.penalise(peer, points, self._world.now()):
+        if self.gater.scores.penalise(peer, points, self._world.now()):
             self._refuse(peer)
 
     def ban(self, peer: PeerId) -> None:
         """Refuse for as long as this host lives."""
-        self.gater.ban(peer)
+        self.gater.scores.ban(peer)
         self._refuse(peer)
 
     def cut(self, peer: PeerId) -> list[Connection]:
@@ -331,7 +330,7 @@ class Connector:
 
     def is_refused(self, peer: PeerId) -> bool:
         """Whether we want nothing to do with ``peer`` for now."""
-        return self.gater.is_refused(peer, self._world.now())
+        return self.gater.scores.is_refused(peer, self._world.now())
 
     def may_send(self, peer: PeerId) -> bool:
         """Whether a message to ``peer`` may leave: over a connection, or one to be made."""

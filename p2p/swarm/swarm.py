@@ -75,12 +75,10 @@ from p2p.swarm.core.limits import (
     group_of,
     reach_of,
 )
-from p2p.swarm.outbox import Lane, Outbox
-from p2p.swarm.servers import Server
-from p2p.transport.connection import Connection, ConnectionConfig
+from p2p.swarm.outbox import Lane, Outbox, Server
+from p2p.transport.connection import Connection, ConnectionConfig, MuxedStream
 from p2p.transport.core.budget import HostBudget
 from p2p.transport.core.noise import StaticKey
-from p2p.transport.stream import MuxedStream
 from p2p.transport.tcp import TcpNetwork
 from p2p.wire import frame
 from p2p.world import World
@@ -259,7 +257,7 @@ class SwarmHost:
         """Call ``listener`` whenever a peer connects or disconnects, for the length of the
         block."""
         check_function("listener", listener, 1)
-        with self._connector.watchers.watching(listener):
+        with self._connector.watchers.adding(listener):
             yield
 
     @contextmanager
@@ -267,7 +265,7 @@ class SwarmHost:
         """For the length of the block, ask ``find`` before dialling a peer without a known
         address."""
         check_function("find", find, 1, is_async=True)
-        with self._connector.finders.finding(find):
+        with self._connector.finders.adding(find):
             yield
 
     @contextmanager

@@ -6,7 +6,7 @@ The folder `core` decides: negotiation, handshake, records, Yamux and the memory
 take are machines without I/O, with a map of their own.
 
 Drivers, ordinary trio code: `connection` carries one secured connection (one task reads, one
-writes), `stream` is one stream of it, `upgrade` makes a connection's session of a raw stream.
+writes) and has its streams, `upgrade` makes a connection's session of a raw stream.
 `dial` tries the addresses of one peer, staggered.
 
 Raw bytes: `tcp` and `memory` are two of the three `p2p.network.Network`; the simulator's is the

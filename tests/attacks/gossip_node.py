@@ -24,7 +24,7 @@ from p2p.gossip.messages import (
     sign_message,
 )
 from p2p.identity import PeerId
-from p2p.swarm.core.peers import Scores
+from p2p.swarm.core.gater import Scores
 from tests.unit.core_swarm import FakeSigner, fake_verify_raw, peer_named
 
 TOPIC = "run/policy"

@@ -20,7 +20,7 @@ from p2p.membership.messages import (
     encode_message,
 )
 from p2p.multiaddr import Multiaddr
-from p2p.swarm.core.peers import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
+from p2p.swarm.core.gater import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 from tests.unit.core_swarm import FakeSigner, Node, peer_named
 from tests.unit.membership_swarm import WALL, MembershipSwarm
 

@@ -7,9 +7,15 @@ import pytest
 from p2p.errors import PeerUnreachable
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import AddrSource, Multiaddr
-from p2p.swarm.core.gater import DIAL_BACKOFF, MAX_REST, ConnectionGater
+from p2p.swarm.core.gater import (
+    DIAL_BACKOFF,
+    MAX_REST,
+    PENALTY_HALF_LIFE,
+    PENALTY_LIMIT,
+    REFUSAL,
+    ConnectionGater,
+)
 from p2p.swarm.core.limits import PUBLIC
-from p2p.swarm.core.peers import PENALTY_HALF_LIFE, PENALTY_LIMIT, REFUSAL
 
 ME, PEER, OTHER = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2, 3))
 HERE = Multiaddr.parse("/ip4/81.2.3.4/tcp/1")

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Final
 
-from p2p.dht.core.diversity import is_public, prefixes
+from p2p.dht.core.validation import is_public, prefixes
 from p2p.dht.messages import Contact
 from p2p.dht.stamp import ID_BYTES
 from p2p.errors import MissingDependency

@@ -51,7 +51,7 @@ from p2p.membership.core.quotas import (
     KeyedQuotas,
 )
 from p2p.membership.core.verifier import HeartbeatVerifier
-from p2p.membership.heartbeat import SignedHeartbeat, key_of
+from p2p.membership.heartbeat import Digest, SignedHeartbeat, key_of
 from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
 from p2p.own_time import STALL, OwnTime
@@ -326,7 +326,7 @@ class MembershipCore:
             case msg.NeighborReply(accepted):
                 self._active_view.on_neighbor_reply(peer, accepted, now)
 
-    def _on_digests(self, peer: PeerId, digests: tuple[msg.Digest, ...], now: float) -> None:
+    def _on_digests(self, peer: PeerId, digests: tuple[Digest, ...], now: float) -> None:
         keys = self._pull.wanted(digests, peer, now)
         if keys:
             self._effects.send(peer, msg.Want(keys))
@@ -531,7 +531,7 @@ class MembershipCore:
 
     # Shared steps.
 
-    def _digests(self) -> tuple[msg.Digest, ...]:
+    def _digests(self) -> tuple[Digest, ...]:
         """What goes with a heartbeat; seldom any where the receiver knows enough, too."""
         count = self._config.sample
         if not self._members.is_crowded():
@@ -540,7 +540,7 @@ class MembershipCore:
             return ()
         return _digests_of(self._members.sample(count, ()))
 
-    def _welcome_digests(self) -> tuple[msg.Digest, ...]:
+    def _welcome_digests(self) -> tuple[Digest, ...]:
         return _digests_of(self._members.sample(WELCOME_DIGESTS, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
@@ -549,5 +549,5 @@ class MembershipCore:
         self._active_view.remove(peer, now)
 
 
-def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[msg.Digest, ...]:
+def _digests_of(heartbeats: Iterable[SignedHeartbeat]) -> tuple[Digest, ...]:
     return tuple([signed.digest for signed in heartbeats])

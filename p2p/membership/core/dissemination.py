@@ -27,8 +27,8 @@ from typing import Final, TypeVar
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.membership.heartbeat import MAX_INTERVAL, SignedHeartbeat, key_of
-from p2p.membership.messages import MAX_HEARTBEATS, Digest
+from p2p.membership.heartbeat import MAX_INTERVAL, Digest, SignedHeartbeat, key_of
+from p2p.membership.messages import MAX_HEARTBEATS
 
 T = TypeVar("T")
 

@@ -11,7 +11,8 @@ from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
 from p2p.membership.core.member_list import Liveness, MemberList
 from p2p.membership.core.quotas import KeyedQuotas
-from p2p.membership.messages import MAX_KEYS, Digest
+from p2p.membership.heartbeat import Digest
+from p2p.membership.messages import MAX_KEYS
 
 BURST_INTERVALS: Final = 16
 """A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
