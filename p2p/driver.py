@@ -21,7 +21,7 @@ scope of the tasks that effects start::
 
     driver = Driver(world, core, own_effect, on_deadline)
     async with trio.open_nursery() as nursery:
-        with driver.serving(host, PROTOCOL_ID):
+        with driver.serving(host, PROTOCOL_ID, on_deadline):
             yield service
 
 Effects are carried out before `Driver.feed` returns, so what one of them notes can be read
@@ -130,10 +130,15 @@ class Driver(Generic[Event, Effect]):
 
     @contextmanager
     def serving(
-        self, host: Host, protocol: ProtocolId, max_message: int = MAX_MESSAGE
+        self,
+        host: Host,
+        protocol: ProtocolId,
+        begin: Callable[[], None],
+        max_message: int = MAX_MESSAGE,
     ) -> Iterator[None]:
         """Handle events for the length of the block, those of ``host`` among them: messages of
-        ``protocol``, and peers that come and go. Effects of `p2p.events` go to ``host``."""
+        ``protocol``, and peers that come and go. Effects of `p2p.events` go to ``host``.
+        ``begin`` feeds what the core is to hear before it hears of peers."""
         feed = cast("Callable[[HostEvent], None]", self.feed)
         wall = self._world.wall
         own_effect, send = self._carry_out, host.send
@@ -164,6 +169,7 @@ class Driver(Generic[Event, Effect]):
             host.receiving(protocol, on_message, max_message=max_message),
             host.watching(on_peer),
         ):
+            begin()
             for peer in host.connected:
                 feed(PeerUp(peer))
             yield

@@ -233,9 +233,8 @@ class Dht:
                 self._up = dict.fromkeys(host.connected)
                 with (
                     host.watching(self._on_peer),  # first: what the core sends then reads `_up`
-                    self._driver.serving(host, PROTOCOL_ID, MAX_DATAGRAM),
+                    self._driver.serving(host, PROTOCOL_ID, self._follow_addrs, MAX_DATAGRAM),
                 ):
-                    self._follow_addrs()
                     yield
             finally:
                 for ended in self._waiting.values():

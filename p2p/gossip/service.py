@@ -152,6 +152,5 @@ async def open_gossip(
         seqno=int(world.wall() * 1e9),
     )
     gossip = Gossip(world, host, core)
-    with gossip._driver.serving(host, PROTOCOL_ID, MAX_RPC):
-        gossip._on_deadline()
+    with gossip._driver.serving(host, PROTOCOL_ID, gossip._on_deadline, MAX_RPC):
         yield gossip

@@ -201,14 +201,16 @@ class Membership:
     @contextmanager
     def _running(self, stamp: bytes) -> Iterator[None]:
         """Take part for the length of the block; the last thing sent is a good-bye."""
-        host = self._host
-        with (
-            self._driver.serving(host, PROTOCOL_ID),
-            host.watching(lambda _: self._found.notify_all()),
-        ):
+
+        def begin() -> None:
             if stamp:
                 self.me.update(stamp=stamp)
             self._on_deadline()
+
+        with (
+            self._driver.serving(self._host, PROTOCOL_ID, begin),
+            self._host.watching(lambda _: self._found.notify_all()),
+        ):
             try:
                 yield
             finally:

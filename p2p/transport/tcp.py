@@ -25,7 +25,7 @@ from p2p.door import check
 from p2p.errors import ConfigError, LimitExceeded, PeerUnreachable
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
-from p2p.transport.dial import STAGGER
+from p2p.transport.dial import stagger
 from p2p.wire import KI
 
 try:
@@ -403,27 +403,20 @@ class TcpNetwork:
 
 
 async def _first(hosts: Sequence[str], port: int) -> TcpStream:
-    """A socket connected to one of ``hosts``, tried 0.25 s apart. Raises `OSError`."""
-    if len(hosts) == 1:
-        return _adopt(await trio.open_tcp_stream(hosts[0], port))
+    """Connect to the first of ``hosts`` that answers. Raises `OSError`."""
     won: list[trio.SocketStream] = []
     errors: list[OSError] = []
 
-    async def try_one(host: str, failed: trio.Event) -> None:
+    async def try_one(host: str) -> bool:
         try:
             won.append(await trio.open_tcp_stream(host, port))
-            nursery.cancel_scope.cancel()
         except OSError as error:
             errors.append(error)
-            failed.set()
+            return False
+        return True
 
     try:
-        async with trio.open_nursery() as nursery:
-            for host in hosts:
-                failed = trio.Event()
-                nursery.start_soon(try_one, host, failed)
-                with trio.move_on_after(STAGGER):
-                    await failed.wait()
+        await stagger(hosts, try_one)
     finally:
         for late in won[1:]:
             await trio.aclose_forcefully(late)

@@ -95,8 +95,8 @@ class GossipCore:
         self._rng = rng
         self._verify = verify
         self._seqno = seqno
-        self._mesh = Mesh(config, rng)
         self._scores = PeerScores()
+        self._mesh = Mesh(config, rng, self._scores)
         self._quotas = PeerQuotas(config)
         self._promises = Promises(config)
         self._seen = SeenCache(config.seen)
@@ -153,7 +153,7 @@ class GossipCore:
         if topic in self._mesh.meshes:
             return
         self._announce_subscription(topic, True)
-        for peer in self._mesh.join(topic, now, self._scores.may_mesh):
+        for peer in self._mesh.join(topic, now):
             self._rpc_to(peer).graft.append(topic)
 
     def _unsubscribe(self, topic: str, now: float) -> None:
@@ -172,10 +172,7 @@ class GossipCore:
         message = sign_message(self._signer, topic, data, self._seqno)
         self._seen.accept(message.id, now)
         self._cache.put(message)
-        scores = self._scores
-        for peer in self._mesh.publish_recipients(
-            topic, size_of(message), now, scores.may_mesh, scores.first_deliveries
-        ):
+        for peer in self._mesh.publish_recipients(topic, size_of(message), now):
             self._rpc_to(peer).messages.append(message)
         self.counters["published"] += 1
 
@@ -221,7 +218,9 @@ class GossipCore:
             self.counters["not connected"] += 1
             return
         if not self._quotas.admit(peer, len(data), now):
-            self._on_over_quota(peer, now)
+            self.counters["over quota"] += 1
+            if self._quotas.take_flood(peer) and now >= self._grace_until:
+                self._penalise(peer, Offence.FLOOD, "flood")
             return
         try:
             rpc = decode_rpc_untrusted(data)
@@ -242,12 +241,6 @@ class GossipCore:
             self._mesh.prune(topic, peer, now, max(backoff, BACKOFF))
         self._on_ihave(peer, rpc, now)
         self._on_iwant(peer, rpc.iwant)
-
-    def _on_over_quota(self, peer: PeerId, now: float) -> None:
-        """An RPC was dropped undecoded. Only a peer that goes on and on is penalised."""
-        self.counters["over quota"] += 1
-        if self._quotas.take_flood(peer) and now >= self._grace_until:
-            self._penalise(peer, Offence.FLOOD, "flood")
 
     def _on_message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
         """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
@@ -365,28 +358,18 @@ class GossipCore:
                 self._penalise(peer, Offence.FLOOD, "flood")
         self._scores.heartbeat()
         self._seen.expire(now)
-        self._forget_pending(now)
+        since = now - PENDING_TIMEOUT  # a validator's answer that comes later is dropped
+        for identity in [each for each, it in self._pending.items() if it.since <= since]:
+            del self._pending[identity]
         self._mesh.heartbeat(now)
         for topic in self._mesh.meshes:
-            self._maintain(topic, now)
+            grafted, pruned = self._mesh.maintain(topic, now)
+            for peer in grafted:
+                self._rpc_to(peer).graft.append(topic)
+            for peer in pruned:
+                self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
         self._emit_gossip()
         self._cache.shift()
-
-    def _maintain(self, topic: str, now: float) -> None:
-        scores = self._scores
-        grafted, pruned = self._mesh.maintain(
-            topic, now, scores.may_mesh, scores.score, scores.first_deliveries
-        )
-        for peer in grafted:
-            self._rpc_to(peer).graft.append(topic)
-        for peer in pruned:
-            self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
-
-    def _forget_pending(self, now: float) -> None:
-        since = now - PENDING_TIMEOUT
-        late = [each for each, pending in self._pending.items() if pending.since <= since]
-        for identity in late:
-            del self._pending[identity]
 
     def _emit_gossip(self) -> None:
         """Send IHAVE to some peers outside the mesh."""
@@ -395,7 +378,7 @@ class GossipCore:
             ids = self._cache.gossip_ids(topic)[-MAX_IHAVE:]
             if not ids:
                 continue
-            for peer in self._mesh.gossip_recipients(topic, self._scores.may_mesh):
+            for peer in self._mesh.gossip_recipients(topic):
                 if advertised[peer] + len(ids) <= MAX_IDS:
                     advertised[peer] += len(ids)
                     self._rpc_to(peer).ihave.append((topic, ids))

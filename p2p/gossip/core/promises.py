@@ -24,6 +24,7 @@ dozens of parameters have to be tuned for each topic and its message rate.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.gossip.config import PROMISE, GossipConfig
@@ -119,22 +120,14 @@ MAX_ASKED_OF: Final = 8
 besides."""
 
 
+@dataclass(slots=True)
 class _OpenIwant:
-    """The peers that owe us one message, and until when no other is asked."""
+    """A message that was asked for and has not come."""
 
-    __slots__ = ("exclusive_until", "peers")
-
-    def __init__(self) -> None:
-        self.peers: list[PeerId] = []
-        self.exclusive_until = -math.inf
-
-    def add(self, peer: PeerId) -> None:
-        """``peer`` owes it too."""
-        self.peers.append(peer)
-
-    def reserve(self, until: float) -> None:
-        """Ask no other peer before ``until``."""
-        self.exclusive_until = until
+    peers: list[PeerId] = field(default_factory=list)
+    """The peers that were asked."""
+    exclusive_until: float = -math.inf
+    """Until then no other peer is asked: one that has delivered before was."""
 
 
 class Promises:
@@ -190,9 +183,9 @@ class Promises:
         request = self._requests.get(identity)
         if request is None:
             request = self._requests[identity] = _OpenIwant()
-        request.add(peer)
+        request.peers.append(peer)
         if proven:
-            request.reserve(now + self._config.interval)
+            request.exclusive_until = now + self._config.interval
         return True
 
     def fulfilled(self, identity: bytes) -> None:
