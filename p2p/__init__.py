@@ -33,7 +33,7 @@ The host of production, a package with a map of its own: `swarm`, a `Host` on an
 
 The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish
 and subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core, and `effects` are what the cores of all services
+signed log). `driver` feeds a service's core, and `events` are what the cores of all services
 ask of a host. `node` composes all services; `cast` composes three of them to send files.
 
 How data flows

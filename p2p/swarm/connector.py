@@ -405,29 +405,27 @@ class Connector:
             if self._dials.get(peer) is dial:
                 del self._dials[peer]
             if dial.error is not None:
-                self._note_failure(peer)
+                longer = lateness(self._world, "connector/long backoff")
+                self.gater.dial_failed(peer, self._world.now(), longer)
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
+        is_hearsay, group = addr not in self.gater.book.certain(peer), group_of(addr)
+        answered = False
         try:
-            return await self._dial_as_known(peer, addr)
+            if not is_hearsay:
+                return await self._dial_place(peer, addr)
+            if not self._targets.begin(group, self._world.now()):
+                raise PeerUnreachable(f"{addr} was named too often and did not answer")
+            try:
+                ready = await self._dial_place(peer, addr)
+                answered = True
+            finally:
+                self._targets.end(group, self._world.now(), answered=answered)
+            return ready
         except DIAL_FAILURES:
             self.gater.addr_failed(peer, addr, self._world.now())
             raise
-
-    async def _dial_as_known(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        if addr in self.gater.book.certain(peer):
-            return await self._dial_place(peer, addr)
-        group, now = group_of(addr), self._world.now()
-        if not self._targets.begin(group, now):
-            raise PeerUnreachable(f"{addr} was named too often and did not answer")
-        answered = False
-        try:
-            ready = await self._dial_place(peer, addr)
-            answered = True
-        finally:
-            self._targets.end(group, self._world.now(), answered=answered)
-        return ready
 
     async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
         with trio.fail_after(CONNECT_TIMEOUT) as patience:
@@ -443,10 +441,6 @@ class Connector:
                 await trio.aclose_forcefully(raw)
                 raise
         return _Ready(raw, secured)
-
-    def _note_failure(self, peer: PeerId) -> None:
-        longer = lateness(self._world, "connector/long backoff")
-        self.gater.dial_failed(peer, self._world.now(), longer)
 
     # Accepting.
 
@@ -506,7 +500,11 @@ class Connector:
                 )
                 await dawdle(self._world, "connector/slow greeting")
                 if self._replaced.count(secured.peer.hex(), self._world.now()) >= MAX_REPLACED:
-                    await self._keep_waiting(raw, pending)
+                    # Closed at once it would come again at once, for one more handshake. So it
+                    # is kept waiting until it goes, its time ends, or it makes room.
+                    pending.heard = False
+                    while await raw.receive_some(FIRST_READ):
+                        await self._world.sleep(KEPT_WAITING_READ)
                     return
                 self.budget.end_handshake(pending)
                 adopted = self._adopt(raw, secured, dialer=False, addr=addr)
@@ -520,18 +518,6 @@ class Connector:
                 )
             if not adopted:
                 await trio.aclose_forcefully(raw)
-
-    async def _keep_waiting(
-        self, raw: trio.abc.ReceiveStream, pending: PendingHandshake
-    ) -> None:
-        """Return when a dialer that came too often has gone; its time ends, or it makes room,
-        before.
-
-        Closed at once it would come again at once, for one more handshake.
-        """
-        pending.heard = False
-        while await raw.receive_some(FIRST_READ):
-            await self._world.sleep(KEPT_WAITING_READ)
 
     async def _wait_turn(self, pending: PendingHandshake) -> bool:
         """Return when there is CPU time for one more incoming handshake. Whether its dialer is

@@ -405,9 +405,9 @@ class SwarmHost:
         return connection, stream
 
     def _serve_soon(self, stream: MuxedStream) -> None:
-        if self._has_many(stream.peer, stream.protocol) or self.world.buggify(
-            "swarm/serves too many"
-        ):
+        few, served_now = FEW_STREAMS.get(stream.protocol), self.budget.served_to(stream.peer)
+        is_many = few and sum(one.protocol == stream.protocol for one in served_now) >= few
+        if is_many or self.world.buggify("swarm/serves too many"):
             stream.reset()
             return
         server = self._idle_servers.pop() if self._idle_servers else Server()
@@ -432,30 +432,21 @@ class SwarmHost:
         if not server.begin(stream, served):
             self._spawn(server.run, self._serve, self._idle_servers)
 
-    def _has_many(self, peer: PeerId, protocol: ProtocolId) -> bool:
-        """Whether as many of its streams are served as a peer needs of a protocol."""
-        most = FEW_STREAMS.get(protocol)
-        if most is None:
-            return False
-        return sum(one.protocol == protocol for one in self.budget.served_to(peer)) >= most
-
     def _serve(self, stream: MuxedStream, served: ServedStream) -> Awaitable[None]:
         return self._on_behalf(stream.peer, self._handle, stream, served)
 
     async def _handle(self, stream: MuxedStream, served: ServedStream) -> None:
         try:
             async with stream:
-                await self._handler_of(stream.protocol)(stream)
+                handler = self._handlers.get(stream.protocol)
+                if handler is None:  # the block that served it has ended
+                    stream.reset()
+                else:
+                    await handler(stream)
         finally:
             self._connector.budget.served_to_end(served)
             if self._incoming_lanes.get((stream.peer, stream.protocol)) is served:
                 del self._incoming_lanes[(stream.peer, stream.protocol)]
-
-    def _handler_of(self, protocol: ProtocolId) -> StreamHandler:
-        """The block that serves a stream may have ended between its negotiation and its first
-        turn.
-        """
-        return self._handlers.get(protocol, _turn_away)
 
     def _stop_serving(self, peer: PeerId) -> None:
         for served in self.budget.served_to(peer):
@@ -519,13 +510,10 @@ class SwarmHost:
                 allowance.take(in_turn)
                 allowance.refill(moment, MESSAGE_RATE)
                 if allowance.level < 0.0:
-                    await self._pause(-allowance.level / MESSAGE_RATE)
+                    await self.world.sleep(-allowance.level / MESSAGE_RATE)
                 else:
                     await self._connector.turns.wait()
                 turn_ends, in_turn = now() + TURN, 0
-
-    async def _pause(self, seconds: float) -> None:
-        await self.world.sleep(seconds)
 
     def _start_lane(self, lane: Lane) -> None:
         self._spawn(self._on_behalf, lane.peer, self._run_lane, lane)
@@ -627,10 +615,6 @@ class SwarmHost:
         if self._nursery is None:
             raise LocalProtocolError("the host is not running")
         self._nursery.start_soon(function, *args)
-
-
-async def _turn_away(stream: Stream) -> None:
-    stream.reset()
 
 
 @asynccontextmanager
