@@ -30,14 +30,6 @@ MAX_PROTOCOL: Final = 255
 MAX_OUTBOX: Final = 4 * MIB
 """Bytes of messages that may wait for one peer; beyond it messages to that peer are dropped.
 Four largest messages, or 16 s of a heartbeat a millisecond."""
-FRAME_PATIENCE: Final = 10.0
-"""Seconds within which a frame must be whole after its first byte, even a short one."""
-FRAME_RATE: Final = 16 * KI
-"""Bytes per second granted to a longer frame beyond that, as much as two ISDN channels: 1 MiB
-has 74 s."""
-_SHARED: Final = 4 * KI
-"""From this size on a payload is not copied behind its length prefix: thousands of streams that
-send one document share its bytes."""
 
 
 class Stream(trio.abc.HalfCloseableStream):
@@ -326,7 +318,9 @@ async def send_frame(stream: trio.abc.SendStream, payload: bytes) -> None:
     """Send one length-prefixed frame."""
     check_has("stream", stream, "stream", "send_all")
     check("payload", payload, bytes, bytearray, memoryview)
-    if len(payload) < _SHARED:
+    # From this size on a payload is not copied behind its length prefix: thousands of streams
+    # that send one document share its bytes.
+    if len(payload) < (4 * KI):
         await stream.send_all(frame(payload))
     else:
         await stream.send_all(encode_varint(len(payload)))
@@ -365,7 +359,10 @@ class FrameReceiver(FrameReader):
 
     def __init__(self, stream: Stream, max_bytes: int) -> None:
         super().__init__(stream, max_bytes)
-        self._patience = FRAME_PATIENCE + max_bytes / FRAME_RATE
+        # Seconds within which a frame must be whole after its first byte, even a short one.
+        # Bytes per second granted to a longer frame beyond that, as much as two ISDN channels:
+        # 1 MiB has 74 s.
+        self._patience = 10.0 + max_bytes / (16 * KI)
 
     async def _receive_rest(self) -> bytes:
         """Receive the rest of a frame. Raises `LimitExceeded` if that takes too long."""

@@ -49,11 +49,6 @@ SEQNO_PATH: Final = "dht/seqno"
 SEQNO_RESERVE: Final = 3_600_000
 """Sequence numbers written ahead of use: an hour of milliseconds, so one small write in half an
 hour."""
-SEQNO_RETRY: Final = 60_000
-"""Sequence numbers after which a write that failed is tried again: a minute of milliseconds."""
-MAX_OPERATIONS: Final = 16
-"""Gets and puts under way; more wait their turn. Each has at most 18 requests open: 3 keys, 2
-paths, alpha 3."""
 
 
 class Dht:
@@ -75,7 +70,9 @@ class Dht:
         self._tokens = count(1)
         self._waiting: dict[int, trio.Event] = {}
         self._outcomes: dict[int, ev.Outcome] = {}
-        self._slots = trio.CapacityLimiter(MAX_OPERATIONS)
+        # Gets and puts under way; more wait their turn. Each has at most 18 requests open: 3
+        # keys, 2 paths, alpha 3.
+        self._slots = trio.CapacityLimiter(16)
         late = partial(lateness, world, "dht/late tick")
         self._driver: Driver[ev.Event, ev.OwnEffect] = Driver(
             world, core, self._carry_out, self._on_deadline, late
@@ -305,7 +302,9 @@ class Dht:
                 await self._world.disk.replace(SEQNO_PATH, str(reserved).encode())
             except StorageError as error:
                 logger.warning("dht.seqno not saved: %s", error)
-                reserved += SEQNO_RETRY - SEQNO_RESERVE // 2
+                # Sequence numbers after which a write that failed is tried again: a minute of
+                # milliseconds.
+                reserved += 60_000 - SEQNO_RESERVE // 2
             self._low.clear()
             self._reserved = reserved
             self._raised.notify_all()

@@ -49,9 +49,6 @@ MAX_MEMBERSHIP_MESSAGE: Final = 44 * KI
 _MEMO: Final = 1024
 """Decoded messages remembered. A flood brings the same bytes from every neighbour; in a
 simulation, where nodes share a process, so does every beat."""
-_MEMO_BYTES: Final = 1024
-"""Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4 MiB
-at most."""
 _DIGEST_MEMO: Final = 2048
 """Digests remembered, so that all messages that name one heartbeat share its digest: 0.7 MiB at
 most. The messages remembered name 20 each, mostly the same ones; with digests of their own they
@@ -154,7 +151,9 @@ def decode_message_untrusted(data: bytes) -> Message:
     checked."""
     if len(data) > MAX_MEMBERSHIP_MESSAGE:
         raise BadMessage(f"a membership message has at most {MAX_MEMBERSHIP_MESSAGE} bytes")
-    return _decode(data) if len(data) > _MEMO_BYTES else _decode_again(data)
+    # Longer messages are decoded each time: 1,024 messages with what they are decoded to are 4
+    # MiB at most.
+    return _decode(data) if len(data) > 1024 else _decode_again(data)
 
 
 def _decode(data: bytes) -> Message:

@@ -37,11 +37,6 @@ ANCHORS_PATH: Final = "membership/anchors"
 FIND_TIMEOUT: Final = 2.0
 """Seconds to wait for word where a peer is: a few round trips, and the queue behind which the
 answer of a busy peer waits. A dial is as much later where no peer that was asked knows it."""
-MAX_ASKED: Final = 2
-"""Peers asked where another is: trainers, as a rule, who know all their workers. One would do;
-two, since one may be gone or lie. Each answer has a heartbeat's 250 bytes."""
-MAX_ANCHORS_FILE: Final = 4 * KI
-"""Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room."""
 
 logger = logging.getLogger(__name__)
 
@@ -185,7 +180,9 @@ class Membership:
         """
         check("peer", peer, PeerId)
         others = (one for one in among if one != peer and one in self._host.connected)
-        asked = tuple(islice(others, MAX_ASKED))
+        # Peers asked where another is: trainers, as a rule, who know all their workers. One
+        # would do; two, since one may be gone or lie. Each answer has a heartbeat's 250 bytes.
+        asked = tuple(islice(others, 2))
         if not asked or peer in self._core:
             return
         self._driver.feed(ev.Seek(peer, asked))
@@ -313,7 +310,8 @@ async def _read_anchors(world: World) -> tuple[Multiaddr, ...]:
     """Where our neighbours of longest standing were. A file that makes no sense counts as
     lost."""
     try:
-        data = await world.disk.read(ANCHORS_PATH, 0, MAX_ANCHORS_FILE)
+        # Bytes of that file: `active_view.ANCHORS` addresses of 512 at most, with room.
+        data = await world.disk.read(ANCHORS_PATH, 0, (4 * KI))
         addrs = [Multiaddr.parse(line) for line in data.decode().splitlines()]
     except (FileNotFoundError, ValueError):
         return ()

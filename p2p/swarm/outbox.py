@@ -81,9 +81,6 @@ STUCK_SWEEPS: Final = 4
 """Sweeps (one each 15 s) without a message leaving, while some wait, after which a lane is
 given up: a peer that reads nothing for a minute holds up to 4 MiB of ours, and will not miss
 what it did not read."""
-_BATCH: Final = 64 * KI
-"""Bytes of waiting messages joined for one send: a full record, beyond which joining saves no
-seal."""
 
 OpenLane = Callable[[PeerId, ProtocolId], Awaitable[tuple[Connection, MuxedStream]]]
 
@@ -154,7 +151,9 @@ class Lane:
         one up to a megabyte does, for a peer that reads nothing.
         """
         count = size = 0
-        while count < len(self.waiting) and size < _BATCH:
+        # Bytes of waiting messages joined for one send: a full record, beyond which joining
+        # saves no seal.
+        while count < len(self.waiting) and size < (64 * KI):
             size += len(self.waiting[count])
             count += 1
         return self.waiting[:count]

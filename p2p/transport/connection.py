@@ -79,14 +79,6 @@ question and the answer."""
 OVER: Final = ProtocolError("the stream is over")
 """Both sides have ended it: nothing that was sent is lost."""
 _UNKNOWN: Final = ProtocolId("")
-_SMALL: Final = 4 * KI
-"""Bytes of a piece that is copied behind the one before it. A bytearray of one byte costs 85
-bytes, so a window of 256 KiB that came byte by byte cost 21 MiB; larger pieces stay where they
-were opened."""
-_JOINED: Final = 16 * KI
-"""Bytes up to which small pieces are joined: what `receive_some` returns at once is bounded by
-it.
-"""
 _UNNAMED_COST: Final = 4 * KI
 """Bytes that an incoming stream counts as until its protocol is agreed: what its objects take.
 Without it, 1,024 connections with 256 openings each and nothing else hold 786 MiB for two
@@ -399,7 +391,12 @@ class MuxedStream(Stream):
             if not data or self._closed:  # closed at once, by a host that serves too many
                 return
         size, chunks = len(data), self._chunks
-        if size < _SMALL and chunks and len(chunks[-1]) < _JOINED:
+        # Bytes of a piece that is copied behind the one before it. A bytearray of one byte
+        # costs 85 bytes, so a window of 256 KiB that came byte by byte cost 21 MiB; larger
+        # pieces stay where they were opened.
+        # Bytes up to which small pieces are joined: what `receive_some` returns at once is
+        # bounded by it.
+        if size < (4 * KI) and chunks and len(chunks[-1]) < (16 * KI):
             chunks[-1] += data
         else:
             chunks.append(data if data.__alloc__() <= size + size // 4 + 1 else bytearray(data))
@@ -498,17 +495,11 @@ BATCH: Final = 4
 """Records sealed for one send; more measured no faster."""
 _BATCH_BYTES: Final = BATCH * (2 + MAX_RECORD)
 """Bytes of those records with their lengths: the size of a sealing buffer, 256 KiB."""
-_WORTH_KEEPING: Final = 8
-"""A waiting connection keeps its sealing buffer only if an eighth of it is unsent; less is
-copied, so a peer that ignores the answer to a ping does not hold 256 KiB."""
 _POOL: Final = 4
 """Sealing buffers kept for reuse; as many connections can be sending at full speed on one
 core.
 """
 _buffers: list[bytearray] = []
-MAX_SPOKEN: Final = 256
-"""Protocols remembered of one peer: what it may tell by identify (128), twice, as a program
-that is updated tells others."""
 READ_BYTES: Final = 512 * KI
 """Bytes asked of the raw stream at once: eight full records, two of the peer's batches, opened
 one after the other without another system call."""
@@ -523,9 +514,6 @@ FRAME_BURST: Final = 50_000
 _CROWD: Final = 256
 """Frames (a new stream counts as `STREAM_WORK`) after which other tasks have their turn: about
 a millisecond of work. The short end of a record of bulk is no crowd."""
-_MESSAGE: Final = KI
-"""A record of at most this many bytes counts as a message: its few frames are charged with
-later ones, since a look at the clock for each would cost half as much as the record."""
 CLOSE_TIMEOUT: Final = 2.0
 """Seconds to flush a connection, or all of a host, when it closes: the 8 MiB that they may hold
 together leave at 34 Mbit/s in that time. A peer that takes nothing must not hold up the end."""
@@ -783,7 +771,9 @@ class Connection:
     def learn(self, protocols: Iterable[ProtocolId]) -> None:
         """The peer speaks these."""
         for protocol in protocols:
-            if len(self.spoken) < MAX_SPOKEN:
+            # Protocols remembered of one peer: what it may tell by identify (128), twice, as a
+            # program that is updated tells others.
+            if len(self.spoken) < 256:
                 self.spoken[protocol] = None
 
     def close(self, code: int = NORMAL) -> None:
@@ -853,7 +843,10 @@ class Connection:
                 opened = self._session.receive_data(data)
                 if self._session.tail or self._tail.held:
                     self._tail.count(self._session.pending, progress=bool(opened))
-                if len(opened) == 1 and len(opened[0]) < _MESSAGE:
+                # A record of at most this many bytes counts as a message: its few frames are
+                # charged with later ones, since a look at the clock for each would cost half as
+                # much as the record.
+                if len(opened) == 1 and len(opened[0]) < (KI):
                     if self._receive(opened[0]) and self.mux.is_choked:
                         await self._wait_unchoked()
                     if self.mux.allowance <= 0:
@@ -957,7 +950,9 @@ class Connection:
             self._unchoked.set()
             self._drains.sealed += used
             sent = 0 if self._direct is None else self._direct.send_nowait(view[:used])
-            if used - sent > _BATCH_BYTES // _WORTH_KEEPING:
+            # A waiting connection keeps its sealing buffer only if an eighth of it is unsent;
+            # less is copied, so a peer that ignores the answer to a ping does not hold 256 KiB.
+            if used - sent > _BATCH_BYTES // 8:
                 await self._send_slowly(view[sent:used], len(buffer))
                 sent = used
             left = bytes(view[sent:used]) if sent < used else b""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 import trio
 
@@ -18,10 +17,6 @@ from p2p.identity import PeerId
 from p2p.transport.core import noise, yamux
 from p2p.transport.core.negotiate import Chooser, Proposer
 from p2p.transport.core.noise import NoiseHandshake, NoiseSession, StaticKey
-
-_READ: Final = 4096
-"""Bytes read at once; a whole handshake has about 500, so one read has all that a peer sends
-before it waits for us."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +106,9 @@ async def _send(raw: trio.abc.SendStream, data: bytes) -> None:
 
 
 async def _receive(raw: trio.abc.ReceiveStream) -> bytes | bytearray:
-    data = await raw.receive_some(_READ)
+    # Bytes read at once; a whole handshake has about 500, so one read has all that a peer sends
+    # before it waits for us.
+    data = await raw.receive_some(4096)
     if not data:
         raise RemoteProtocolError("the peer hung up during the handshake")
     return data

@@ -28,9 +28,6 @@ and a busy machine at both ends."""
 FIRST_TIMEOUT: Final = 0.5
 """Seconds, before any round trip was measured: most of the internet answers within half of it.
 A peer without a connection gets twice as long."""
-DIAL_ROUND_TRIPS: Final = 4
-"""TCP, negotiation, Noise, stream: what comes before the first message to a peer without a
-connection."""
 ATTEMPTS: Final = 3
 """Times that a request is sent. At 5 % loss each way an attempt fails in one case of ten, three
 in one of a thousand."""
@@ -87,7 +84,9 @@ class RoundTrips:
         if not self.mean:
             return FIRST_TIMEOUT if connected else 2 * FIRST_TIMEOUT
         usual = self.mean + 4 * self._deviation
-        dial = 0 if connected else DIAL_ROUND_TRIPS * self.mean
+        # TCP, negotiation, Noise, stream: what comes before the first message to a peer without
+        # a connection.
+        dial = 0 if connected else 4 * self.mean
         return min(max(usual + dial, MIN_TIMEOUT), MAX_TIMEOUT)
 
 

@@ -52,9 +52,6 @@ from p2p.offence import Offence
 MAX_PUBLICATIONS: Final = 32
 """Records that one node publishes; under three keys, all that others hold for it
 (`MAX_PER_PUBLISHER`)."""
-REPUBLISHED: Final = 3
-"""Times that a record is republished in its lifetime: two may fail before the record is
-gone."""
 
 
 @dataclass(slots=True)
@@ -104,7 +101,9 @@ class Publications:
         """The record with the next sequence number; it is due again before a third of its
         lifetime is over."""
         kept = self._kept[(namespace, name)]
-        kept.due = now + min(self._interval, kept.lifetime / REPUBLISHED)
+        # Times that a record is republished in its lifetime: two may fail before the record is
+        # gone.
+        kept.due = now + min(self._interval, kept.lifetime / 3)
         self.seqno = max(self.seqno + 1, int(wall * 1000))
         unsigned = Record(
             namespace,
@@ -137,17 +136,9 @@ class Publications:
 if TYPE_CHECKING:
     from p2p.dht.core.table import RoutingTable
 
-SECRET_BYTES: Final = 16
-"""Bytes of the secret with which this node alone ranks the publishers under a full key."""
 FIRST_REJOIN: Final = 5.0
 """Seconds until a node with an empty table asks its seeds again, doubled each time: 5, 10, 20,
 40, 60, 60 ..."""
-LAST_REJOIN: Final = 60.0
-"""Seconds at most between two such joins: a node that was cut off is back a minute after its
-network."""
-REPUBLISH_RETRY: Final = 30.0
-"""Seconds until a record that no node took is published again: three puts of 10 s
-(`DhtConfig.timeout`), so a node that is cut off does not look up without a pause."""
 
 
 class DhtCore:
@@ -170,7 +161,8 @@ class DhtCore:
         self._wall = 0.0
         self._effects: list[ev.Effect] = []
         self._neighbours = Neighbours(own, table, config.difficulty)
-        self._store = RecordStore(own.number, secret=rng.randbytes(SECRET_BYTES))
+        # Bytes of the secret with which this node alone ranks the publishers under a full key.
+        self._store = RecordStore(own.number, secret=rng.randbytes(16))
         self._validator = validator
         self._responder = Responder(table, self._store, validator, AnswerQuotas())
         self._publications = Publications(signer, own.nonce, config.republish_interval, seqno)
@@ -343,7 +335,9 @@ class DhtCore:
     def _on_put_end(self, record: Record, copies: int) -> None:
         """A record was stored; if no node took it, republish it soon."""
         if not copies:
-            when = self._now + REPUBLISH_RETRY
+            # Seconds until a record that no node took is published again: three puts of 10 s
+            # (`DhtConfig.timeout`), so a node that is cut off does not look up without a pause.
+            when = self._now + 30.0
             self._publications.retry(record.namespace, record.name, when)
 
     # Time.
@@ -354,7 +348,9 @@ class DhtCore:
         if not self.contacts:
             self._alone = True
             self._rejoin_due = self._now + self._rejoin_wait
-            self._rejoin_wait = min(2 * self._rejoin_wait, LAST_REJOIN)
+            # Seconds at most between two such joins: a node that was cut off is back a minute
+            # after its network.
+            self._rejoin_wait = min(2 * self._rejoin_wait, 60.0)
             return
         if self._alone:
             self._alone = False

@@ -41,15 +41,9 @@ from p2p.identity import PeerId
 MAX_ASKED: Final = 120
 """Contacts that one lookup asks. An honest lookup at 10,000 nodes asks 20 to 50; liars that
 name ever nearer contacts are cut off here."""
-MAX_SHORTLISTED: Final = 1000
-"""Contacts that one lookup remembers: twenty from each of fifty replies, as many as an honest
-lookup hears. Liars that name more are forgotten from the far end."""
 CREDIT: Final = 4
 """Contacts never met that one peer may name, and that we ask, before one of them has
 answered."""
-MAX_NAMED_BY: Final = 4
-"""Peers remembered as having named one contact: with half of them liars, one contact in 16 is
-held up."""
 
 
 class ContactState(Enum):
@@ -140,7 +134,10 @@ class Lookup:
         for contact in contacts:
             distance = contact.number ^ self._number
             if distance not in self._states:
-                if len(self._states) >= MAX_SHORTLISTED:
+                # Contacts that one lookup remembers: twenty from each of fifty replies, as many
+                # as an honest lookup hears. Liars that name more are forgotten from the far
+                # end.
+                if len(self._states) >= 1000:
                     return
                 self._states[distance] = ContactState.NEW
                 self._contacts[distance] = contact
@@ -158,7 +155,9 @@ class Lookup:
         if source is None:
             del self._named_by[distance]
             return
-        new = len(sources) < MAX_NAMED_BY and source not in sources
+        # Peers remembered as having named one contact: with half of them liars, one contact in
+        # 16 is held up.
+        new = len(sources) < 4 and source not in sources
         if new and self._is_believed(source):
             sources.append(source)
 

@@ -37,8 +37,6 @@ except ImportError as error:
 
 _ID_BITS: Final = 8 * ID_BYTES
 """Kademlia's 160."""
-_SPLIT_DEPTH: Final = 5
-"""Kademlia's b: branches away from us are split to this depth too, which saves a hop or two."""
 
 
 PER_BUCKET: Final = 2
@@ -194,7 +192,9 @@ class RoutingTable:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))
 
     def _may_split(self, bucket: KBucket) -> bool:
-        return bool(bucket.has_in_range(self.node)) or bucket.depth() % _SPLIT_DEPTH != 0
+        # Kademlia's b: branches away from us are split to this depth too, which saves a hop or
+        # two.
+        return bool(bucket.has_in_range(self.node)) or bucket.depth() % 5 != 0
 
     def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
         """Whether no prefix of ``node`` has all the places that one prefix may have."""

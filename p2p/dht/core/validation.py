@@ -29,12 +29,6 @@ from p2p.errors import BadMessage
 from p2p.identity import Verify
 from p2p.multiaddr import Multiaddr
 
-IPV4_PREFIX: Final = 24
-"""Bits: what one customer rents at once. go-libp2p-kad-dht and Bitcoin Core group by /16 to
-/24."""
-IPV6_PREFIX: Final = 48
-"""Bits: what a provider gives one site (RFC 6177 lets it be a /48 to a /56), so that one
-customer's 65,536 networks count as one."""
 PRIVATE: Final = "private"
 """The group of all addresses that are valid in their own network only, for a node that is
 outside of it."""
@@ -57,7 +51,11 @@ def _group(addr: Multiaddr) -> str:
         place = place.ipv4_mapped
     if not place.is_global:
         return PRIVATE
-    bits = IPV4_PREFIX if place.version == 4 else IPV6_PREFIX
+    # Bits: what one customer rents at once. go-libp2p-kad-dht and Bitcoin Core group by /16 to
+    # /24.
+    # Bits: what a provider gives one site (RFC 6177 lets it be a /48 to a /56), so that one
+    # customer's 65,536 networks count as one.
+    bits = 24 if place.version == 4 else 48
     return str(ipaddress.ip_network((place, bits), strict=False))
 
 

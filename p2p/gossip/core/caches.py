@@ -16,10 +16,6 @@ from p2p.wire import MIB
 MAX_SEEN: Final = 64 * 1024
 """Ids: 500 messages a second for the 2 minutes that an id is known (`GossipConfig.seen`), 10
 MiB. A run publishes a few a minute; the rest is room for floods."""
-EVICTED_AT_ONCE: Final = 256
-"""Unaccepted ids dropped when there is no room. The peer that holds most of them is found by a
-walk over all senders; with 256 at a time that walk is paid for once in so many ids. One RPC
-brings at most 256 messages."""
 
 
 class SeenCache:
@@ -87,7 +83,10 @@ class SeenCache:
             del self._accepted[next(iter(self._accepted))]
             return
         largest = max(self._unaccepted.values(), key=len)
-        for identity in list(largest)[:EVICTED_AT_ONCE]:
+        # Unaccepted ids dropped when there is no room. The peer that holds most of them is
+        # found by a walk over all senders; with 256 at a time that walk is paid for once in so
+        # many ids. One RPC brings at most 256 messages.
+        for identity in list(largest)[:256]:
             self._drop_unaccepted(identity)
 
     def _drop_unaccepted(self, identity: bytes) -> None:

@@ -57,17 +57,8 @@ from p2p.own_time import STALL
 MAX_PENDING: Final = 1024
 """Messages that wait for their validator. Beyond it new ones are dropped before they count as
 seen, so that they can come again."""
-PENDING_TIMEOUT: Final = 10.0
-"""Seconds after which the validator of a message is taken to have crashed. Without it 1,024
-crashes would fill `MAX_PENDING` and the node would take no message any more."""
 MAX_ANSWER: Final = MAX_RPC // 2
 """Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
-STALL_GRACE: Final = 10.0
-"""Seconds after a stall in which no flood and no broken promise is penalised: what peers sent
-meanwhile comes at once, and the messages that they advertised are gone from their caches."""
-MAX_IHAVE: Final = 1000
-"""Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight times what
-a peer of ours asks for (`promises.MAX_ASKED`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +111,10 @@ class GossipCore:
     def handle(self, event: ev.Event, now: float) -> list[ev.Effect]:
         """Advance by one event and return what to do about it."""
         if -math.inf < self._next_heartbeat < now - STALL:
-            self._grace_until = now + STALL_GRACE
+            # Seconds after a stall in which no flood and no broken promise is penalised: what
+            # peers sent meanwhile comes at once, and the messages that they advertised are gone
+            # from their caches.
+            self._grace_until = now + 10.0
         match event:
             case Received(peer, data):
                 self._on_rpc(peer, data, now)
@@ -358,7 +352,9 @@ class GossipCore:
                 self._penalise(peer, Offence.FLOOD, "flood")
         self._scores.heartbeat()
         self._seen.expire(now)
-        since = now - PENDING_TIMEOUT  # a validator's answer that comes later is dropped
+        # Seconds after which the validator of a message is taken to have crashed. Without it
+        # 1,024 crashes would fill `MAX_PENDING` and the node would take no message any more.
+        since = now - 10.0  # a validator's answer that comes later is dropped
         for identity in [each for each, it in self._pending.items() if it.since <= since]:
             del self._pending[identity]
         self._mesh.heartbeat(now)
@@ -375,7 +371,9 @@ class GossipCore:
         """Send IHAVE to some peers outside the mesh."""
         advertised: Counter[PeerId] = Counter()
         for topic in [*self._mesh.meshes, *self._mesh.fanout_topics()]:
-            ids = self._cache.gossip_ids(topic)[-MAX_IHAVE:]
+            # Ids advertised to one peer in a heartbeat and topic, the newest: 46 KB, and eight
+            # times what a peer of ours asks for (`promises.MAX_ASKED`).
+            ids = self._cache.gossip_ids(topic)[-1000:]
             if not ids:
                 continue
             for peer in self._mesh.gossip_recipients(topic):

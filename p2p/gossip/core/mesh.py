@@ -41,9 +41,6 @@ from p2p.wire import KI, MIB
 
 MAX_TOPICS_OF_PEER: Final = 64
 """Topics that we remember one peer to subscribe to; a run has about five."""
-MAX_FANOUT: Final = 64
-"""Topics that we publish to without subscribing, as many as we remember of a peer. For one more
-the peers are drawn anew at each message."""
 MAX_FLOOD_PUBLISH: Final = 64
 """Peers that get a message of our own at once; a node has about twenty that subscribe to its
 topics. Those of the mesh, outbound peers and those with most first deliveries come first."""
@@ -54,15 +51,9 @@ MAX_BACKOFFS: Final = 16 * KI
 """Backoffs remembered: of five topics and 3,000 peers. They outlive a connection, or a new
 connection would end them. The oldest goes first; forgetting one too early costs a GRAFT and a
 PRUNE."""
-KEPT_FOR_SCORE: Final = 4
-"""Peers that stay for their score when a mesh is cut back (D_score); the others by chance, so
-that a peer with a high score cannot choose the whole mesh."""
 OPPORTUNISTIC_GRAFT_HEARTBEATS: Final = 60
 """Heartbeats between two opportunistic grafts, as in gossipsub: a look a minute at whether the
 mesh brings what others bring first."""
-OPPORTUNISTIC_GRAFT_PEERS: Final = 2
-"""Peers added by one opportunistic graft, as in gossipsub: a third of a mesh of six, so a mesh
-of silent peers is replaced within minutes."""
 BACKOFF_SLACK: Final = 2.0
 """Heartbeats that we wait longer than a backoff says. The end that is pruned begins to count a
 moment after the other; without slack an honest GRAFT arrives too early and is penalised."""
@@ -193,7 +184,9 @@ class Mesh:
             peers = {peer: None for peer in kept if self._scores.may_mesh(peer)}
             missing = self._config.degree - len(peers)
             peers.update(dict.fromkeys(self._sample(topic, peers, missing)))
-            if topic in self._fanout or len(self._fanout) < MAX_FANOUT:
+            # Topics that we publish to without subscribing, as many as we remember of a peer.
+            # For one more the peers are drawn anew at each message.
+            if topic in self._fanout or len(self._fanout) < 64:
                 self._fanout[topic] = (peers, now + FANOUT)
         room = min(MAX_FLOOD_PUBLISH - len(peers), FLOOD_PUBLISH_BYTES // max(1, size))
         others = self._sample(topic, peers, len(subscribers))
@@ -244,7 +237,9 @@ class Mesh:
             median = sorted(map(earned, mesh))[len(mesh) // 2]
             better = [peer for peer in self.subscribers(topic) if earned(peer) > median]
             best = sorted(better, key=earned, reverse=True)[: config.high]
-            count = OPPORTUNISTIC_GRAFT_PEERS
+            # Peers added by one opportunistic graft, as in gossipsub: a third of a mesh of six,
+            # so a mesh of silent peers is replaced within minutes.
+            count = 2
             grafted += self._graft_some(topic, count, now, best.__contains__)
         return grafted, pruned
 
@@ -275,7 +270,9 @@ class Mesh:
         self._rng.shuffle(peers)
         scores = self._scores
         worth = {peer: (scores.score(peer), scores.first_deliveries(peer)) for peer in peers}
-        best = sorted(peers, key=worth.__getitem__, reverse=True)[:KEPT_FOR_SCORE]
+        # Peers that stay for their score when a mesh is cut back (D_score); the others by
+        # chance, so that a peer with a high score cannot choose the whole mesh.
+        best = sorted(peers, key=worth.__getitem__, reverse=True)[:4]
         order = best + [peer for peer in peers if peer not in best]
         kept, rest = order[: config.degree], order[config.degree :]
         missing = config.outbound - self._count_outbound(kept)

@@ -30,21 +30,10 @@ from typing import Final
 from p2p.gossip.config import PROMISE, GossipConfig
 from p2p.identity import PeerId
 
-MESH_THRESHOLD: Final = -10.0
-"""Score at which a peer is kept out of the mesh: one rejected message keeps it out for 23 s."""
-GOSSIP_THRESHOLD: Final = -40.0
-"""Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold)."""
-PENALTY_DECAY: Final = 0.97
-"""What remains of a penalty after each heartbeat: half after 23."""
-FORGIVEN: Final = 0.1
-"""Penalties below this count as none, and leave the table: 10 points are forgotten after 152
-s."""
 MAX_PENALISED: Final = 4096
 """Peers with a penalty. It outlives the connection, or a new connection would wash it off. When
 there are too many the smallest penalty is forgotten: 4,096 minted names wash off only penalties
 that are smaller than theirs."""
-FIRST_DELIVERIES_CAP: Final = 100.0
-"""The most that a peer can have to its credit, one for each message delivered first."""
 FIRST_DELIVERIES_DECAY: Final = 0.998
 """What remains of a first delivery after each heartbeat: half after 346. The memory must
 outlast the minutes between two policies, or those that bring them look like those that bring
@@ -74,11 +63,14 @@ class PeerScores:
 
     def may_mesh(self, peer: PeerId) -> bool:
         """Whether ``peer`` may be in a mesh or fanout, and get our IHAVE."""
-        return -self._penalties.get(peer, 0.0) > MESH_THRESHOLD
+        # Score at which a peer is kept out of the mesh: one rejected message keeps it out for
+        # 23 s.
+        return -self._penalties.get(peer, 0.0) > (-10.0)
 
     def may_gossip(self, peer: PeerId) -> bool:
         """Whether the IHAVE and IWANT of ``peer`` are listened to."""
-        return -self._penalties.get(peer, 0.0) > GOSSIP_THRESHOLD
+        # Score at which its IHAVE and IWANT are ignored (the specification's gossip threshold).
+        return -self._penalties.get(peer, 0.0) > (-40.0)
 
     def penalise(self, peer: PeerId, points: float) -> None:
         """``peer`` misbehaved, connected or not."""
@@ -90,7 +82,8 @@ class PeerScores:
         """``peer`` brought a message, accepted since, before any other peer did."""
         known = self._first_deliveries.get(peer)
         if known is not None:
-            self._first_deliveries[peer] = min(FIRST_DELIVERIES_CAP, known + 1)
+            # The most that a peer can have to its credit, one for each message delivered first.
+            self._first_deliveries[peer] = min(100.0, known + 1)
 
     def first_deliveries(self, peer: PeerId) -> float:
         """The decayed count of messages that ``peer`` delivered first."""
@@ -102,8 +95,11 @@ class PeerScores:
 
     def heartbeat(self) -> None:
         """An interval has passed: let everything decay."""
-        decayed = ((peer, points * PENALTY_DECAY) for peer, points in self._penalties.items())
-        self._penalties = {peer: points for peer, points in decayed if points >= FORGIVEN}
+        # What remains of a penalty after each heartbeat: half after 23.
+        decayed = ((peer, points * 0.97) for peer, points in self._penalties.items())
+        # Penalties below this count as none, and leave the table: 10 points are forgotten after
+        # 152 s.
+        self._penalties = {peer: points for peer, points in decayed if points >= 0.1}
         for peer in self._first_deliveries:
             self._first_deliveries[peer] *= FIRST_DELIVERIES_DECAY
 

@@ -47,23 +47,9 @@ from p2p.membership.heartbeat import SignedHeartbeat
 SLACK: Final = 2
 """Neighbours below or above the number aimed at before anything is done about it: without slack
 the last node short of one would ask around for ever."""
-MAX_BOOTSTRAPS: Final = 16
-"""Bootstrap peers that are tried in turn, the first of those given: a configuration names a
-handful, and any one is enough."""
 FIRST_RETRY: Final = 1.0
 """Seconds until the first join is repeated: a bootstrap that starts at the same time as we do
 is up by then."""
-LAST_RETRY: Final = 60.0
-"""Seconds between attempts to join, doubling: a bootstrap that comes back meets no stampede."""
-HEAL_INTERVALS: Final = 6.0
-"""Intervals between two requests to the other side of what may have been a partition."""
-HEAL_WINDOW: Final = 600.0
-"""Seconds for which the dead are asked; afterwards the bootstrap peers are the meeting
-point."""
-GRANT_INTERVALS: Final = 1.0
-"""Intervals between two urgent requests for which a neighbour is pushed out, after the first
-`GRANTS`. The lonely ask five peers at once and again after an interval: it is enough if one in
-a hundred can grant it."""
 GRANTS: Final = 256.0
 """Urgent requests granted at once: the first of a crowd that starts through us, or half of a
 zone that comes back from a partition. The others of a crowd of 1,000 find their neighbours by
@@ -75,38 +61,20 @@ GUEST_SEATS: Final = 4
 """Seats beyond `SLACK` for peers that ask urgently. A new guest takes the oldest guest's seat
 and no other: a newcomer gets in while strangers hold the rest, and no crowd evicts a
 neighbour."""
-GUEST_INTERVALS: Final = 2.0
-"""Intervals after which such a seat is given up though no peer asks for it: a newcomer has
-found others by then, and seven neighbours on average instead of 6.4 made a quiet swarm send a
-tenth more."""
-MAX_GRANTED: Final = 1024
-"""Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a burst of
-grants pushes out none of itself."""
-MAX_SAME_PREFIX: Final = 2
-"""Neighbours of one network, where there are others to choose from (`member_list.OTHERS`): two
-of five, so that an attacker needs three networks for the whole view."""
 SPARSE: Final = 1.0
 """Intervals between two requests of a node that has fewer neighbours than are aimed at. Where a
 tenth of the members are hostile, one in twenty of those with four had two honest ones by
 chance."""
-CHOOSE: Final = 3.0
-"""Intervals between two requests of a node that has enough neighbours, but too few of its own
-choice: in a swarm so small that no node has a seat left it would ask all the time."""
 ANCHORS: Final = 2
 """Neighbours remembered over a restart. Bitcoin Core keeps two, too: one may be gone, three
 tell an observer more of the graph than they help."""
 PENDING: Final = 2.0
 """Intervals until a request for a link counts as refused: an answer is a dial and two ways,
 half an interval (`failure_detector.CHECK_TIMEOUT`), and machines are busy."""
-ASK_BACK_RATE: Final = 1.0
 ASK_BACK_BURST: Final = 3.0
 """Accusers that a node without neighbours asks at once to be its neighbours; then one a second.
 Several turns, so that a silent accuser costs one of them and holds no seat, and honest ones are
 reached."""
-MAX_ASKED_BACK: Final = 16
-"""Accusers remembered as asked: 13 may be in ten seconds."""
-AVOID: Final = 6.0
-"""Intervals before a peer that refused a link, or could not be reached, is asked again."""
 
 
 class ActiveView:
@@ -146,9 +114,13 @@ class ActiveView:
         """Whom we have asked, and until when we wait."""
         self._chosen_pending: dict[PeerId, None] = {}
         """Those of `_pending` whom we chose ourselves, and no message made us ask."""
-        self._grants = RateLimit(1 / (GRANT_INTERVALS * config.interval), GRANTS)
-        self._ask_backs = RateLimit(ASK_BACK_RATE, ASK_BACK_BURST)
-        self._asked_back: BoundedDict[PeerId, float] = BoundedDict(MAX_ASKED_BACK)
+        # Intervals between two urgent requests for which a neighbour is pushed out, after the
+        # first `GRANTS`. The lonely ask five peers at once and again after an interval: it is
+        # enough if one in a hundred can grant it.
+        self._grants = RateLimit(1 / (1.0 * config.interval), GRANTS)
+        self._ask_backs = RateLimit(1.0, ASK_BACK_BURST)
+        # Accusers remembered as asked: 13 may be in ten seconds.
+        self._asked_back: BoundedDict[PeerId, float] = BoundedDict(16)
         """Accusers that were asked, and until when they are not asked again, whatever they
         answer."""
         self._choose_at = -math.inf
@@ -175,7 +147,9 @@ class ActiveView:
     ) -> None:
         """Join through ``peers``, in turn, until a neighbour is found; ask ``anchors`` at
         once."""
-        self._bootstraps = dict.fromkeys(peers[:MAX_BOOTSTRAPS])
+        # Bootstrap peers that are tried in turn, the first of those given: a configuration
+        # names a handful, and any one is enough.
+        self._bootstraps = dict.fromkeys(peers[:16])
         for peer in anchors[:ANCHORS]:
             if peer not in self.neighbours:
                 self._ask_chosen(peer, False, now)
@@ -209,7 +183,10 @@ class ActiveView:
             self._choose_at = now + SPARSE * self._config.interval
             missing = 1
         elif len(self._chosen) + len(self._chosen_pending) < self._least_chosen:
-            self._choose_at = now + CHOOSE * self._config.interval
+            # Intervals between two requests of a node that has enough neighbours, but too few
+            # of its own choice: in a swarm so small that no node has a seat left it would ask
+            # all the time.
+            self._choose_at = now + 3.0 * self._config.interval
             missing = 1
         else:
             return
@@ -357,7 +334,10 @@ class ActiveView:
             # out, no node would watch it, and it would stay listed for minutes. It stays until
             # its silence was judged.
             is_silent = member is not None and not member.is_heard(now)
-            since = now - GUEST_INTERVALS * self._config.interval
+            # Intervals after which such a seat is given up though no peer asks for it: a
+            # newcomer has found others by then, and seven neighbours on average instead of 6.4
+            # made a quiet swarm send a tenth more.
+            since = now - 2.0 * self._config.interval
             if not is_silent and self.neighbours[peer] <= since:
                 self._evict(peer)
 
@@ -398,9 +378,10 @@ class ActiveView:
         prefix = self._members.prefix(peer)
         if not self._members.is_one_of_many(prefix):
             return False
-        return [self._members.prefix(other) for other in self.neighbours].count(
-            prefix
-        ) >= MAX_SAME_PREFIX
+        # Neighbours of one network, where there are others to choose from
+        # (`member_list.OTHERS`): two of five, so that an attacker needs three networks for the
+        # whole view.
+        return [self._members.prefix(other) for other in self.neighbours].count(prefix) >= 2
 
     def _grant(self, peer: PeerId, now: float) -> bool:
         """Let in one that has no neighbour, if it may be; return whether it has a guest seat
@@ -424,7 +405,9 @@ class ActiveView:
             if name is not None:
                 granted.pop(name, None)
                 granted[name] = now
-        while len(granted) > MAX_GRANTED or granted[next(iter(granted))] <= lately:
+        # Grants remembered: more than twice `GRANTS`, for peers and networks each, so that a
+        # burst of grants pushes out none of itself.
+        while len(granted) > 1024 or granted[next(iter(granted))] <= lately:
             del granted[next(iter(granted))]
         return True
 
@@ -440,7 +423,9 @@ class ActiveView:
     def _avoid(self, peer: PeerId, now: float) -> None:
         member = self._members.get(peer)
         if member is not None:
-            member.avoid_until = now + AVOID * self._config.interval
+            # Intervals before a peer that refused a link, or could not be reached, is asked
+            # again.
+            member.avoid_until = now + 6.0 * self._config.interval
 
     def _rejoin(self, now: float) -> None:
         """There is no neighbour: try the next bootstrap peer, later each time."""
@@ -451,17 +436,21 @@ class ActiveView:
         self._bootstraps[peer] = self._bootstraps.pop(peer)
         self._send(peer, msg.Join(self._own()))
         self._retry_at = now + self._retry * self._rng.uniform(0.75, 1.25)
-        self._retry = min(2 * self._retry, LAST_RETRY)
+        # Seconds between attempts to join, doubling: a bootstrap that comes back meets no
+        # stampede.
+        self._retry = min(2 * self._retry, 60.0)
 
     def _arm_heal(self, now: float) -> None:
         if self._heal_at == math.inf:
-            self._heal_at = now + HEAL_INTERVALS * self._config.interval * self._rng.uniform(
-                0.75, 1.25
-            )
+            # Intervals between two requests to the other side of what may have been a
+            # partition.
+            self._heal_at = now + 6.0 * self._config.interval * self._rng.uniform(0.75, 1.25)
 
     def _heal(self, now: float) -> None:
         """Ask a peer that may live beyond a partition to be our neighbour."""
-        maybe_partitioned = self._members.maybe_partitioned(now - HEAL_WINDOW)
+        # Seconds for which the dead are asked; afterwards the bootstrap peers are the meeting
+        # point.
+        maybe_partitioned = self._members.maybe_partitioned(now - 600.0)
         maybe_partitioned += [peer for peer in self._bootstraps if peer not in self._members]
         if maybe_partitioned:
             self._ask(self._rng.choice(maybe_partitioned), True, now)

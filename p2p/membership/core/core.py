@@ -56,10 +56,6 @@ from p2p.multiaddr import AddrSource, Multiaddr
 from p2p.offence import Offence
 from p2p.own_time import STALL, OwnTime
 
-WELCOME_DIGESTS: Final = 16
-"""Digests for a newcomer, beside those of our neighbours: its next neighbours tell it the
-rest."""
-
 ADMISSION_BEATS: Final = 12
 """Heartbeats between two looks whether all members are still admitted. A peer that is not is
 neither heard nor listed from that moment; to look through a whole view each time took a
@@ -69,23 +65,12 @@ ANCHOR_BEATS: Final = 60
 """Heartbeats between two looks whether our anchors are those on disk: those that stay are worth
 writing."""
 
-CROWDED_BEATS: Final = 3
-"""Heartbeats of which one carries digests when the view is crowded: what they tell can wait as
-long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's time in a large
-swarm."""
 
 READDRESS_BEATS: Final = 12
 """Of so many of a member's sequence numbers one makes the host remember its addresses again:
 strangers may have flushed them out of its book meanwhile. A neighbour's come back within a
 minute."""
 
-REFUTATION_WINDOW: Final = 2.0
-"""Intervals after a suspicion in which a sign of life is news for all: later the peer is dead
-for all (`CONFIRM`), and its return is a newcomer's."""
-
-FAREWELL_GAP: Final = 1.0
-"""Intervals after a suspicion or good-bye of a peer in which a good-bye of it is not passed on:
-a peer that lives says good-bye once, and who heard the other flood knows that it is gone."""
 
 _NEEDS_STAMP: Final = frozenset(
     {msg.Suspect, msg.ForwardJoin, msg.Newcomers, msg.Disconnect, msg.Want}
@@ -382,7 +367,10 @@ class MembershipCore:
         interval = self._config.paced(signed.heartbeat.interval)
         if signed.heartbeat.leaving:
             # Others are told, unless the peer says so all the time, or a neighbour of too many.
-            was_gone = dissemination.was_suspected(peer, now - FAREWELL_GAP * interval)
+            # Intervals after a suspicion or good-bye of a peer in which a good-bye of it is not
+            # passed on: a peer that lives says good-bye once, and who heard the other flood
+            # knows that it is gone.
+            was_gone = dissemination.was_suspected(peer, now - 1.0 * interval)
             is_fit = source in self._active_view.neighbours or (held and source == peer)
             may_pass = is_fit and not was_gone and self._quotas.unchecked.take(source, now)
             if held or may_pass:
@@ -393,7 +381,9 @@ class MembershipCore:
                 self._verifier.counters["good-byes"] += 1
             return True
         # Was its author suspected a moment ago?
-        since = now - REFUTATION_WINDOW * interval
+        # Intervals after a suspicion in which a sign of life is news for all: later the peer is
+        # dead for all (`CONFIRM`), and its return is a newcomer's.
+        since = now - 2.0 * interval
         refutes = bool(dissemination.unrefuted) and dissemination.is_suspected(peer, since)
         if refutes:
             ahead = seqno - dissemination.suspected_seqno(peer)
@@ -536,12 +526,17 @@ class MembershipCore:
         count = self._config.sample
         if not self._members.is_crowded():
             return _digests_of(self._members.sample(count, self._active_view.neighbours))
-        if self._local.beats % CROWDED_BEATS:
+        # Heartbeats of which one carries digests when the view is crowded: what they tell can
+        # wait as long (`pull.BATCH_INTERVALS`), and to look them up was a tenth of a node's
+        # time in a large swarm.
+        if self._local.beats % 3:
             return ()
         return _digests_of(self._members.sample(count, ()))
 
     def _welcome_digests(self) -> tuple[Digest, ...]:
-        return _digests_of(self._members.sample(WELCOME_DIGESTS, self._active_view.neighbours))
+        # Digests for a newcomer, beside those of our neighbours: its next neighbours tell it
+        # the rest.
+        return _digests_of(self._members.sample(16, self._active_view.neighbours))
 
     def _stop_expecting(self, peer: PeerId, now: float) -> None:
         """A peer lives, but sends us heartbeats no more."""

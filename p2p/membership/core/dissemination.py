@@ -50,8 +50,6 @@ MAX_NEWCOMERS: Final = 64
 MAX_FLOODS: Final = 4096
 """Peers whose last flood is remembered, in each of two generations: a drop of 4,000 nodes at
 once still floods each only once."""
-_NEVER: Final = -1 << 1
-"""The rank of a peer of whom nothing was told."""
 _SUSPICION_MEMORY: Final = 2 * MAX_INTERVAL
 """Seconds for which it is remembered when a peer was suspected: two intervals, as long as there
 are."""
@@ -247,7 +245,8 @@ class _FloodHistory:
     def of(self, peer: PeerId) -> int:
         """The rank of the last flood about ``peer``."""
         rank = self._young.get(peer)
-        return self._old.get(peer, _NEVER) if rank is None else rank
+        # The rank of a peer of whom nothing was told.
+        return self._old.get(peer, (-1 << 1)) if rank is None else rank
 
     def unrefuted_at(self, peer: PeerId) -> float:
         """When ``peer`` was suspected; minus infinity if that is long ago, or a sign of life

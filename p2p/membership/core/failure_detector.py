@@ -46,9 +46,6 @@ checks."""
 MAX_PROBED: Final = 64
 """Suspected peers whose next heartbeat we hand to the peers that suspect them: our neighbours,
 and peers that were neighbours lately."""
-MAX_REPORTERS: Final = 8
-"""Suspecting peers that get it: about as many as a node has neighbours, five aimed at and seven
-borne. Others learn of it from those."""
 OBSOLETE: Final = 3.0
 """Intervals for which we know a newer heartbeat than a suspicion: no honest peer lacks them so
 long."""
@@ -135,7 +132,9 @@ class FailureDetector:
         reporters = self._reporters.get(member.peer)
         if reporters is None:
             reporters = self._reporters[member.peer] = {}
-        if len(reporters) < MAX_REPORTERS:
+        # Suspecting peers that get it: about as many as a node has neighbours, five aimed at
+        # and seven borne. Others learn of it from those.
+        if len(reporters) < 8:
             reporters[source] = None
         probed_at, expired = self._probed_at, now - member.interval
         while probed_at and probed_at[next(iter(probed_at))] <= expired:

@@ -47,11 +47,6 @@ from p2p.membership.core.events import Member
 from p2p.membership.heartbeat import KEY, SignedHeartbeat, key_of
 from p2p.multiaddr import Multiaddr
 
-IPV4_BYTES: Final = 3
-"""A /24: the least that is routed on its own."""
-IPV6_BYTES: Final = 6
-"""A /48: what one site gets, however many addresses it fills it with."""
-
 _MEMO: Final = 4096
 """Address lists remembered: those of as many peers as profiles are (`heartbeat`); 1 MiB at
 most."""
@@ -70,7 +65,9 @@ def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
         if kind in ("ip4", "ip6"):
             ip = ipaddress.ip_address(value)
             if ip.is_global:
-                return ip.packed[: IPV4_BYTES if kind == "ip4" else IPV6_BYTES]
+                # A /24: the least that is routed on its own.
+                # A /48: what one site gets, however many addresses it fills it with.
+                return ip.packed[: 3 if kind == "ip4" else 6]
     return None
 
 
@@ -209,9 +206,6 @@ swarm a peer always is, and a look each interval took an eighth of a node's time
 SPARSE: Final = 7 / 8
 """Share of its capacity up to which a view tells the neighbours at once whom it has met. A
 fuller one is a sample already: the digests with the heartbeats suffice."""
-CROWDED: Final = 63 / 64
-"""Share of its capacity from which a view is crowded: 202 of 205, so that a death or two do not
-make it look for more."""
 YOUNG: Final = 120.0
 """Intervals for which a member is young: as long as one that no peer hears of stays listed
 (`stale`). What has outlived them was named again meanwhile."""
@@ -219,16 +213,8 @@ YOUNG_SHARE: Final = 1 / 8
 """Share of a full view that newcomers may take from the old; beyond it they displace each
 other. Names cost a stranger nothing, so without it names pushed at random would fill the
 view."""
-PREFIX_SHARE: Final = 1 / 4
-"""Share of a view that one network may have (`prefix`), where `OTHERS` are known outside it."""
 OTHERS: Final = 16
 """Members outside a network from which on it is not the only one there is."""
-DRAWN: Final = 24
-"""Members drawn at random when one must go: it is of the network, or the introducer, that is
-the most frequent among them. Who named a third of the members is that nearly always."""
-MAX_TOMBSTONES: Final = 4096
-"""Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once needs 500;
-one more is forgotten, oldest first, and may be taken in again by an old heartbeat."""
 
 
 class MemberList:
@@ -457,7 +443,10 @@ class MemberList:
         tombstones.pop(key, None)
         while tombstones:
             oldest = next(iter(tombstones))
-            if len(tombstones) < MAX_TOMBSTONES and tombstones[oldest].when >= now - MEMORY:
+            # Dead peers remembered, 2 MiB at most. A swarm of 1,000 in which half die at once
+            # needs 500; one more is forgotten, oldest first, and may be taken in again by an
+            # old heartbeat.
+            if len(tombstones) < 4096 and tombstones[oldest].when >= now - MEMORY:
                 break
             del tombstones[oldest]
         tombstones[key] = Tombstone(signed, now, may_be_partitioned)
@@ -483,7 +472,9 @@ class MemberList:
     def is_crowded(self) -> bool:
         """Whether the view holds about as many as it may: it is a sample, and so are
         others'."""
-        return len(self._members) > CROWDED * self._capacity
+        # Share of its capacity from which a view is crowded: 202 of 205, so that a death or two
+        # do not make it look for more.
+        return len(self._members) > (63 / 64) * self._capacity
 
     def evictee(
         self, neighbours: Mapping[PeerId, float], keep: PeerId, now: float
@@ -511,14 +502,19 @@ class MemberList:
         if self.has_audience and self._directs <= self._config.direct:
             pool = [member for member in pool if not member.direct]
         spared = {keep, *neighbours}
-        drawn = self._rng.choices(pool, k=DRAWN) if pool else []
+        # Members drawn at random when one must go: it is of the network, or the introducer,
+        # that is the most frequent among them. Who named a third of the members is that nearly
+        # always.
+        drawn = self._rng.choices(pool, k=24) if pool else []
         return _most_crowded([one for one in drawn if one.peer not in spared], keep)
 
     def _of_crowded_prefix(self, peer: PeerId) -> list[MemberState]:
         """The members in the network of ``peer``, if they are more than its share; else
         none."""
         prefix = self.prefix(peer)
-        if prefix is None or self._prefixes[prefix] <= PREFIX_SHARE * self._config.capacity:
+        # Share of a view that one network may have (`prefix`), where `OTHERS` are known outside
+        # it.
+        if prefix is None or self._prefixes[prefix] <= (1 / 4) * self._config.capacity:
             return []
         if not self.is_one_of_many(prefix):
             return []

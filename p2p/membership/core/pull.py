@@ -14,27 +14,15 @@ from p2p.membership.core.quotas import KeyedQuotas
 from p2p.membership.heartbeat import Digest
 from p2p.membership.messages import MAX_KEYS
 
-BURST_INTERVALS: Final = 16
-"""A newcomer may spend the budget of so many intervals at once: it has a whole view to fill."""
 REFRESH_AGE: Final = 60.0
 """Intervals after which a member's heartbeat is fetched again though nothing in its digest
 changed: as long before it is `stale` (120), time for several neighbours to name it."""
 BATCH_INTERVALS: Final = 3.0
 """Intervals between two requests that can wait, so that one message asks for several
 heartbeats: for what is old, and for `FEW_SEATS`."""
-UNKNOWN_AT_CAPACITY: Final = 1 / 4
-"""Unknown peers taken in per interval when the view is full: at 5 s, and if none dies, it is
-renewed within an hour."""
 FEW_SEATS: Final = 2
 """Free seats that wait for a request at leisure: a large view with 1 % of them is as good a
 sample."""
-UNANSWERED: Final = 64.0
-"""Heartbeats that a peer may have named without handing them over before its digests are passed
-over: as many as one request asks for. Digests are unsigned, and ghosts would use up our
-budget."""
-UNANSWERED_PER_INTERVAL: Final = 1.0
-"""How many of them are forgiven in an interval: the dead that an honest peer still names are
-fewer."""
 MAX_ASKED: Final = 1024
 """Keys asked for, remembered for an interval so that no other peer is asked for them too."""
 
@@ -45,13 +33,22 @@ class Pull:
     def __init__(self, members: MemberList, config: MembershipConfig) -> None:
         self._members = members
         self._interval = config.interval
-        burst = BURST_INTERVALS * config.refresh
+        # A newcomer may spend the budget of so many intervals at once: it has a whole view to
+        # fill.
+        burst = 16 * config.refresh
         self._budget = RateLimit(config.refresh / config.interval, burst)
         self._asked: dict[bytes, tuple[float, PeerId | None]] = {}
         """When, and whom that had named it, longest ago first."""
-        self._unanswered = KeyedQuotas(UNANSWERED_PER_INTERVAL / config.interval, UNANSWERED)
+        # Heartbeats that a peer may have named without handing them over before its digests are
+        # passed over: as many as one request asks for. Digests are unsigned, and ghosts would
+        # use up our budget.
+        # How many of them are forgiven in an interval: the dead that an honest peer still names
+        # are fewer.
+        self._unanswered = KeyedQuotas(1.0 / config.interval, 64.0)
         self._batch_at = -math.inf
-        self._unknown = RateLimit(UNKNOWN_AT_CAPACITY / config.interval, 1)
+        # Unknown peers taken in per interval when the view is full: at 5 s, and if none dies,
+        # it is renewed within an hour.
+        self._unknown = RateLimit((1 / 4) / config.interval, 1)
 
     def was_asked(self, key: bytes) -> bool:
         """Whether the heartbeat behind ``key`` was asked for and has not come."""

@@ -277,9 +277,6 @@ DIAL_BACKOFF: Final = 5.0
 again: every service has something to say each second. It ends when the peer dials us."""
 
 
-REST: Final = 10.0
-"""Seconds for which an address rests after its second failure in a row; twice as long after
-each further one. The first failure may have been chance."""
 MAX_REST: Final = 600.0
 """Seconds that an address rests at most: a machine that comes back is found within ten
 minutes."""
@@ -357,7 +354,9 @@ class ConnectionGater:
         """Nobody, or the wrong one, answered at ``addr``: it rests if that was not the first
         time in a row."""
         count = self._failures.get((peer, addr), (0, now))[0] + 1
-        rest = min(REST * 2 ** min(count - 2, 16), MAX_REST) if count > 1 else 0.0
+        # Seconds for which an address rests after its second failure in a row; twice as long
+        # after each further one. The first failure may have been chance.
+        rest = min(10.0 * 2 ** min(count - 2, 16), MAX_REST) if count > 1 else 0.0
         self._failures.renew((peer, addr), (count, now + rest))
         if self._answered.get(peer) == addr:
             del self._answered[peer]

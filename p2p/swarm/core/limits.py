@@ -517,20 +517,10 @@ def _most_crowded(groups: Iterable[NetGroup]) -> str:
 MAX_DIALS_PER_HOST: Final = 4
 """Concurrent dials on hearsay to one host: strangers' words must not make many of us dial it
 together."""
-MAX_DIALS_PER_NETWORK: Final = 8
-"""Concurrent dials on hearsay to one network: as many as to two hosts."""
 MAX_FAILED_PER_HOST: Final = 8.0
 """Failed dials on hearsay to one host, halved every minute, after which it is left alone: a
 host that answers costs nothing, and one that does not hears about eight SYNs a minute from us,
 however many peers name it."""
-MAX_FAILED_PER_NETWORK: Final = 32.0
-"""The same of one network: four hosts' worth, as a network of many machines may have some that
-are off."""
-FAILED_HALF_LIFE: Final = 60.0
-"""Seconds in which half of the failed dials are forgotten: a host at its limit of eight is
-tried once more every 11 s (60 s times log2 of 8/7)."""
-MAX_COUNTED: Final = 4096
-"""Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB."""
 
 
 class FadingCounts:
@@ -538,7 +528,8 @@ class FadingCounts:
 
     def __init__(self, half_life: float) -> None:
         self._half_life = half_life
-        self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(MAX_COUNTED)
+        # Hosts and networks that are counted; the one counted longest ago goes first. 0.5 MiB.
+        self._counts: BoundedDict[str, tuple[float, float]] = BoundedDict(4096)
 
     def add(self, name: str, now: float) -> None:
         """It happened once more."""
@@ -555,17 +546,22 @@ class DialTargets:
 
     def __init__(self) -> None:
         self._open: Counter[str] = Counter()
-        self._failed = FadingCounts(FAILED_HALF_LIFE)
+        # Seconds in which half of the failed dials are forgotten: a host at its limit of eight
+        # is tried once more every 11 s (60 s times log2 of 8/7).
+        self._failed = FadingCounts(60.0)
 
     def begin(self, group: NetGroup, now: float) -> bool:
         """Whether to dial; if so, `end` must follow."""
         if not group.limited:
             return True
+        # Concurrent dials on hearsay to one network: as many as to two hosts.
+        # The same of one network: four hosts' worth, as a network of many machines may have
+        # some that are off.
         if (
             self._open[group.host] >= MAX_DIALS_PER_HOST
-            or self._open[group.network] >= MAX_DIALS_PER_NETWORK
+            or self._open[group.network] >= 8
             or self._failed.count(group.host, now) >= MAX_FAILED_PER_HOST
-            or self._failed.count(group.network, now) >= MAX_FAILED_PER_NETWORK
+            or self._failed.count(group.network, now) >= 32.0
         ):
             return False
         _count(self._open, group.host, +1)

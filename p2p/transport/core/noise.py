@@ -132,8 +132,6 @@ MAX_PLAINTEXT: Final = MAX_RECORD - TAG_BYTES
 MAX_HANDSHAKE_MESSAGE: Final = 4096
 """Bytes of one handshake message. An Ed25519 payload with a few muxers has about 250; RSA
 identities, which we refuse anyway, about 600."""
-MAX_MUXERS: Final = 16
-"""Names of muxers a peer may offer; two exist (yamux, mplex), and each is looked at."""
 
 _SIGNATURE_PREFIX: Final = b"noise-libp2p-static-key:"
 _KEY_ED25519: Final = 1
@@ -439,7 +437,8 @@ def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
         for number, value in fields_untrusted(extensions)
         if number == 2
     ]
-    return Hello(peer, tuple(muxers[:MAX_MUXERS]))
+    # Names of muxers a peer may offer; two exist (yamux, mplex), and each is looked at.
+    return Hello(peer, tuple(muxers[:16]))
 
 
 def decode_public_key_untrusted(data: bytes) -> PeerId:

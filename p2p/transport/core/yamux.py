@@ -94,9 +94,6 @@ SMALL: Final = 4 * KI
 """Bytes. A stream with no more than this queued goes ahead of bulk, and shares a record with
 others.
 """
-MAX_SEND_WINDOW: Final = 2**32 - 1
-"""Bytes that a peer may allow us at most: updates are 32 bits, and a sum of them must not grow
-without end."""
 
 NORMAL, PROTOCOL_FAILURE, INTERNAL_FAILURE = range(3)
 """Reasons for going away."""
@@ -757,7 +754,9 @@ class Mux:
             self._drop(stream)
             return
         if kind == WINDOW_UPDATE:
-            stream.send_window = min(MAX_SEND_WINDOW, stream.send_window + length)
+            # Bytes that a peer may allow us at most: updates are 32 bits, and a sum of them
+            # must not grow without end.
+            stream.send_window = min((2**32 - 1), stream.send_window + length)
             self._queue.unblock_if_room(stream)
         else:
             if length > stream.receive_window:
