@@ -98,9 +98,8 @@ class MuxedStream(Stream):
         self._owner = owner
         self._id = stream_id
         self._negotiation: Proposer | Chooser | None = negotiation
-        self._chunks: list[
-            bytearray
-        ] = []  # a few, at most: an empty deque takes 0.7 KiB, and streams are idle
+        # a few, at most: an empty deque takes 0.7 KiB, and streams are idle
+        self._chunks: list[bytearray] = []
         self._readable = Wakeup()
         self._writable = Wakeup()
         # Flags, not a `p2p.concurrency.ConflictDetector` each: with two more objects a stream
@@ -192,15 +191,15 @@ class MuxedStream(Stream):
                 now = self._owner.mux.queued(self._id)
                 if now != queued:
                     # what has been taken since the last look lies below
-                    queued, mark = now, self._owner.sealed
+                    queued, mark = now, self._owner.drains.sealed
                     self._stalls = 0
-                if queued + self._owner.unsent(mark) <= at_most:
+                if queued + self._owner.drains.unsent(mark) <= at_most:
                     return
                 self._owner.drain(self, mark + queued - at_most)
                 await self._writable.wait()
         finally:
             self._sending = False
-            self._owner.undrain(self)
+            self._owner.drains.waiting.pop(self, None)
 
     def _check_draining(self) -> None:
         if self._closed:
@@ -487,7 +486,7 @@ class MuxedStream(Stream):
         if isinstance(negotiation, Chooser):
             if self.held:
                 self._owner.budget.release(self, _UNNAMED_COST)
-            self._owner.negotiated(self)
+            self._owner.on_stream(self)
         return leftover
 
 
@@ -536,17 +535,6 @@ class ConnectionConfig:
         check_fields(self)
         if not (self.keepalive > 0 and self.yield_every >= 0):
             raise ValueError("keepalive is positive, yield_every is not negative")
-
-
-class _Keepalive:
-    """What we know of the peer's liveness."""
-
-    __slots__ = ("due", "heard", "silence")
-
-    def __init__(self) -> None:
-        self.heard = True
-        self.silence = 0
-        self.due = math.inf
 
 
 class _Pace(TokenBucket):
@@ -705,12 +693,12 @@ class Connection:
         self._world = world
         self._raw = raw
         self._direct = raw if isinstance(raw, DirectStream) else None
-        self._drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
+        self.drains = _Drains(raw if isinstance(raw, MeteredStream) else None)
         self._burst = Burst(_BATCH_BYTES)
         self._session = secured.session
         self._early = secured.early
         self._serves = serves
-        self._on_stream = on_stream
+        self.on_stream = on_stream
         self._config = config or ConnectionConfig()
         self.yield_every = self._config.yield_every
         self._streams: dict[int, MuxedStream] = {}
@@ -724,7 +712,9 @@ class Connection:
         self._over = False
         self._closed = trio.Event()
         self._timers: list[Timer] = []
-        self._keepalive = _Keepalive()
+        self._heard = True  # since the last tick
+        self._silence = 0  # ticks without a word of the peer
+        self._tick_due = math.inf
         # incoming streams without a protocol, and for how many ticks
         self._fresh: dict[int, int] = {}
 
@@ -792,34 +782,17 @@ class Connection:
     def flush(self) -> None:
         """The mux has something for the peer."""
         self._work.set()
-        if self._drains.looking is not None:
-            self._drains.looking.cancel()
-
-    @property
-    def sealed(self) -> int:
-        """Bytes taken from the mux so far, as they are on the wire."""
-        return self._drains.sealed
-
-    def unsent(self, mark: int) -> int:
-        """How many of the first ``mark`` of those are still on this machine."""
-        return self._drains.unsent(mark)
+        if self.drains.looking is not None:
+            self.drains.looking.cancel()
 
     def drain(self, stream: MuxedStream, mark: int) -> None:
         """Wake ``stream`` when the first ``mark`` bytes have left, or sooner."""
-        self._drains.waiting[stream] = mark
+        self.drains.waiting[stream] = mark
         self.flush()
-
-    def undrain(self, stream: MuxedStream) -> None:
-        """It waits no more."""
-        self._drains.waiting.pop(stream, None)
 
     def abort(self) -> None:
         """End at once."""
         self._scope.cancel()
-
-    def negotiated(self, stream: MuxedStream) -> None:
-        """An incoming stream knows its protocol."""
-        self._on_stream(stream)
 
     def let_go(self, stream_id: int) -> None:
         """The application has closed a stream: the mux alone waits for the peer to end it."""
@@ -839,7 +812,7 @@ class Connection:
             self._early = b""
             self.flush()
             while data := await self._receive_raw():
-                self._keepalive.heard = True
+                self._heard = True
                 opened = self._session.receive_data(data)
                 if self._session.tail or self._tail.held:
                     self._tail.count(self._session.pending, progress=bool(opened))
@@ -897,24 +870,22 @@ class Connection:
             while True:
                 if self.mux.has_data:
                     await self._send_batch()
-                    if self._drains.waiting:
-                        self._drains.wake()
+                    if self.drains.waiting:
+                        self.drains.wake()
                 elif self._closing:
                     break
-                elif self._drains.waiting:
-                    await self._wait_left()
+                elif self.drains.waiting:
+                    # Let the line take what it was given, until a stream is drained or there is
+                    # more.
+                    before, since = self.drains.left, self._world.now()
+                    await self.drains.wait()
+                    if (left := self.drains.left - before) > 0:
+                        self._note_slow(left, self._world.now() - since)
                 else:
                     await self._work.wait()
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             logger.debug("the connection to %r broke: %s", self.peer, error)
         self._scope.cancel()
-
-    async def _wait_left(self) -> None:
-        """Let the line take what it was given, until a stream is drained or there is more."""
-        before, since = self._drains.left, self._world.now()
-        await self._drains.wait()
-        if (left := self._drains.left - before) > 0:
-            self._note_slow(left, self._world.now() - since)
 
     def _note_slow(self, count: int, seconds: float) -> None:
         self._burst.note_slow(count, seconds)
@@ -923,7 +894,7 @@ class Connection:
     def _shorten(self) -> None:
         """Commit to no more than the line empties soon."""
         self.mux.shorten(min(MAX_PLAINTEXT, self._burst.size))
-        self._drains.keep_short(self._burst.size)
+        self.drains.keep_short(self._burst.size)
 
     async def _receive_raw(self) -> bytes | bytearray | memoryview:
         """The next bytes, in memory that all connections share: use them before the next
@@ -948,7 +919,7 @@ class Connection:
             if self.mux.has_news:
                 self._settle()
             self._unchoked.set()
-            self._drains.sealed += used
+            self.drains.sealed += used
             sent = 0 if self._direct is None else self._direct.send_nowait(view[:used])
             # A waiting connection keeps its sealing buffer only if an eighth of it is unsent;
             # less is copied, so a peer that ignores the answer to a ping does not hold 256 KiB.
@@ -963,7 +934,7 @@ class Connection:
         elif sent == used and self._burst.size < _BATCH_BYTES:
             self._burst.note_free()
             self._shorten()
-        self._drains.given = self._drains.sealed
+        self.drains.given = self.drains.sealed
 
     async def _send_slowly(self, data: bytes | memoryview, held: int) -> None:
         """Send what the network does not take at once; meanwhile ``held`` bytes count as
@@ -1047,8 +1018,8 @@ class Connection:
 
     def _schedule_tick(self) -> None:
         if self._config.keepalive < math.inf and not self._closing:
-            self._keepalive.due = self._world.now() + self._config.keepalive
-            self._timers = [self._world.call_at(self._keepalive.due, self._tick)]
+            self._tick_due = self._world.now() + self._config.keepalive
+            self._timers = [self._world.call_at(self._tick_due, self._tick)]
 
     def _tick(self) -> None:
         """Once per interval: ask a silent peer for a sign of life; drop streams that never got
@@ -1056,22 +1027,20 @@ class Connection:
         """
         if self._closing or self._over:
             return
-        if self._world.now() - self._keepalive.due > self._config.keepalive / 2:
+        if self._world.now() - self._tick_due > self._config.keepalive / 2:
             # We stood still (stopped, or swapped out): what the peer sent meanwhile is yet to
             # be read.
-            logger.info("a keep-alive is %.0f s late", self._world.now() - self._keepalive.due)
+            logger.info("a keep-alive is %.0f s late", self._world.now() - self._tick_due)
             self._schedule_tick()
             return
-        self._keepalive.silence = 0 if self._keepalive.heard else self._keepalive.silence + 1
-        self._keepalive.heard = False
-        if self._keepalive.silence >= 3:
-            logger.info(
-                "%r has been silent for %s keep-alives", self.peer, self._keepalive.silence
-            )
+        self._silence = 0 if self._heard else self._silence + 1
+        self._heard = False
+        if self._silence >= 3:
+            logger.info("%r has been silent for %s keep-alives", self.peer, self._silence)
             self._scope.cancel()
             return
-        if self._keepalive.silence == 1:
-            self.mux.ping(self._keepalive.silence)
+        if self._silence == 1:
+            self.mux.ping(self._silence)
             self.flush()
         for stream_id, ticks in list(self._fresh.items()):
             stream = self._streams.get(stream_id)

@@ -18,7 +18,7 @@ from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
 from p2p.network import Listener
 from p2p.swarm.connector import MAX_HEARSAY_DIALS
-from p2p.swarm.core import peers as peers_module
+from p2p.swarm.core import gater as peers_module
 from p2p.swarm.core.gater import (
     MAX_HEARSAY_ADDRS,
     MAX_HEARSAY_PER_NETWORK,
