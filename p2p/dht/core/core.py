@@ -223,7 +223,10 @@ class DhtCore:
                 self._wall = wall
                 self._tick()
             case PeerUp(peer):
-                self._on_peer_up(peer)
+                self._neighbours.connected(peer)
+                few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
+                if few and self._neighbours.claim_ping(peer, now):
+                    self._requester.verify(peer, now)
             case PeerDown(peer, unreachable):
                 self._neighbours.disconnected(peer)
                 if unreachable:
@@ -236,8 +239,11 @@ class DhtCore:
                 self._requester.join(token, peers, now)
             case ev.Get(token, namespace, name):
                 self._requester.get(token, namespace, name, now)
-            case ev.Put():
-                self._put(event)
+            case ev.Put(token, namespace, name, value, lifetime, wall):
+                self._wall = wall
+                self._publications.add(namespace, name, value, lifetime)
+                record = self._publications.sign(namespace, name, wall, now)
+                self._requester.put(token, record, now)
             case ev.Forget(namespace, name):
                 self._publications.forget(namespace, name)
             case ev.Cancel(token):
@@ -280,42 +286,17 @@ class DhtCore:
                 if self._neighbours.on_request(sender, self._now):
                     self._requester.verify(sender.peer, self._now)
         elif self._requester.answered(envelope.request_id, sender, body, self._wall, self._now):
-            self._on_reply(sender)
+            oldest = self._neighbours.on_reply(sender)
+            if oldest is not None and self._neighbours.claim_ping(oldest.peer, self._now):
+                self._requester.ping(oldest, self._now)
+            if self._refresh_due == math.inf:
+                self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
         else:
             quotas.charge_message(sender.peer, self._now)  # too late, or never asked
-
-    def _on_reply(self, sender: msg.Contact) -> None:
-        """A peer has answered us. If its bucket is full, ping the contact that was not heard
-        for longest."""
-        oldest = self._neighbours.on_reply(sender)
-        if oldest is not None and self._neighbours.claim_ping(oldest.peer, self._now):
-            self._requester.ping(oldest, self._now)
-        if self._refresh_due == math.inf:
-            self._refresh_due = self._now + self._jitter(self._config.refresh_interval)
 
     def _jitter(self, interval: float) -> float:
         """``interval`` times 0.8 to 1.2, so that nodes started together do not act together."""
         return interval * self._rng.uniform(0.8, 1.2)
-
-    def _on_peer_up(self, peer: PeerId) -> None:
-        """A peer connected, maybe for another service. While we have few contacts, see if it is
-        a DHT node.
-
-        Nothing more is asked of it now: the contacts that it might name, so that we dial them,
-        are asked for by lookups of our own.
-        """
-        self._neighbours.connected(peer)
-        few = self.contacts < msg.BUCKET_SIZE and self.contact_of(peer) is None
-        if few and self._neighbours.claim_ping(peer, self._now):
-            self._requester.verify(peer, self._now)
-
-    # Publishing.
-
-    def _put(self, put: ev.Put) -> None:
-        self._wall = put.wall
-        self._publications.add(put.namespace, put.name, put.value, put.lifetime)
-        record = self._publications.sign(put.namespace, put.name, put.wall, self._now)
-        self._requester.put(put.token, record, self._now)
 
     def _move(self, own: msg.Contact) -> None:
         self._neighbours.move(own)

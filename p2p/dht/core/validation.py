@@ -15,14 +15,7 @@ from enum import Enum
 from functools import lru_cache
 from typing import Final
 
-from p2p.dht.record import (
-    ADDR_NAMESPACE,
-    MAX_ADDR_LIFETIME,
-    PROTOCOL_ID,
-    Record,
-    decode_addrs_untrusted,
-    record_key,
-)
+from p2p.dht import record as records
 from p2p.dht.stamp import check_stamp
 from p2p.door import check_fields, check_function, check_number
 from p2p.errors import BadMessage
@@ -128,11 +121,11 @@ class RecordPriority:
     """The address prefixes that it counts against (`p2p.dht.core.diversity`)."""
 
 
-def _unknown_publisher(_: Record) -> PublisherKind:
+def _unknown_publisher(_: records.Record) -> PublisherKind:
     return PublisherKind.UNKNOWN
 
 
-def _no_places(_: Record) -> tuple[Multiaddr, ...]:
+def _no_places(_: records.Record) -> tuple[Multiaddr, ...]:
     return ()
 
 
@@ -146,15 +139,15 @@ class Namespace:
     """
 
     name: str
-    valid: Callable[[Record], bool]
+    valid: Callable[[records.Record], bool]
     """Whether publisher, name and value fit."""
     salts: int = SALTS
     """Keys the record lives under."""
     max_lifetime: float = MAX_LIFETIME
     """Seconds."""
-    kind_of: Callable[[Record], PublisherKind] = _unknown_publisher
+    kind_of: Callable[[records.Record], PublisherKind] = _unknown_publisher
     """What this node knows about the publisher."""
-    places: Callable[[Record], tuple[Multiaddr, ...]] = _no_places
+    places: Callable[[records.Record], tuple[Multiaddr, ...]] = _no_places
     """Where the record says that its publisher is; one address prefix gets few places under a
     key."""
 
@@ -166,18 +159,18 @@ class Namespace:
         check_number("Namespace(max_lifetime)", self.max_lifetime, 1, math.inf, int, float)
 
 
-def _is_own_address(record: Record) -> bool:
+def _is_own_address(record: records.Record) -> bool:
     if record.name != record.publisher.digest:
         return False
     try:
-        decode_addrs_untrusted(record.value)
+        records.decode_addrs_untrusted(record.value)
     except BadMessage:
         return False
     return True
 
 
 ADDRESSES: Final = Namespace(
-    ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=MAX_ADDR_LIFETIME
+    records.ADDR_NAMESPACE, _is_own_address, salts=1, max_lifetime=records.MAX_ADDR_LIFETIME
 )
 """Salted once only: an attacker that hides it hides one peer, whose address heartbeats and
 contacts have as well."""
@@ -198,9 +191,11 @@ class RecordValidator:
 
     def keys(self, namespace: str, name: bytes) -> tuple[bytes, ...]:
         """All keys of one name."""
-        return tuple(record_key(namespace, name, salt) for salt in range(self.salts(namespace)))
+        return tuple(
+            records.record_key(namespace, name, salt) for salt in range(self.salts(namespace))
+        )
 
-    def validate(self, record: Record, key: bytes, wall: float) -> RecordValidity:
+    def validate(self, record: records.Record, key: bytes, wall: float) -> RecordValidity:
         """Validate ``record`` under ``key`` when our wall clock says ``wall``. What costs less
         comes before the signature, which costs 60 to 120 µs."""
         if key not in self.keys(record.namespace, record.name):
@@ -211,19 +206,21 @@ class RecordValidator:
             return RecordValidity.STALE
         if not check_stamp(record.publisher, record.nonce, self.difficulty):
             return RecordValidity.FORGED
-        if not self.verify(record.publisher, PROTOCOL_ID, record.payload, record.signature):
+        if not self.verify(
+            record.publisher, records.PROTOCOL_ID, record.payload, record.signature
+        ):
             return RecordValidity.FORGED
         if known is not None and not known.valid(record):
             return RecordValidity.REFUSED
         return RecordValidity.VALID if self.is_admitted(record) else RecordValidity.REFUSED
 
-    def is_admitted(self, record: Record) -> bool:
+    def is_admitted(self, record: records.Record) -> bool:
         """Whether the publisher of ``record``, which is valid otherwise, may publish under its
         key at this time."""
         known = self.namespaces.get(record.namespace)
         return known is None or known.kind_of(record) is not PublisherKind.STRANGER
 
-    def priority(self, record: Record, *, among_public: bool) -> RecordPriority:
+    def priority(self, record: records.Record, *, among_public: bool) -> RecordPriority:
         """The priority of ``record``, which is valid, in a store."""
         known = self.namespaces.get(record.namespace)
         if known is None:

@@ -32,24 +32,13 @@ from typing import Final, assert_never
 
 from p2p.errors import BadMessage
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
+from p2p.gossip import messages as msg
 from p2p.gossip.config import BACKOFF, HISTORY, HISTORY_GOSSIP, GossipConfig
 from p2p.gossip.core import events as ev
 from p2p.gossip.core.caches import MessageCache, SeenCache, size_of
 from p2p.gossip.core.mesh import Mesh
 from p2p.gossip.core.promises import PeerScores, Promises
 from p2p.gossip.core.quotas import FIELD_COST, IGNORED_COST, VERIFY_COST, PeerQuotas
-from p2p.gossip.messages import (
-    MAX_IDS,
-    MAX_MESSAGES,
-    MAX_RPC,
-    SIGNATURE_PREFIX,
-    PubsubMessage,
-    Rpc,
-    author_of,
-    decode_rpc_untrusted,
-    encode_rpc,
-    sign_message,
-)
 from p2p.identity import FOREIGN, PeerId, Signer, Verify
 from p2p.offence import Offence
 from p2p.own_time import STALL
@@ -57,7 +46,7 @@ from p2p.own_time import STALL
 MAX_PENDING: Final = 1024
 """Messages that wait for their validator. Beyond it new ones are dropped before they count as
 seen, so that they can come again."""
-MAX_ANSWER: Final = MAX_RPC // 2
+MAX_ANSWER: Final = msg.MAX_RPC // 2
 """Bytes of messages in one answer to IWANT: the host's outbox holds eight of them."""
 
 
@@ -65,7 +54,7 @@ MAX_ANSWER: Final = MAX_RPC // 2
 class _PendingMessage:
     """A message that its validator is looking at, and the peer that brought it."""
 
-    message: PubsubMessage
+    message: msg.PubsubMessage
     author: PeerId
     source: PeerId
     since: float
@@ -93,7 +82,7 @@ class GossipCore:
         self._seen = SeenCache(config.seen)
         self._cache = MessageCache(HISTORY, HISTORY_GOSSIP)
         self._pending: dict[bytes, _PendingMessage] = {}
-        self._out: dict[PeerId, Rpc] = {}
+        self._out: dict[PeerId, msg.Rpc] = {}
         self._effects: list[ev.Effect] = []
         self._next_heartbeat = -math.inf
         self._grace_until = -math.inf
@@ -119,16 +108,27 @@ class GossipCore:
             case Received(peer, data):
                 self._on_rpc(peer, data, now)
             case PeerUp(peer, dialled):
-                self._on_connected(peer, dialled, now)
+                self._mesh.connected(peer, dialled)
+                self._scores.connected(peer)
+                self._promises.connected(peer)
+                self._quotas.connected(peer, now)
+                ours = [(topic, True) for topic in self._mesh.meshes]
+                self._rpc_to(peer).subscriptions.extend(ours)
             case PeerDown(peer, unreachable=False):
                 self._mesh.disconnected(peer)
                 self._scores.disconnected(peer)
                 self._promises.disconnected(peer)
                 self._quotas.disconnected(peer)
             case ev.Subscribe(topic):
-                self._subscribe(topic, now)
+                if topic not in self._mesh.meshes:
+                    self._announce_subscription(topic, True)
+                    for peer in self._mesh.join(topic, now):
+                        self._rpc_to(peer).graft.append(topic)
             case ev.Unsubscribe(topic):
-                self._unsubscribe(topic, now)
+                if topic in self._mesh.meshes:
+                    for peer in self._mesh.leave(topic, now):
+                        self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
+                    self._announce_subscription(topic, False)
             case ev.Publish(topic, data):
                 self._publish(topic, data, now)
             case ev.Validated(identity, validity):
@@ -143,27 +143,13 @@ class GossipCore:
 
     # What the node wants.
 
-    def _subscribe(self, topic: str, now: float) -> None:
-        if topic in self._mesh.meshes:
-            return
-        self._announce_subscription(topic, True)
-        for peer in self._mesh.join(topic, now):
-            self._rpc_to(peer).graft.append(topic)
-
-    def _unsubscribe(self, topic: str, now: float) -> None:
-        if topic not in self._mesh.meshes:
-            return
-        for peer in self._mesh.leave(topic, now):
-            self._rpc_to(peer).prune.append((topic, round(BACKOFF)))
-        self._announce_subscription(topic, False)
-
     def _announce_subscription(self, topic: str, subscribed: bool) -> None:
         for peer in self._mesh.connected_peers():
             self._rpc_to(peer).subscriptions.append((topic, subscribed))
 
     def _publish(self, topic: str, data: bytes, now: float) -> None:
         self._seqno += 1
-        message = sign_message(self._signer, topic, data, self._seqno)
+        message = msg.sign_message(self._signer, topic, data, self._seqno)
         self._seen.accept(message.id, now)
         self._cache.put(message)
         for peer in self._mesh.publish_recipients(topic, size_of(message), now):
@@ -176,7 +162,17 @@ class GossipCore:
             return
         message, source = pending.message, pending.source
         if validity is ev.Validity.ACCEPT:
-            self._forward(pending, now)
+            # Deliver it here, and send it to the mesh but for its author and the peer it came
+            # from.
+            author = pending.author
+            self._seen.accept(message.id, now)
+            self._cache.put(message)
+            self._scores.delivered_first(source)
+            self._quotas.charge_author(author, size_of(message), now)
+            self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
+            for peer in self._mesh.meshes.get(message.topic, {}):
+                if peer not in (source, author):
+                    self._rpc_to(peer).messages.append(message)
         elif validity is ev.Validity.IGNORE:
             self._quotas.charge(source, IGNORED_COST)
         else:
@@ -184,28 +180,7 @@ class GossipCore:
             self._penalise(source, Offence.REJECTED, "rejected")
         self.counters[validity.value] += 1
 
-    def _forward(self, pending: _PendingMessage, now: float) -> None:
-        """Deliver an accepted message here, and send it to the mesh but for its author and the
-        peer it came from."""
-        message, author, source = pending.message, pending.author, pending.source
-        self._seen.accept(message.id, now)
-        self._cache.put(message)
-        self._scores.delivered_first(source)
-        self._quotas.charge_author(author, size_of(message), now)
-        self._effects.append(ev.Deliver(message.topic, author, message.data or b""))
-        for peer in self._mesh.meshes.get(message.topic, {}):
-            if peer not in (source, author):
-                self._rpc_to(peer).messages.append(message)
-
     # What peers send.
-
-    def _on_connected(self, peer: PeerId, dialled: bool, now: float) -> None:
-        self._mesh.connected(peer, dialled)
-        self._scores.connected(peer)
-        self._promises.connected(peer)
-        self._quotas.connected(peer, now)
-        ours = [(topic, True) for topic in self._mesh.meshes]
-        self._rpc_to(peer).subscriptions.extend(ours)
 
     def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> None:
         if not self._mesh.is_connected(peer):
@@ -217,7 +192,7 @@ class GossipCore:
                 self._penalise(peer, Offence.FLOOD, "flood")
             return
         try:
-            rpc = decode_rpc_untrusted(data)
+            rpc = msg.decode_rpc_untrusted(data)
         except BadMessage as error:
             self._penalise(peer, Offence.MALFORMED, "malformed", str(error))
             return
@@ -236,7 +211,7 @@ class GossipCore:
         self._on_ihave(peer, rpc, now)
         self._on_iwant(peer, rpc.iwant)
 
-    def _on_message(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+    def _on_message(self, peer: PeerId, message: msg.PubsubMessage, now: float) -> bool:
         """Take a message; False if it is forged, and the rest of its RPC not worth reading."""
         identity = message.id
         if message.topic not in self._mesh.meshes:
@@ -253,14 +228,14 @@ class GossipCore:
             return self._check_signature(peer, message, now)
         return True
 
-    def _check_signature(self, peer: PeerId, message: PubsubMessage, now: float) -> bool:
+    def _check_signature(self, peer: PeerId, message: msg.PubsubMessage, now: float) -> bool:
         """Hand a message to its validator if the signature is good; False if it is forged.
 
         Only a message with a good signature counts as seen, so that a forgery cannot block the
         message that it imitates. The first forgery ends an RPC: its sender did not check what
         follows either, or can send it again.
         """
-        author = author_of(message)
+        author = msg.author_of(message)
         if author is None:
             self.counters["foreign key"] += 1
             return True
@@ -268,7 +243,7 @@ class GossipCore:
             self.counters["unverified"] += 1
             return True
         self._quotas.charge(peer, VERIFY_COST)
-        signed = SIGNATURE_PREFIX + message.unsigned()
+        signed = msg.SIGNATURE_PREFIX + message.unsigned()
         if not self._verify(author, FOREIGN, signed, message.signature):
             self._penalise(peer, Offence.FORGED, "forged")
             return False
@@ -300,7 +275,7 @@ class GossipCore:
         self._mesh.add_backoff(topic, peer, now, backoff)
         self._rpc_to(peer).prune.append((topic, round(backoff)))
 
-    def _on_ihave(self, peer: PeerId, rpc: Rpc, now: float) -> None:
+    def _on_ihave(self, peer: PeerId, rpc: msg.Rpc, now: float) -> None:
         """A peer advertises ids: ask for those that we have not seen, in random order within
         its limit."""
         if not rpc.ihave or not self._scores.may_gossip(peer):
@@ -333,7 +308,7 @@ class GossipCore:
             if message is not None:
                 size += size_of(message)
                 answer = self._rpc_to(peer).messages
-                if size > MAX_ANSWER or len(answer) >= MAX_MESSAGES:
+                if size > MAX_ANSWER or len(answer) >= msg.MAX_MESSAGES:
                     return
                 self._quotas.charge(peer, size_of(message))
                 answer.append(message)
@@ -377,23 +352,23 @@ class GossipCore:
             if not ids:
                 continue
             for peer in self._mesh.gossip_recipients(topic):
-                if advertised[peer] + len(ids) <= MAX_IDS:
+                if advertised[peer] + len(ids) <= msg.MAX_IDS:
                     advertised[peer] += len(ids)
                     self._rpc_to(peer).ihave.append((topic, ids))
 
     # Shared steps.
 
-    def _rpc_to(self, peer: PeerId) -> Rpc:
+    def _rpc_to(self, peer: PeerId) -> msg.Rpc:
         """The RPC that ``peer`` will be sent at the end of this event; nothing is sent if it
         stays empty."""
         rpc = self._out.get(peer)
         if rpc is None:
-            rpc = self._out[peer] = Rpc()
+            rpc = self._out[peer] = msg.Rpc()
         return rpc
 
     def _take_effects(self) -> list[ev.Effect]:
         for peer, rpc in self._out.items():
-            data = encode_rpc(rpc)
+            data = msg.encode_rpc(rpc)
             if data:
                 self._effects.append(Send(peer, data))
         self._out = {}

@@ -35,6 +35,7 @@ from typing import Final, Protocol
 import nacl.bindings
 import nacl.exceptions
 
+from p2p import protobuf
 from p2p.errors import BadMessage, LocalProtocolError, RemoteProtocolError, WrongPeer
 from p2p.identity import (
     SIGNATURE_BYTES,
@@ -42,13 +43,6 @@ from p2p.identity import (
     ProtocolId,
     decode_peer_id_untrusted,
     verify_raw,
-)
-from p2p.protobuf import (
-    as_bytes_untrusted,
-    as_int_untrusted,
-    as_text_untrusted,
-    field,
-    fields_untrusted,
 )
 from p2p.transport.core.cipher import AEAD, KEY_BYTES, TAG_BYTES, Aead, Buffer
 
@@ -168,8 +162,10 @@ class StaticKey:
     def create(cls, key: IdentityKey, entropy: bytes) -> StaticKey:
         """``entropy`` is 32 random bytes: the private key."""
         public = nacl.bindings.crypto_scalarmult_base(entropy)
-        public_key = field(1, _KEY_ED25519) + field(2, key.peer_id.public_key)
-        identity = field(1, public_key) + field(2, key.sign_raw(_SIGNATURE_PREFIX + public))
+        public_key = protobuf.field(1, _KEY_ED25519) + protobuf.field(2, key.peer_id.public_key)
+        identity = protobuf.field(1, public_key) + protobuf.field(
+            2, key.sign_raw(_SIGNATURE_PREFIX + public)
+        )
         return cls(entropy, public, identity, key.peer_id)
 
 
@@ -264,8 +260,8 @@ class NoiseHandshake:
         self._out += _LENGTH.pack(len(message)) + message
 
     def _payload(self) -> bytes:
-        muxers = b"".join(field(2, muxer) for muxer in self._muxers)
-        return self._static.identity + (field(4, muxers) if muxers else b"")
+        muxers = b"".join(protobuf.field(2, muxer) for muxer in self._muxers)
+        return self._static.identity + (protobuf.field(4, muxers) if muxers else b"")
 
     def _send_first(self) -> None:
         public = nacl.bindings.crypto_scalarmult_base(self._ephemeral)
@@ -420,21 +416,21 @@ def decode_hello_untrusted(payload: bytes, remote_static: bytes) -> Hello:
     else.
     """
     key = signature = extensions = b""
-    for number, value in fields_untrusted(payload):
+    for number, value in protobuf.fields_untrusted(payload):
         if number == 1:
-            key = as_bytes_untrusted(value, "an identity key")
+            key = protobuf.as_bytes_untrusted(value, "an identity key")
         elif number == 2:
-            signature = as_bytes_untrusted(value, "an identity signature")
+            signature = protobuf.as_bytes_untrusted(value, "an identity signature")
         elif number == 4:
-            extensions = as_bytes_untrusted(value, "the extensions")
+            extensions = protobuf.as_bytes_untrusted(value, "the extensions")
     peer = decode_public_key_untrusted(key)
     if len(signature) != SIGNATURE_BYTES or not verify_raw(
         peer, _SIGNATURE_PREFIX + remote_static, signature
     ):
         raise BadMessage("the identity's signature does not cover the Noise key")
     muxers = [
-        ProtocolId(as_text_untrusted(value, "a muxer's name"))
-        for number, value in fields_untrusted(extensions)
+        ProtocolId(protobuf.as_text_untrusted(value, "a muxer's name"))
+        for number, value in protobuf.fields_untrusted(extensions)
         if number == 2
     ]
     # Names of muxers a peer may offer; two exist (yamux, mplex), and each is looked at.
@@ -446,11 +442,11 @@ def decode_public_key_untrusted(data: bytes) -> PeerId:
     else.
     """
     kind, key = -1, b""
-    for number, value in fields_untrusted(data):
+    for number, value in protobuf.fields_untrusted(data):
         if number == 1:
-            kind = as_int_untrusted(value, "a key type")
+            kind = protobuf.as_int_untrusted(value, "a key type")
         elif number == 2:
-            key = as_bytes_untrusted(value, "a public key")
+            key = protobuf.as_bytes_untrusted(value, "a public key")
     if kind != _KEY_ED25519 or len(key) != KEY_BYTES:
         raise BadMessage(
             "the peer's identity is not an Ed25519 key, the only kind that Shoal accepts"
