@@ -31,12 +31,12 @@ LIMITS = {
     "p2p/transport": 2728,
     "proofs": 1020,
     "roles/calibrate": 683,
-    "roles/contract": 858,
+    "roles/contract": 881,
     "roles/demo": 779,
     "roles/diloco": 3878,
     "roles/doctor": 605,
     "roles/engines": 4314,
-    "roles/envs": 2124,
+    "roles/envs": 2174,
     "roles/inference": 1271,
     "roles/ledger": 789,
     "roles/models": 1632,
@@ -55,7 +55,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 56975,
+    "tests": 57004,
 }
 
 NO_CODE = {
