@@ -77,10 +77,6 @@ class MessageCore(Protocol[EventIn, EffectOut]):
         ...
 
 
-def _on_time() -> float:
-    return 0.0
-
-
 class Driver(Generic[Event, Effect]):
     """Pumps one core for the length of the block `running`; before and after it, events are
     dropped.
@@ -92,7 +88,7 @@ class Driver(Generic[Event, Effect]):
         core: MessageCore[Event, Effect | HostEffect],
         carry_out: Callable[[Effect], None],
         on_deadline: Callable[[], None],
-        lateness: Callable[[], float] = _on_time,
+        lateness: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """``on_deadline`` is called when the core wants to be told the time, and feeds its
         tick.

@@ -243,18 +243,13 @@ class Membership:
                     self._joined.notify_all()
 
 
-def _everyone(_: PeerId) -> bool:
-    """A swarm without a run admits every peer."""
-    return True
-
-
 @asynccontextmanager
 async def open_membership(
     world: World,
     host: Host,
     config: MembershipConfig | None = None,
     *,
-    may: Callable[[PeerId], bool] = _everyone,
+    may: Callable[[PeerId], bool] = lambda _: True,
     stamp: bytes = b"",
     is_stamped: Callable[[PeerId, bytes], bool] | None = None,
 ) -> AsyncIterator[Membership]:

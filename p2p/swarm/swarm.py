@@ -586,16 +586,13 @@ class SwarmHost:
                     nursery.cancel_scope.cancel()
         finally:
             self._is_over = True
-            await self._stop_listening()
+            with trio.CancelScope(shield=True):
+                for listener in self._listeners:
+                    await listener.aclose()
 
     def _check_open(self) -> None:
         if self._is_over:
             raise trio.ClosedResourceError("this host is closed: its open_host block has ended")
-
-    async def _stop_listening(self) -> None:
-        with trio.CancelScope(shield=True):
-            for listener in self._listeners:
-                await listener.aclose()
 
     def _spawn(self, function: Callable[..., Awaitable[object]], *args: object) -> None:
         if self._nursery is None:
@@ -639,14 +636,14 @@ async def open_host(
         network = network or TcpNetwork()
         if isinstance(network, TcpNetwork):
             config = replace(config, limits=config.limits.within(network.descriptors))
-        host = SwarmHost(world, network, key or _key_of(world), config)
+        if key is None:
+            if not isinstance(world.signer, KeyPair):
+                raise ConfigError(
+                    "this world signs without showing its key: pass open_host(key=...)"
+                )
+            key = world.signer
+        host = SwarmHost(world, network, key, config)
         await stack.enter_async_context(
             host.running([as_multiaddr(addr, "listen") for addr in listen])
         )
         yield host
-
-
-def _key_of(world: World) -> KeyPair:
-    if not isinstance(world.signer, KeyPair):
-        raise ConfigError("this world signs without showing its key: pass open_host(key=...)")
-    return world.signer

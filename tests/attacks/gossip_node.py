@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from p2p.events import PeerDown, PeerUp, Penalise, Received, Send, Tick
+from p2p.gossip import messages as messages_module
 from p2p.gossip.config import GossipConfig
-from p2p.gossip.core import core as core_module
 from p2p.gossip.core.core import GossipCore
 from p2p.gossip.core.events import Deliver, Subscribe, Validate, Validated, Validity
 from p2p.gossip.messages import (
@@ -101,7 +101,7 @@ class Victim:
         since = self.now
         steps = round(seconds * 50)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core_module, "decode_rpc_untrusted", flood.decode)
+            patch.setattr(messages_module, "decode_rpc_untrusted", flood.decode)
             for step in range(steps):
                 for number in range(step * rate // 50, (step + 1) * rate // 50):
                     if peer in self.refused:

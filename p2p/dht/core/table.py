@@ -159,7 +159,11 @@ class RoutingTable:
             self.remove(known.contact)
         if not is_dialable:
             return None
-        while len(bucket) >= self.ksize and self._may_split(bucket):
+        # Kademlia's b is 5: branches away from us are split to this depth too, which saves a
+        # hop or two.
+        while len(bucket) >= self.ksize and (
+            bucket.has_in_range(self.node) or bucket.depth() % 5
+        ):
             index = self._index(contact.number)
             self.buckets[index : index + 1] = halves = bucket.split()
             for half in halves:
@@ -190,11 +194,6 @@ class RoutingTable:
 
     def _node(self, contact: Contact) -> ContactNode:
         return ContactNode(contact, prefixes(contact.addrs, among_public=self.among_public))
-
-    def _may_split(self, bucket: KBucket) -> bool:
-        # Kademlia's b: branches away from us are split to this depth too, which saves a hop or
-        # two.
-        return bool(bucket.has_in_range(self.node)) or bucket.depth() % 5 != 0
 
     def _is_spread(self, node: ContactNode, bucket: KBucket) -> bool:
         """Whether no prefix of ``node`` has all the places that one prefix may have."""

@@ -121,14 +121,6 @@ class RecordPriority:
     """The address prefixes that it counts against (`p2p.dht.core.diversity`)."""
 
 
-def _unknown_publisher(_: records.Record) -> PublisherKind:
-    return PublisherKind.UNKNOWN
-
-
-def _no_places(_: records.Record) -> tuple[Multiaddr, ...]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Namespace:
     """What the records of one namespace may be. A namespace without a description takes any
@@ -145,9 +137,9 @@ class Namespace:
     """Keys the record lives under."""
     max_lifetime: float = MAX_LIFETIME
     """Seconds."""
-    kind_of: Callable[[records.Record], PublisherKind] = _unknown_publisher
+    kind_of: Callable[[records.Record], PublisherKind] = lambda _: PublisherKind.UNKNOWN
     """What this node knows about the publisher."""
-    places: Callable[[records.Record], tuple[Multiaddr, ...]] = _no_places
+    places: Callable[[records.Record], tuple[Multiaddr, ...]] = lambda _: ()
     """Where the record says that its publisher is; one address prefix gets few places under a
     key."""
 

@@ -80,6 +80,7 @@ class Pull:
         if room <= FEW_SEATS and not is_batch and not self._members.is_sparse():
             room = 0
         may_ask_unknown = is_batch and self._unknown.available(now) >= 1
+        plenty = self._budget.capacity / 2
         keys: list[bytes] = []
         for key, seqno, policy in digests:
             member = by_key(key)
@@ -99,7 +100,7 @@ class Pull:
                     and ((watch := member.watch) is None or watch.liveness is Liveness.ALIVE)
                 )
                 or key in asked
-                or (member.liveness is Liveness.ALIVE and not self._has_plenty(now))
+                or (member.liveness is Liveness.ALIVE and self._budget.available(now) <= plenty)
             ):
                 continue
             is_full = len(keys) == MAX_KEYS or len(asked) == MAX_ASKED
@@ -110,8 +111,3 @@ class Pull:
         if keys and is_batch:
             self._batch_at = now + BATCH_INTERVALS * self._interval
         return tuple(keys)
-
-    def _has_plenty(self, now: float) -> bool:
-        """Whether the budget is large enough for what is no news of the unknown or the
-        suspected peer."""
-        return self._budget.available(now) > self._budget.capacity / 2

@@ -73,10 +73,6 @@ forgive.
 _Addrs = tuple[Multiaddr, ...]
 
 
-def _nobody(_: PeerId) -> bool:
-    return False
-
-
 class AddressBook:
     """Hints where peers are, newest first, a few per peer, for a bounded number of peers.
 
@@ -86,7 +82,7 @@ class AddressBook:
     ``keeps`` names are never pushed out.
     """
 
-    def __init__(self, keeps: Callable[[PeerId], bool] = _nobody) -> None:
+    def __init__(self, keeps: Callable[[PeerId], bool] = lambda _: False) -> None:
         self._keeps = keeps
         self._owner: dict[PeerId, _Addrs] = {}
         self._signed: dict[PeerId, _Addrs] = {}

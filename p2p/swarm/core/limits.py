@@ -350,7 +350,12 @@ class Budget:
 
         Where everything else is protected, that is the newcomer itself.
         """
-        victims = self._siblings_over(held)
+        # The oldest connections of a peer that has one too many: after a restart they are
+        # ghosts.
+        siblings = list(self._of_peer.get(held.peer, ()))
+        victims = siblings[: max(len(siblings) + 1 - self.limits.per_peer, 0)]
+        for one in victims:
+            self._count(one, -1)
         self._count(held, +1)
         limits, group = self.limits, held.group
         if held.inbound and not self._is_protected(held.peer):
@@ -391,16 +396,6 @@ class Budget:
             _count(self._hosts, held.group.host, change)
             _count(self._networks, held.group.network, change)
 
-    def _siblings_over(self, held: HeldConnection) -> list[HeldConnection]:
-        """The oldest connections of a peer that has one too many: after a restart they are
-        ghosts.
-        """
-        siblings = self._of_peer.get(held.peer, {})
-        over = list(siblings)[: max(len(siblings) + 1 - self.limits.per_peer, 0)]
-        for one in over:
-            self._count(one, -1)
-        return over
-
     def _evict(
         self, among: list[HeldConnection], newcomer: HeldConnection, more: int = 0
     ) -> list[HeldConnection]:
@@ -431,22 +426,17 @@ class Budget:
 
         useful = [one for one in rest if one.usage.useful_at]
         protect(sorted(useful, key=lambda one: -one.usage.useful_at), 2 * share)
-        protect(self._one_of_each_network(rest), share)
+        first: dict[str, HeldConnection] = {}
+        for one in rest:
+            first.setdefault(one.group.network, one)
+        # The oldest of each network, in an order that only we know.
+        secret = lambda name: hashlib.sha256(self._salt + name.encode()).digest()  # noqa: E731
+        protect([first[name] for name in sorted(first, key=secret)], share)
         used = [one for one in rest if one.usage.was_used]
         protect(sorted(used, key=lambda one: one.usage.since), 2 * share)
         crowd = _most_crowded(one.group for one in rest)
         pool = [one for one in rest if one.group.network == crowd]
         return sorted(pool, key=lambda one: one.usage.used_at)
-
-    def _one_of_each_network(self, among: Iterable[HeldConnection]) -> list[HeldConnection]:
-        """The oldest of each network, in an order that only we know."""
-        first: dict[str, HeldConnection] = {}
-        for one in among:
-            first.setdefault(one.group.network, one)
-        return [first[name] for name in sorted(first, key=self._secret_rank)]
-
-    def _secret_rank(self, network: str) -> bytes:
-        return hashlib.sha256(self._salt + network.encode()).digest()
 
     # Streams.
 
@@ -464,7 +454,12 @@ class Budget:
         if len(own) > MAX_SERVED_PER_PEER:
             victim = stream
         elif self._served_count > MAX_SERVED:
-            victim = next(reversed(self._served[self._most_served()]))
+            # Of the peer with the most; of a protected one if there are no others.
+            counts = sorted(self._by_served, reverse=True)
+            ranked = (peer for count in counts for peer in self._by_served[count])
+            first = next(iter(self._by_served[counts[0]]))
+            most = next((peer for peer in ranked if not self._is_protected(peer)), first)
+            victim = next(reversed(self._served[most]))
         if victim is not None:
             self.served_to_end(victim)
         return victim
@@ -487,13 +482,6 @@ class Budget:
                 del self._by_served[before]
         if after:
             self._by_served.setdefault(after, {})[peer] = None
-
-    def _most_served(self) -> PeerId:
-        """The peer with the most streams; a protected one if there are no others."""
-        counts = sorted(self._by_served, reverse=True)
-        ranked = (peer for count in counts for peer in self._by_served[count])
-        first = next(iter(self._by_served[counts[0]]))
-        return next((peer for peer in ranked if not self._is_protected(peer)), first)
 
     def end_stalled(self) -> None:
         """Once a sweep: end the streams whose peers take nothing."""
