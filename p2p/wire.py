@@ -172,12 +172,12 @@ class FrameReader:
         while (payload := self._parser.next_frame()) is None:
             if self._parser.pending:
                 return await self._receive_rest()
+            self._tell()
             data = await self._stream.receive_some()
             if not data:
                 return None
             self._parser.feed(data)
             del data  # the parser has it: waiting for more is not to hold it twice
-        self._tell()
         return payload
 
     async def _receive_rest(self) -> bytes:
