@@ -118,7 +118,7 @@ class RecordPriority:
     reserved: bool = False
     """It always has a place."""
     groups: tuple[str, ...] = ()
-    """The address prefixes that it counts against (`p2p.dht.core.diversity`)."""
+    """The address prefixes that it counts against (`prefixes`)."""
 
 
 @dataclass(frozen=True, slots=True)
