@@ -303,7 +303,8 @@ class RealDisk:
 
     async def size(self, path: str) -> int | None:
         """Bytes, or None."""
-        return await self._run(_size, self._path(path))
+        file = self._path(path)
+        return await self._run(lambda: file.stat().st_size if file.is_file() else None)
 
     async def free(self) -> int:
         """Bytes that the file system has left."""
@@ -477,10 +478,6 @@ def _open_lock(path: Path) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
 
 
 def raise_descriptor_limit() -> int:

@@ -319,7 +319,8 @@ class ProcessWorker:
         while self._resting:
             os.close(self._resting.pop())
         for orphan in self._inner:
-            await trio.to_thread.run_sync(_bury, orphan)
+            with contextlib.suppress(ChildProcessError):
+                await trio.to_thread.run_sync(os.waitpid, orphan, 0)
         await self._hear_out()
         await self._stdout.aclose()
         if self._stderr is not None:
@@ -370,13 +371,6 @@ def _children_of(pid: int) -> list[int]:
     except OSError:  # it has ended
         return []
     return list(map(int, words))
-
-
-def _bury(pid: int) -> None:
-    """Take note of the end of an orphan. It went to the first process of this machine, which in
-    a container may be this node: there each would keep its number for ever."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
 
 
 def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:
