@@ -33,7 +33,7 @@ The host of production, a package with a map of its own: `swarm`, a `Host` on an
 
 The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish
 and subscribe), `dht` (who is where), `shardcast` (policies to every node), `ledger` (a node's
-signed log). `driver` feeds a service's core, and `effects` are what the cores of all services
+signed log). `driver` feeds a service's core, and `events` are what the cores of all services
 ask of a host. `node` composes all services; `cast` composes three of them to send files.
 
 How data flows
@@ -131,56 +131,13 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
-    "AddrSource",
-    "BadMessage",
-    "ConfigError",
-    "ConnectionConfig",
-    "Dht",
-    "DhtConfig",
-    "FrameReader",
-    "Gossip",
-    "GossipConfig",
-    "Host",
-    "KeyPair",
-    "LimitExceeded",
-    "Listener",
-    "LocalProtocolError",
-    "Member",
-    "Membership",
-    "MembershipConfig",
-    "MemoryNetwork",
-    "MessageHandler",
-    "MissingDependency",
-    "Multiaddr",
-    "Namespace",
-    "Network",
-    "PeerEvent",
-    "PeerId",
-    "PeerState",
-    "PeerUnreachable",
-    "ProtocolError",
-    "ProtocolId",
-    "ProtocolNotSupported",
-    "Record",
-    "RemoteProtocolError",
-    "ShoalError",
-    "StorageError",
-    "Stream",
-    "StreamHandler",
-    "SwarmConfig",
-    "SwarmHost",
-    "TcpNetwork",
-    "Validity",
-    "World",
-    "WrongPeer",
-    "frame",
-    "open_dht",
-    "open_gossip",
-    "open_host",
-    "open_membership",
-    "open_world",
-    "ping",
-    "request",
-    "send_frame",
-    "serve_requests",
-]
+    "AddrSource", "BadMessage", "ConfigError", "ConnectionConfig", "Dht", "DhtConfig",
+    "FrameReader", "Gossip", "GossipConfig", "Host", "KeyPair", "LimitExceeded", "Listener",
+    "LocalProtocolError", "Member", "Membership", "MembershipConfig", "MemoryNetwork",
+    "MessageHandler", "MissingDependency", "Multiaddr", "Namespace", "Network", "PeerEvent",
+    "PeerId", "PeerState", "PeerUnreachable", "ProtocolError", "ProtocolId",
+    "ProtocolNotSupported", "Record", "RemoteProtocolError", "ShoalError", "StorageError",
+    "Stream", "StreamHandler", "SwarmConfig", "SwarmHost", "TcpNetwork", "Validity", "World",
+    "WrongPeer", "frame", "open_dht", "open_gossip", "open_host", "open_membership",
+    "open_world", "ping", "request", "send_frame", "serve_requests",
+]  # fmt: skip

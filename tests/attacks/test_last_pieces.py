@@ -51,7 +51,6 @@ class Pieces:
     """A stream that brings its pieces, and then is silent; it takes whatever is sent."""
 
     peer = KeyPair(b"\x05" * 32).peer_id
-    on_unfinished = None
 
     def __init__(self, *pieces: bytes) -> None:
         self._pieces = list(pieces)
