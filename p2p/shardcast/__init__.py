@@ -41,12 +41,11 @@ All other methods are for the host, the disk and tests.
 
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.forest import RosterEntry
-from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, Manifest, PolicyVersion
 from p2p.shardcast.service import Shardcast, open_shardcast
 
 __all__ = [
     "NO_POLICY",
-    "Equivocation",
     "Manifest",
     "PolicyVersion",
     "RosterEntry",

@@ -9,12 +9,12 @@ Per encoding the manifest says what it costs. An anchor needs nothing else: its 
 i. An encoding whose chunks are something else, a delta, names the list of them by digest.
 
 A manifest carries the digest of the one before it. Two different manifests for one version, or
-one that denies its own predecessor, are an `Equivocation`: proof, from signatures alone,
-against a trainer.
+one that denies its own predecessor, are a `p2p.equivocation.Equivocation`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -148,6 +148,17 @@ class Manifest:
         object.__setattr__(self, "digest", digest_of(self.content))
 
     @property
+    def author(self) -> PeerId:
+        """The trainer."""
+        return self.trainer
+
+    @property
+    def bound(self) -> Mapping[int, bytes]:
+        """The digests of this manifest and of its predecessor, by version."""
+        before, previous = self.body.previous_version, self.body.previous
+        return {self.version: self.digest, **({before: previous} if previous else {})}
+
+    @property
     def version(self) -> PolicyVersion:
         """The version it describes."""
         return self.body.version
@@ -273,28 +284,3 @@ def _check_body(body: ManifestBody) -> None:
         raise BadMessage("a manifest needs one anchor and distinct encodings")
     if not all(e.base < body.version for e in body.encodings):
         raise BadMessage("a manifest's patch is on no older version")
-
-
-@dataclass(frozen=True, slots=True)
-class Equivocation:
-    """Two manifests that one honest trainer cannot have signed both. Any node can check it."""
-
-    first: Manifest
-    second: Manifest
-
-    @property
-    def trainer(self) -> PeerId:
-        """The trainer that it convicts."""
-        return self.first.trainer
-
-    @property
-    def is_proof(self) -> bool:
-        """Whether the two really contradict each other (their signatures were judged at
-        decoding)."""
-        first, second = self.first, self.second
-        if first.trainer != second.trainer or first.digest == second.digest:
-            return False
-        if first.version == second.version:
-            return True
-        denied = first.version == second.body.previous_version
-        return denied and second.body.previous != first.digest

@@ -17,6 +17,7 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.driver import Driver
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
@@ -29,7 +30,7 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.disk import DiskHealth
 from p2p.shardcast.forest import RosterEntry
 from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Equivocation, Manifest, PolicyVersion
+from p2p.shardcast.manifest import NO_POLICY, PROTOCOL_ID, Manifest, PolicyVersion
 from p2p.shardcast.messages import (
     BULK_PROTOCOL_ID,
     MAX_CONTROL,
@@ -171,7 +172,7 @@ class Shardcast:
         return self._core.uplink_rate
 
     @property
-    def halted(self) -> dict[PeerId, Equivocation]:
+    def halted(self) -> dict[PeerId, Equivocation[Manifest]]:
         """Trainers convicted of equivocation, with the proof."""
         return dict(self._core.statements.halted)
 
@@ -323,7 +324,7 @@ class Shardcast:
             case ev.Halt(evidence):
                 logger.warning(
                     "trainer_halted trainer=%r version=%d",
-                    evidence.trainer,
+                    evidence.author,
                     evidence.first.version,
                 )
                 self._jobs.send_nowait(effect)

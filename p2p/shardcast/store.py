@@ -35,6 +35,7 @@ from typing import Final, TypeVar
 import trio
 
 from p2p.bounded import BoundedDict
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
@@ -44,7 +45,6 @@ from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of
 from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     NO_POLICY,
-    Equivocation,
     Manifest,
     PolicyVersion,
     decode_manifest_untrusted,
@@ -552,18 +552,18 @@ class PolicyStore:
         """Remember durably whom we feed, for a next life. Raises `StorageError`."""
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
-    async def keep_convictions(self, convictions: Iterable[Equivocation]) -> None:
+    async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:
         """Remember durably which trainers contradicted themselves. Raises `StorageError`."""
         pairs = [[one.first.encode(), one.second.encode()] for one in convictions]
         await self._disk.replace(f"{self.folder}/{_CONVICTIONS}", pack(pairs))
 
     # Resuming
 
-    async def load_convictions(self) -> list[Equivocation]:
+    async def load_convictions(self) -> list[Equivocation[Manifest]]:
         """The trainers that an earlier life convicted, as far as the proof still is one: a disk
         is not believed more than a peer."""
         path = f"{self.folder}/{_CONVICTIONS}"
-        found: list[Equivocation] = []
+        found: list[Equivocation[Manifest]] = []
         try:
             pairs = unpack_untrusted(await self._disk.read(path, 0, _MAX_CONVICTIONS))
             for pair in pairs if isinstance(pairs, list) else ():
@@ -580,15 +580,12 @@ class PolicyStore:
             )
         return found
 
-    def _evidence_untrusted(self, pair: object) -> Equivocation:
+    def _evidence_untrusted(self, pair: object) -> Equivocation[Manifest]:
         first, second = (
             decode_manifest_untrusted(data, self._run, self._world.verify)
             for data in fields_untrusted(pair, bytes, bytes, what="conviction")
         )
-        evidence = Equivocation(first, second)
-        if not evidence.is_proof:
-            raise BadMessage("a conviction that proves nothing")
-        return evidence
+        return Equivocation(first, second)
 
     async def load_roster(self) -> Roster | None:
         """The last roster that an earlier life signed."""

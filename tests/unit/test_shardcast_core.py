@@ -640,7 +640,7 @@ def test_two_manifests_for_one_version_halt_their_trainer_everywhere() -> None:
     for node in swarm.nodes.values():
         halts = [e for e in node.effects if isinstance(e, ev.Halt)]
         assert len(halts) == 1
-        assert halts[0].evidence.is_proof
+        assert halts[0].evidence.author
     swarm.publish(2, 420_000, 32 * KI)
     swarm.run(20)
     assert all(2 not in node.whole for node in swarm.peers)

@@ -263,7 +263,7 @@ def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None
     assert statements.record(honest) is None, "two trainers may have the same version"
     evidence = statements.record(other)
     assert evidence is not None
-    assert (evidence.trainer, evidence.is_proof) == (key(2).peer_id, True)
+    assert evidence.author == key(2).peer_id
 
 
 def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:

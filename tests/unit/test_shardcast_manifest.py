@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings, strategies as st
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, LocalProtocolError
 from p2p.identity import KeyPair, verify
 from p2p.shardcast.chunkset import EMPTY, ChunkSet
@@ -41,7 +42,6 @@ from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     NO_POLICY,
     Encoding,
-    Equivocation,
     Manifest,
     ManifestBody,
     PolicyVersion,
@@ -125,12 +125,11 @@ def test_a_manifest_of_somebody_else_is_refused() -> None:
 
 def test_what_proves_equivocation() -> None:
     one, other = manifest(), manifest(size=61)
-    assert Equivocation(one, other).is_proof
-    assert not Equivocation(one, one).is_proof
-    assert not Equivocation(one, manifest(signer=KeyPair(bytes(32)))).is_proof
     child = manifest(8, previous_version=PolicyVersion(7), previous=one.digest)
-    assert not Equivocation(one, child).is_proof
-    assert Equivocation(other, child).is_proof
+    assert Equivocation(one, other).number == Equivocation(other, child).number == 7
+    for agrees in (one, manifest(signer=KeyPair(bytes(32))), child):
+        with pytest.raises(BadMessage, match="prove no equivocation"):
+            Equivocation(one, agrees)
 
 
 def test_indexes_must_be_what_was_named_and_add_up() -> None:

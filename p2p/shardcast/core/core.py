@@ -28,6 +28,7 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import assert_never
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.own_time import OwnTime
@@ -48,7 +49,7 @@ from p2p.shardcast.core.upload import Upload
 from p2p.shardcast.core.versions import Versions
 from p2p.shardcast.forest import OtherForestRule, Roster, RosterEntry
 from p2p.shardcast.index import Index, Span
-from p2p.shardcast.manifest import NO_POLICY, Equivocation, Manifest
+from p2p.shardcast.manifest import NO_POLICY, Manifest
 from p2p.shardcast.messages import (
     INLINE_INDEX,
     MAX_CONVICTED,
@@ -390,8 +391,8 @@ class ShardcastCore:
                 download.pull_only = True
                 self._out += self._repair.inquire(download, self._now)
 
-    def _halt(self, evidence: Equivocation) -> None:
-        trainer = evidence.trainer
+    def _halt(self, evidence: Equivocation[Manifest]) -> None:
+        trainer = evidence.author
         self.statements.halt(evidence)
         message = Evidence(evidence.first.encode(), evidence.second.encode())
         for download in self.downloads:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from p2p.equivocation import Equivocation
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.forest import Roster
 from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import Equivocation, Manifest
+from p2p.shardcast.manifest import Manifest
 from p2p.shardcast.messages import ChunkHeader, Message
 
 
@@ -268,7 +269,7 @@ class Penalise:
 class Halt:
     """A trainer is convicted: nothing more from it is believed."""
 
-    evidence: Equivocation
+    evidence: Equivocation[Manifest]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from p2p.bounded import BoundedDict
-from p2p.errors import BadMessage, ShoalError
+from p2p.equivocation import Equivocation, conflict
+from p2p.errors import ShoalError
 from p2p.identity import PeerId, Verify
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.index import digest_of
-from p2p.shardcast.manifest import Equivocation, Manifest, decode_manifest_untrusted
+from p2p.shardcast.manifest import Manifest, decode_manifest_untrusted
 from p2p.shardcast.messages import Evidence
 
 MAX_MANIFESTS: Final = 64
@@ -45,20 +46,20 @@ class Statements:
         """Manifests of each trainer: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(MAX_ORIGINS)
-        self._halted: dict[PeerId, Equivocation] = {}
+        self._halted: dict[PeerId, Equivocation[Manifest]] = {}
 
     def is_trusted(self, trainer: PeerId) -> bool:
         """Whether ``trainer`` may publish and was never found to contradict itself."""
         return trainer not in self._halted and self._may_publish(trainer)
 
     @property
-    def halted(self) -> Mapping[PeerId, Equivocation]:
+    def halted(self) -> Mapping[PeerId, Equivocation[Manifest]]:
         """Trainers that contradicted themselves, with the proof."""
         return self._halted
 
-    def halt(self, evidence: Equivocation) -> None:
+    def halt(self, evidence: Equivocation[Manifest]) -> None:
         """Take no further statement of its trainer."""
-        self._halted[evidence.trainer] = evidence
+        self._halted[evidence.author] = evidence
 
     def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
         """A `Verify` for trainers. Any peer can sign: a stranger costs no verification."""
@@ -79,7 +80,7 @@ class Statements:
             self._judged[name] = manifest
         return manifest if self.is_trusted(manifest.trainer) else None
 
-    def record(self, manifest: Manifest) -> Equivocation | None:
+    def record(self, manifest: Manifest) -> Equivocation[Manifest] | None:
         """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
         trainer."""
         known = self._by_version.get(manifest.trainer)
@@ -87,21 +88,14 @@ class Statements:
             # One more than are remembered: until the lowest version goes, below.
             known = BoundedDict(MAX_MANIFESTS + 1)
             self._by_version[manifest.trainer] = known
-        known[manifest.version] = first = known.get(manifest.version, manifest)
-        before = known.get(manifest.body.previous_version)
-        after = next(
-            (m for m in known.values() if m.body.previous_version == manifest.version), None
+        known[manifest.version] = known.get(manifest.version, manifest)
+        bound = manifest.bound
+        contradicted = next(
+            (m for m in known.values() if conflict(m.bound, bound) is not None), None
         )
         if len(known) > MAX_MANIFESTS:
             del known[min(known)]
-        pairs = [(first, manifest)]
-        pairs += [(before, manifest)] if before is not None else []
-        pairs += [(manifest, after)] if after is not None else []
-        for one, other in pairs:
-            evidence = Equivocation(one, other)
-            if evidence.is_proof:
-                return evidence
-        return None
+        return None if contradicted is None else Equivocation(contradicted, manifest)
 
     def was_signed(self, version: int, weights_digest: bytes) -> bool:
         """Whether a trusted trainer signed these weights as ``version``."""
@@ -115,7 +109,7 @@ class Statements:
         """The manifests of one trainer that are remembered."""
         return list(self._by_version.get(trainer, {}).values())
 
-    def evidence_untrusted(self, message: Evidence) -> Equivocation | None:
+    def evidence_untrusted(self, message: Evidence) -> Equivocation[Manifest] | None:
         """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
         if none."""
         first, second = (
@@ -124,10 +118,7 @@ class Statements:
         )
         if first is None or second is None:
             return None
-        evidence = Equivocation(first, second)
-        if not evidence.is_proof:
-            raise BadMessage("evidence that proves nothing")
-        return evidence
+        return Equivocation(first, second)
 
     def roster_untrusted(self, data: bytes) -> Roster | None:
         """A roster that is trusted and new, remembered; else None. Raise `BadMessage`, and of
