@@ -29,7 +29,7 @@ from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.shardcast import Shardcast, ShardcastConfig, open_shardcast
-from p2p.shardcast.selection import Selection
+from p2p.shardcast.chunkset import Selection
 from p2p.world import World
 
 _FIRST_DIAL: Final = 1.0

@@ -5,18 +5,18 @@ The files, in the order in which to read them
 Formats, pure functions of bytes: `manifest` (what a version is, signed), `index` (its files and
 spans, content-addressed), `layout` (where files are cut in spans), `codec` (spans as chunks),
 `delta` (what changed between two versions), `patch` (the deltas of a whole policy, as a file),
-`selection` (a part of the files), `chunkset` (some chunks of a version),
+`chunkset` (some chunks of a version, or those of some files),
 `forest` (which peer forwards what to which), `messages`, `config`.
 
 Decisions, pure by contract: the folder `core`, whose `__init__` is a map of its own. It is one
 state machine, `ShardcastCore.handle(event, now) -> effects`.
 
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
-and `sender` (chunks on streams, in and out; `bulk` reads frames, `throttle` keeps to rates),
-`store` (all policies on disk: written, read, checked, pruned), `stored` (one of them: its
-paths, and which spans are verified), `disk` (whether the disk takes data), `publisher` and
-`patcher` (a trainer's files become a version). The folder `http` offers versions to curl,
-browsers and the PyPI package shardcast, and takes from them; its `__init__` is its map.
+and `sender` (chunks on streams, in and out, within an owner's rates), `store` (all policies on
+disk: written, read, checked, pruned), `stored` (one of them: its paths, and which spans are
+verified), `disk` (whether the disk takes data), `publisher` and `patcher` (a trainer's files
+become a version). The folder `http` offers versions to curl, browsers and the PyPI package
+shardcast, and takes from them; its `__init__` is its map.
 
 How a chunk flows
 -----------------

@@ -56,43 +56,17 @@ cost."""
 Bytes = bytes | memoryview
 
 
-def wire_limit(spans: Sequence[Span]) -> int:
-    """Bytes that an `ANCHOR` chunk of these spans has at most: all planes stored."""
-    return sum(span.size + _LENGTH.size * max(1, span.kind) for span in spans)
+def wire_limit(span: Span) -> int:
+    """Bytes that the chunk of a span has at most: all planes stored."""
+    return span.size + _LENGTH.size * max(1, span.kind)
 
 
-MAX_WIRE: Final = wire_limit([Span(b"", MAX_SPAN, 4)])
+MAX_WIRE: Final = wire_limit(Span(b"", MAX_SPAN, 4))
 """Wire bytes of one chunk."""
 
 
-def encode_chunk(encoding: str, spans: Sequence[Span], raw: Bytes, base: Bytes = b"") -> bytes:
-    """The wire bytes of a run of spans, ``raw`` end to end: of one, in an anchor. The same
-    bytes each time, with the same zstd.
-
-    ``base`` are the raw bytes of the same spans in the version that the encoding starts from.
-    """
-    if encoding != ANCHOR or len(spans) != 1 or base:
-        raise ValueError(f"{encoding!r} does not pack {len(spans)} spans, or so")
-    return _encode_anchor(spans[0], raw)
-
-
-def decode_chunk_untrusted(
-    encoding: str, spans: Sequence[Span], wire: Bytes, base: Bytes = b""
-) -> Bytes:
-    """The raw bytes of ``spans``, end to end, each with its digest. Raise `BadMessage`, and
-    nothing else, whatever the bytes of ``wire``; ``base`` as in `encode_chunk`."""
-    if encoding != ANCHOR or len(spans) != 1 or base:
-        raise BadMessage("a chunk in an unknown encoding")
-    raw = _decode_anchor_untrusted(spans[0], wire)
-    at = 0
-    for span in spans:
-        if digest_of(memoryview(raw)[at : at + span.size]) != span.digest:
-            raise BadMessage("a chunk's digest is wrong")
-        at += span.size
-    return raw
-
-
-def _encode_anchor(span: Span, raw: Bytes) -> bytes:
+def encode_chunk(span: Span, raw: Bytes) -> bytes:
+    """Pack the bytes of a span. The same bytes each time, with the same zstd."""
     planes = _split(raw, span.kind)
     packed = [_pack(plane, is_number=span.kind > 0) for plane in planes]
     lengths = [
@@ -100,6 +74,15 @@ def _encode_anchor(span: Span, raw: Bytes) -> bytes:
         for wire, plane in zip(packed, planes, strict=True)
     ]
     return b"".join([*lengths, *packed])
+
+
+def decode_chunk_untrusted(span: Span, wire: Bytes) -> Bytes:
+    """The bytes of ``span``, with its digest. Raise `BadMessage`, and nothing else, whatever
+    the bytes of ``wire``."""
+    raw = _decode_anchor_untrusted(span, wire)
+    if digest_of(raw) != span.digest:
+        raise BadMessage("a chunk's digest is wrong")
+    return raw
 
 
 def _pack(plane: Bytes, *, is_number: bool) -> Bytes:

@@ -13,7 +13,7 @@ import trio
 
 from p2p.errors import BadMessage, LimitExceeded, LocalProtocolError, StorageError
 from p2p.identity import PeerId
-from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, encode_chunk
+from p2p.shardcast.codec import ENCODE_RATE, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.statements import Statements
@@ -137,7 +137,7 @@ def encode_spans(
     for number, cut in enumerate(cuts):
         piece = view[at : at + cut.size]
         span = Span(digest_of(piece), cut.size, cut.kind)
-        made.append((span, encode_chunk(ANCHOR, [span], piece) if number < packed else None))
+        made.append((span, encode_chunk(span, piece) if number < packed else None))
         at += cut.size
     return made
 

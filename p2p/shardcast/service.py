@@ -22,6 +22,7 @@ from p2p.errors import BadMessage, NoRoom, StorageError, Unnameable
 from p2p.host import Host, PeerEvent, PeerState
 from p2p.identity import PeerId
 from p2p.offence import Offence
+from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.core import ShardcastCore
@@ -43,10 +44,8 @@ from p2p.shardcast.messages import (
 )
 from p2p.shardcast.publisher import PolicyPublisher
 from p2p.shardcast.receiver import Receiver
-from p2p.shardcast.selection import Selection
-from p2p.shardcast.sender import Sender
+from p2p.shardcast.sender import Sender, Throttle
 from p2p.shardcast.store import PolicyStore
-from p2p.shardcast.throttle import Throttle
 from p2p.world import World, dawdle, lateness
 
 logger = logging.getLogger(__name__)
@@ -337,8 +336,8 @@ class Shardcast:
             case ev.Begin(manifest, index):
                 self._store.begin(manifest, index)
                 self._written.notify_all()
-            case ev.Keep(policy, chunk, data, raw):
-                self._store.keep_nowait(policy, chunk, data, raw)
+            case ev.Keep(policy, chunk):
+                self._store.keep_nowait(policy, chunk, *self._receiver.in_hand)
                 if policy not in self._writers:
                     self._writers[policy] = Notifier()
                     self._nursery.start_soon(self._write, policy)

@@ -37,8 +37,8 @@ import trio
 from p2p.bounded import BoundedDict
 from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage, NoRoom, ShoalError, StorageError, Unnameable
-from p2p.shardcast.chunkset import EMPTY, ChunkSet
-from p2p.shardcast.codec import ANCHOR, ENCODE_RATE, Bytes, encode_chunk
+from p2p.shardcast.chunkset import EMPTY, ChunkSet, Selection
+from p2p.shardcast.codec import ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
 from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of
@@ -59,7 +59,6 @@ from p2p.shardcast.patch import (
     patch_runs_untrusted,
     table_bytes_untrusted,
 )
-from p2p.shardcast.selection import Selection
 from p2p.shardcast.stored import (
     HEAD,
     PART,
@@ -693,7 +692,7 @@ def _joined(parts: list[Bytes]) -> Bytes:
 
 def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
     """The chunk of a span; None if ``raw`` is not that span."""
-    return encode_chunk(ANCHOR, [span], raw) if digest_of(raw) == span.digest else None
+    return encode_chunk(span, raw) if digest_of(raw) == span.digest else None
 
 
 def good_mask(spans: tuple[Span, ...], raw: bytes) -> int:

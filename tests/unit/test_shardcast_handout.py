@@ -7,9 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from p2p.identity import KeyPair, PeerId
-from p2p.shardcast.core.gifts import GiftEvent, GiftStage, GivenChunk
-from p2p.shardcast.core.handout import HandOut
-from p2p.shardcast.core.line import CREDIT, Lines
+from p2p.shardcast.core.handout import GiftEvent, GiftStage, GivenChunk, HandOut
+from p2p.shardcast.core.queue import CREDIT, Lines
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import Encoding, PolicyVersion

@@ -14,10 +14,9 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, verify
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.capacity import Capacities
-from p2p.shardcast.core.receipts import ReceiptBook, StripeCounts
+from p2p.shardcast.core.receipts import Capacities, ReceiptBook, StripeCounts
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.uplink import Uplink
+from p2p.shardcast.core.upload import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (

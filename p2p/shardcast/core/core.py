@@ -32,16 +32,14 @@ from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
 from p2p.own_time import OwnTime
-from p2p.shardcast.chunkset import ChunkSet
-from p2p.shardcast.codec import wire_limit
+from p2p.shardcast.chunkset import ChunkSet, Selection
 from p2p.shardcast.config import ShardcastConfig, ShardcastStats
 from p2p.shardcast.core import events as ev
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.flows import Flows
-from p2p.shardcast.core.line import Lines
 from p2p.shardcast.core.origin import Origin
-from p2p.shardcast.core.peers import Peers
+from p2p.shardcast.core.peers import Flows, Peers
+from p2p.shardcast.core.queue import Lines
 from p2p.shardcast.core.receipts import StripeCounts
 from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.core.statements import Statements
@@ -70,7 +68,6 @@ from p2p.shardcast.messages import (
     Want,
     news_of,
 )
-from p2p.shardcast.selection import Selection
 
 
 class ShardcastCore:
@@ -173,27 +170,6 @@ class ShardcastCore:
                 self._tick()
             case ev.Regrouped(roster):
                 self._regroup(roster)
-            case _:
-                self._disk_says(event)
-        self._flow()
-        return self._out
-
-    def _disk_says(
-        self,
-        event: (
-            ev.Publish
-            | ev.Resumed
-            | ev.Stored
-            | ev.Patched
-            | ev.PatchFailed
-            | ev.Unusable
-            | ev.RoomMade
-            | ev.Forgotten
-            | ev.Unwritable
-            | ev.Writable
-        ),
-    ) -> None:
-        match event:
             case ev.Publish():
                 self._publish(event)
             case ev.Resumed():
@@ -206,7 +182,11 @@ class ShardcastCore:
                 self._versions.end_patch(patch, made=False)
                 self._go_round(patch)
             case ev.Unusable(policy):
-                self._decline(policy)
+                # Its bringers need not try.
+                download = self._downloads.get(policy)
+                if download is not None and not download.is_whole:
+                    self._out += self._repair.decline(download)
+                self._close(policy)
             case ev.RoomMade(policy, manifest):
                 self._versions.reopen(policy)
                 self._versions.reopen(manifest.digest)
@@ -214,11 +194,19 @@ class ShardcastCore:
             case ev.Forgotten(policy):
                 self._close(policy)
             case ev.Unwritable():
-                self._postpone_all()
+                # Stop fetching, and remember what to begin with when the disk takes data.
+                self._versions.is_disk_full = True
+                for download in [d for d in self._downloads.values() if not d.is_whole]:
+                    self._out += self._repair.decline(download)
+                    self._out.append(ev.Abandon(download.name))
+                    self._versions.postpone(download.manifest)
+                    self._drop(download.name)
             case ev.Writable():
                 self._fetch_late(self._versions.take_postponed())
             case _:
                 assert_never(event)
+        self._flow()
+        return self._out
 
     # What comes in: news
 
@@ -245,45 +233,49 @@ class ShardcastCore:
                 if not self._origin.hear(peer, message, self._now):
                     self._ban(peer, "confirmed chunks that it was never given")
             case Ask() | Have() | Taken() | Skipped() | Want():
-                self._holders_say(peer, message)
+                download = self._downloads.get(message.policy)
+                if download is not None:
+                    self._holders_say(peer, message, download)
+                elif self._versions.hear_name(peer, message):
+                    self._out.append(ev.Send(peer, Ask(message.policy, True)))
             case _:
                 assert_never(message)
 
-    def _holders_say(self, peer: PeerId, message: Ask | Have | Taken | Skipped | Want) -> None:
-        """What peers say to each other about the chunks of a version."""
-        download = self._downloads.get(message.policy)
-        if download is None:
-            if self._versions.hear_name(peer, message):
-                self._out.append(ev.Send(peer, Ask(message.policy, True)))
+    def _holders_say(
+        self,
+        peer: PeerId,
+        message: Ask | Have | Taken | Skipped | Want,
+        download: Download,
+    ) -> None:
+        if isinstance(message, Have | Taken | Skipped):
+            chunks = ChunkSet.of_ranges(message.ranges)
+            if chunks.end > download.count:
+                self._ban(peer, "names chunks that do not exist")
+            elif isinstance(message, Taken):
+                download.availability.note_taken(peer, chunks)
+                return
+            elif isinstance(message, Have):
+                download.note_held(peer, chunks, self._now)
+                self._upload.note_word(peer, download.name, chunks, self._now)
+            else:
+                self._upload.take_over(peer, download, message, self._now)
+            self._pull(download)
             return
-        if isinstance(message, Ask | Want) and download.manifest.trainer == self._local:
+        if download.manifest.trainer == self._local:
             # Who is in the next roster may be known later than that it is connected.
             self._origin.meet(peer, self._now)
-        match message:
-            case Ask(_, wants_index):
-                self._answer_ask(peer, download, wants_index)
-            case Have(_, ranges):
-                chunks = ChunkSet.of_ranges(ranges)
-                if not download.exist(chunks):
-                    self._ban(peer, "has chunks that do not exist")
-                else:
-                    download.note_held(peer, chunks, self._now)
-                    self._upload.note_word(peer, download.name, chunks, self._now)
-                self._pull(download)
-            case Skipped(_, _, _, ranges):
-                if not download.exist(ChunkSet.of_ranges(ranges)):
-                    self._ban(peer, "has chunks that do not exist")
-                else:
-                    self._upload.take_over(peer, download, message, self._now)
-                self._pull(download)
-            case Taken(_, ranges):
-                chunks = ChunkSet.of_ranges(ranges)
-                if not download.exist(chunks):
-                    self._ban(peer, "took chunks that do not exist")
-                else:
-                    download.availability.note_taken(peer, chunks)
-            case Want(_, wanted):
-                self._answer_want(peer, download, wanted)
+        if isinstance(message, Ask):
+            if self._upload.may_answer(peer, download):
+                self._announcer.subscribe(download.name, peer)
+                self._out += self._upload.answer(peer, download, wants_index=message.index)
+            return
+        for chunk in message.chunks:
+            if chunk >= download.count:
+                self._ban(peer, "wants a chunk that does not exist")
+                return
+            lanes = self._upload.lanes
+            if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
+                self._upload.serve(peer, download, chunk)
 
     def _policy_news(self, news: PolicyNews, gossip: bool) -> None:
         manifest = self.statements.manifest_untrusted(news.manifest)
@@ -301,19 +293,23 @@ class ShardcastCore:
             # Judged first: a wrong index must not make old news of a manifest.
             index = manifest.index_untrusted(news.index)
         if not fetches:
-            fetches = self._adopt_news(manifest, gossip)
+            is_news = not self._versions.is_postponed(manifest.digest)
+            fetches = self._adopt(manifest)
+            is_taken = fetches or self._versions.is_postponed(manifest.digest)
+            if is_news and gossip and is_taken:
+                self._out.append(ev.PassOn())
         for download in fetches:
-            is_its = index is not None and manifest.encoding_of(index) == download.encoding
-            if index is not None and is_its and download.manifest == manifest:
-                self._describe(download, index)
+            if (
+                index is not None
+                and download.index is None
+                and manifest.encoding_of(index) == download.encoding
+                and download.manifest == manifest
+            ):
+                download.index = index
+                self._versions.restrict(download)
+                self._out.append(ev.Begin(manifest, index))
             if (download.pull_only and not download.was_inquired) or download.index is None:
                 self._out += self._repair.inquire(download, self._now)
-
-    def _describe(self, download: Download, index: Index) -> None:
-        if download.index is None:
-            download.index = index
-            self._versions.restrict(download)
-            self._out.append(ev.Begin(download.manifest, index))
 
     def _roster_news(self, data: bytes, gossip: bool) -> None:
         try:
@@ -335,23 +331,10 @@ class ShardcastCore:
                 # From now on what the origin gives is pushed. What it gave before is passed
                 # over by the first chunk that comes, and pulled then.
                 download.pull_only = False
-                self._open_lines(download)
-
-    def _open_lines(self, download: Download) -> None:
-        """By a new roster, to those that this node will feed: in this version, or the next."""
-        if not download.is_whole:
-            self._out += self._upload.prepare(download)
-        elif download.manifest == self.newest:
-            self._out += self._upload.foresee(download)
-
-    def _adopt_news(self, manifest: Manifest, gossip: bool) -> list[Download]:
-        """`_adopt` a version just heard of, and let gossip pass it on if it is news here."""
-        is_news = not self._versions.is_postponed(manifest.digest)
-        fetches = self._adopt(manifest)
-        is_taken = fetches or self._versions.is_postponed(manifest.digest)
-        if is_news and gossip and is_taken:
-            self._out.append(ev.PassOn())
-        return fetches
+                if not download.is_whole:
+                    self._out += self._upload.prepare(download)
+                elif download.manifest == self.newest:
+                    self._out += self._upload.foresee(download)
 
     def _adopt(self, manifest: Manifest) -> list[Download]:
         """Fetch a version, if it is worth it; returns what is fetched for it from now on."""
@@ -366,23 +349,6 @@ class ShardcastCore:
         return begun
 
     # A disk that refuses
-
-    def _decline(self, name: bytes) -> None:
-        """This version cannot be here: its bringers need not try."""
-        download = self._downloads.get(name)
-        if download is not None and not download.is_whole:
-            self._out += self._repair.decline(download)
-        self._close(name)
-
-    def _postpone_all(self) -> None:
-        """The disk refused: stop fetching, and remember what to begin with when it takes
-        data."""
-        self._versions.is_disk_full = True
-        for download in [d for d in self._downloads.values() if not d.is_whole]:
-            self._out += self._repair.decline(download)
-            self._out.append(ev.Abandon(download.name))
-            self._versions.postpone(download.manifest)
-            self._drop(download.name)
 
     def _fetch_late(self, manifests: Iterable[Manifest]) -> None:
         """Fetch what was announced while the disk refused: it is not pushed any more."""
@@ -426,51 +392,25 @@ class ShardcastCore:
         for news in (*self._versions.patches_since(newest, download.manifest), download):
             self._out.append(ev.Send(peer, news_of(news.manifest, news.index, INLINE_INDEX)))
 
-    def _answer_ask(self, peer: PeerId, download: Download, wants_index: bool) -> None:
-        if self._upload.may_answer(peer, download):
-            self._announcer.subscribe(download.name, peer)
-            self._out += self._upload.answer(peer, download, wants_index=wants_index)
-
-    def _answer_want(self, peer: PeerId, download: Download, chunks: tuple[int, ...]) -> None:
-        for chunk in chunks:
-            if chunk >= download.count:
-                self._ban(peer, "wants a chunk that does not exist")
-                return
-            lanes = self._upload.lanes
-            if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
-                self._upload.serve(peer, download, chunk)
-
     # What comes in: chunks
 
-    def wants(self, peer: PeerId, header: ChunkHeader) -> int | None:
-        """Bytes that this chunk may have at most; None if it is not wanted. Asked before it is
-        read."""
+    def offer(self, peer: PeerId, header: ChunkHeader) -> ev.Accept | None:
+        """Return what to read of a chunk whose head has come; None to throw it away."""
         download = self._downloads.get(header.policy)
         if self._peers.is_banned(peer) or download is None or download.index is None:
             return None
         if header.index >= download.count:
-            return 0  # it cannot exist, as `handle` will say
-        is_here = header.index in download.verified
-        return None if is_here else wire_limit((download.index.spans[header.index],))
-
-    def span(self, header: ChunkHeader) -> Span | None:
-        """The span that this chunk must unpack to; None if it is of no use any more."""
-        download = self._downloads.get(header.policy)
-        index = download.index if download is not None else None
-        is_known = index is not None and header.index < len(index)
-        return index.spans[header.index] if index is not None and is_known else None
-
-    def expects(self, peer: PeerId, header: ChunkHeader) -> bool:
-        """Whether a chunk from ``peer`` is no surprise: it was asked for, or the roster names
-        it."""
-        download = self._downloads.get(header.policy)
-        if download is None:
-            return False
+            return ev.Accept(Span(b"", 0), False)  # it cannot exist, as `handle` will say
+        if header.index in download.verified:
+            return None
         request = download.request_for(header.index)
         roster = self.statements.roster(download.manifest.trainer)
-        fed = roster is not None and peer in roster.positions
-        is_answer = request is not None and request.peer == peer
-        return fed or peer == download.manifest.trainer or is_answer
+        is_expected = (
+            peer == download.manifest.trainer
+            or (roster is not None and peer in roster.positions)
+            or (request is not None and request.peer == peer)
+        )
+        return ev.Accept(download.index.spans[header.index], is_expected)
 
     def _chunk_discarded(self, peer: PeerId, header: ChunkHeader, size: int) -> None:
         download = self._downloads.get(header.policy)
@@ -484,7 +424,7 @@ class ShardcastCore:
             self._upload.forward(download, header, peer, self._now)
 
     def _chunk_came(self, event: ev.ChunkCame) -> None:
-        peer, header, data = event.peer, event.header, event.data
+        peer, header, size = event.peer, event.header, event.size
         download = self._downloads.get(header.policy)
         if not self._peers.admit(peer) or download is None or download.index is None:
             return  # of a version that was given up, or of a banned peer
@@ -492,28 +432,28 @@ class ShardcastCore:
             self._ban(peer, "sent a chunk that does not exist")
             return
         if header.index in download.verified:  # since it was wanted
-            self._chunk_discarded(peer, header, len(data))
+            self._chunk_discarded(peer, header, size)
             return
-        arrival = self._repair.arrived(download, header.index, peer, self._now)
+        request = self._repair.sources.arrived(download, header.index, peer, self._now)
         if not event.is_right:
-            download.reject(arrival)
+            download.reject(header.index)
             self.stats.chunks_bad += 1
             self._ban(peer, "sent a chunk with a wrong digest")
             self._out.append(ev.Send(download.manifest.trainer, Blame(header.policy, peer)))
             return
-        if arrival.request is not None and not arrival.is_answer:
-            self._out += self._repair.cancel(download, {header.index: arrival.request.peer})
-        pushed = arrival.request is None and header.stripe != NO_STRIPE
-        download.accept(arrival, self._now, pushed=pushed)
-        from_origin = peer == download.manifest.trainer
-        self.stats.chunks_repaired += arrival.is_answer
-        self.flows.count_came(peer, len(data))
-        if from_origin:
-            self.stats.from_origin += len(data)
+        is_answer = request is not None and request.peer == peer
+        if request is not None and not is_answer:
+            self._out += self._repair.cancel(download, {header.index: request.peer})
+        pushed = request is None and header.stripe != NO_STRIPE
+        download.accept(header.index, peer, self._now, pushed=pushed)
+        self.stats.chunks_repaired += is_answer
+        self.flows.count_came(peer, size)
+        if peer == download.manifest.trainer:
+            self.stats.from_origin += size
         else:
-            self.stats.from_peers += len(data)
+            self.stats.from_peers += size
         self._stripe_counts.note_pushed(header, self._now)
-        self._out.append(ev.Keep(header.policy, header.index, data, event.raw))
+        self._out.append(ev.Keep(header.policy, header.index))
         self._upload.relay(download, header, peer, self._now)
         self._announcer.note_new(header.policy, header.index, self._now)
         if download.is_whole:
@@ -522,7 +462,7 @@ class ShardcastCore:
             self._report(download)
             for waiting in [d for d in self.downloads if d.is_patch and d.pull_only]:
                 self._pull(waiting)
-        elif arrival.is_answer or download.pull_only or download.has_urgent:
+        elif is_answer or download.pull_only or download.has_urgent:
             self._pull(download)
 
     def _report(self, download: Download) -> None:
@@ -598,7 +538,7 @@ class ShardcastCore:
     def _drop(self, name: bytes) -> None:
         download = self._versions.drop(name)
         if download is not None:
-            self._repair.forget(download)
+            self._repair.sources.forget(download)
         self._announcer.forget(name)
         self._stripe_counts.forget(name)
         self._origin.forget(name)
@@ -655,7 +595,7 @@ class ShardcastCore:
     ) -> Download:
         before = self._versions.drop(manifest.name_of(manifest.encoding_of(index)))
         if before is not None:
-            self._repair.forget(before)
+            self._repair.sources.forget(before)
         return self._versions.hold(manifest, index, verified, self._now, stored=stored)
 
     # Peers
@@ -676,7 +616,7 @@ class ShardcastCore:
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
-        self._repair.lose(peer)
+        self._repair.sources.lose(peer)
         self._origin.lose(peer)
         self._upload.lose(peer, self._now)
         self._announcer.lose(peer)

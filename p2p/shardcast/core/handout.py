@@ -1,19 +1,17 @@
 """How an origin gives a version away: every chunk once, each to a root that has credit.
 
-Theory of operation
--------------------
 BitTorrent calls it super-seeding: the origin gives each chunk to one peer, and gives the next
 one to the peer that got rid of the last. Here the peers are the roots of the forest, and a root
 says itself how much it may be given: its *credit* grows as its children take what it was given
 before. So fast subtrees take more chunks, and no bandwidth has to be estimated.
 
-Each chunk has one record: where it is in its life (`gifts`), and the *gift* that counts,
-that is, which root has it. What a root does not confirm in time, or was holding when it died,
-is given again to another root, ahead of all that is new; so is a chunk that two peers ask the
-origin itself for. Only the latest gift of a chunk can fail: a root that was relieved of a chunk
-and times out later changes nothing.
+Each chunk has one record: where it is in its life (`GiftStage`), and the *assignment* that
+counts, that is, which root has it. What a root does not confirm in time, or was holding when it
+died, is given again to another root, ahead of all that is new; so is a chunk that two peers ask
+the origin itself for. Only the latest assignment of a chunk can fail: a root that was relieved
+of a chunk and times out later changes nothing.
 
-Of a root that was demoted (`demotion`) the origin gives again what is asked for at once, and
+Of a root that was demoted (`Demotions`) the origin gives again what is asked for at once, and
 the rest when all else has left: an honest root that was slandered has relayed it, and the
 others do not wait for what they have.
 
@@ -29,20 +27,228 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final
 
 from p2p.identity import PeerId
-from p2p.shardcast.core.availability import Availability
-from p2p.shardcast.core.demotion import Demotions
-from p2p.shardcast.core.gifts import Gift, GiftEvent, GiftStage, GivenChunk
-from p2p.shardcast.core.line import Lines
-from p2p.shardcast.core.pace import SLOW_LINK, longest_wait, shortest_wait
-from p2p.shardcast.core.patience import Patience
-from p2p.shardcast.core.receipts import Carried, ReceiptBook
-from p2p.shardcast.core.root import Root
+from p2p.shardcast.core.download import Availability
+from p2p.shardcast.core.pace import (
+    SLOW_LINK,
+    Patience,
+    SmoothedAverage,
+    longest_wait,
+    shortest_wait,
+)
+from p2p.shardcast.core.queue import MAX_CREDIT, RECENT, Line, Lines
+from p2p.shardcast.core.receipts import Carried, Demotions, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
-from p2p.shardcast.forest import MESH, Forest
+from p2p.shardcast.forest import MESH, Forest, Roster
 from p2p.shardcast.manifest import Encoding, PolicyVersion
 from p2p.shardcast.messages import Receipt
+
+
+class GiftStage(Enum):
+    """Where a chunk of a hand-out is in its life."""
+
+    FRESH = auto()
+    """It was never given."""
+    EARLIER = auto()
+    """An earlier life of the origin may have given it."""
+    GIVEN = auto()
+    CONFIRMED = auto()
+    LATE = auto()
+    """Its root did not confirm it in time: to be given again, unless the root does so yet."""
+    AGAIN = auto()
+    """To be given again, ahead of all that is new."""
+    DOUBTED = auto()
+    """To be given again when all else has left."""
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the chunk is given before any new one."""
+        return self in {GiftStage.LATE, GiftStage.AGAIN}
+
+
+class GiftEvent(Enum):
+    """What happens to a chunk of a hand-out."""
+
+    GIVE = auto()
+    CONFIRM = auto()
+    TIME_OUT = auto()
+    LOSE = auto()
+    """Its root is gone, and may not have relayed it."""
+    ASK = auto()
+    """Peers ask the origin itself for it."""
+    DEMOTE = auto()
+    """Its root lost its stripe."""
+    LACK = auto()
+    """After a restart: most peers do not hold it."""
+    HOLD = auto()
+    """After a restart: most peers hold it."""
+
+
+_S, _E = GiftStage, GiftEvent
+# The life of a chunk of a hand-out. A pair that is absent changes nothing. All events but GIVE
+# and ASK are about the latest gift of the chunk.
+TRANSITIONS: Final = {
+    **{(stage, _E.GIVE): _S.GIVEN for stage in (_S.FRESH, _S.LATE, _S.AGAIN, _S.DOUBTED)},
+    (_S.GIVEN, _E.CONFIRM): _S.CONFIRMED,
+    (_S.LATE, _E.CONFIRM): _S.CONFIRMED,
+    (_S.GIVEN, _E.TIME_OUT): _S.LATE,
+    **{(stage, _E.LOSE): _S.AGAIN for stage in (_S.GIVEN, _S.CONFIRMED, _S.LATE)},
+    **{
+        (stage, _E.ASK): _S.AGAIN
+        for stage in (_S.EARLIER, _S.GIVEN, _S.CONFIRMED, _S.LATE, _S.DOUBTED)
+    },
+    (_S.GIVEN, _E.DEMOTE): _S.DOUBTED,
+    (_S.CONFIRMED, _E.DEMOTE): _S.DOUBTED,
+    (_S.EARLIER, _E.LACK): _S.DOUBTED,
+    (_S.DOUBTED, _E.HOLD): _S.EARLIER,
+}
+
+
+@dataclass(slots=True, eq=False)
+class Gift:
+    """One chunk as it was given to one root."""
+
+    chunk: int
+    root: PeerId
+    roster: Roster
+    since: float
+    """When it left the origin; until then, when it was queued."""
+    has_left: bool = False
+
+
+@dataclass(slots=True)
+class GivenChunk:
+    """One chunk of a hand-out."""
+
+    stage: GiftStage
+    gift: Gift | None = None
+    """The latest."""
+    asker: PeerId | None = None
+    """The first peer that asked the origin itself for it."""
+    repeated: float = -math.inf
+    """When peers that miss it last had reason to expect it along another stripe."""
+
+    def advance(self, event: GiftEvent) -> None:
+        """Apply `TRANSITIONS`."""
+        self.stage = TRANSITIONS.get((self.stage, event), self.stage)
+
+
+class Root:
+    """One root of the forest: what it was given, what it confirmed, how fast."""
+
+    def __init__(self, stripe: int, line: Line, rate: float, patience: Patience) -> None:
+        """By their classes its children can take ``rate`` chunks a second."""
+        self.stripe: int | None = stripe
+        """None once it is the root of no stripe any more: it still confirms."""
+        self.confirmed = 0
+        self.trusted = True
+        """Whether it may be given more: not while a chunk of its own is late."""
+        self.patience = patience
+        """How long to wait for its confirmations."""
+        self._line = line
+        self._rate = rate
+        self._granted = MAX_CREDIT
+        self._gifts: list[Gift] = []
+        self._left = 0
+        self._interval = SmoothedAverage()
+        """Seconds between two of its confirmations."""
+        self._heard_at = -math.inf
+
+    @property
+    def given(self) -> int:
+        """Chunks that it was given in all."""
+        return len(self._gifts)
+
+    @property
+    def pending(self) -> int:
+        """Chunks given and not yet confirmed."""
+        return len(self._gifts) - self.confirmed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it asks for more than it was given."""
+        return self.stripe is not None and self.trusted and self.given < self._granted
+
+    @property
+    def has_credit(self) -> bool:
+        """Whether it may be given a chunk more, by its own word and by what its line holds.
+
+        Its class says what the line carries until its confirmations do.
+        """
+        interval = self._interval.value
+        rate = 1 / interval if interval else self._rate
+        return self.is_open and self.pending < self._line.credit(rate)
+
+    @property
+    def finish(self) -> float:
+        """Seconds until it will have confirmed a chunk that it is given now; 0 while it has
+        confirmed none."""
+        usual = self.patience.usual if self.confirmed else 0.0
+        return usual + self.pending * (self._interval.value or usual)
+
+    @property
+    def relay_time(self) -> float:
+        """Seconds after which a chunk should be with all below it: behind those that it relays
+        first, and over several lines like its own, so four times what it takes for one."""
+        by_class = 1 / self._rate if self._rate else 0.0
+        return self.patience.wait(floor=4 * max(self.patience.usual, by_class))
+
+    def give(self, gift: Gift) -> None:
+        """A chunk is queued for it."""
+        self._gifts.append(gift)
+
+    def note_left(self, now: float) -> None:
+        """The first chunk that had not left has left."""
+        if self._left < len(self._gifts):
+            gift = self._gifts[self._left]
+            gift.since, gift.has_left = now, True
+            self._left += 1
+
+    def confirm(self, received: int, granted: int, now: float) -> list[Gift]:
+        """It has ``received`` chunks in all; returns those for which that is news."""
+        news = self._gifts[self.confirmed : received]
+        if news:
+            took = now - news[-1].since
+            if now > self._heard_at > -math.inf:
+                self._interval.observe((now - self._heard_at) / len(news))
+            self._heard_at = now
+            self.confirmed = received
+            self.patience.observe(took)
+            self._line.note_round_trip(took)
+        self._granted = min(granted, received + MAX_CREDIT)
+        self.trusted = self.trusted or not self.pending
+        return news
+
+    @property
+    def late_at(self) -> float:
+        """When the first chunk that it owes is late; infinite if there is none, or it was late
+        already. One that has not left waits in the origin's own queue."""
+        if not (self.trusted and self.pending):
+            return math.inf
+        oldest = self._gifts[self.confirmed]
+        return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
+
+    def distrust(self) -> list[Gift]:
+        """Give it nothing more until it has confirmed what it owes; returns that."""
+        self.trusted = False
+        return self._gifts[self.confirmed :]
+
+    def at_risk(self) -> list[Gift]:
+        """What it may not have relayed if it is gone: what it owes, and what it got last."""
+        return self._gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
+
+    def retire(self) -> list[Gift]:
+        """It is no root any more; returns all that it was given."""
+        self.stripe = None
+        return self._gifts
+
+    def move(self, stripe: int, rate: float) -> None:
+        """By the new roster it is the root of this stripe."""
+        self.stripe, self._rate = stripe, rate
 
 
 class HandOut:

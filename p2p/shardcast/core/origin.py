@@ -8,10 +8,10 @@ from typing import Final
 
 from p2p.identity import PeerId
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.capacity import Capacities
 from p2p.shardcast.core.download import Download
 from p2p.shardcast.core.handout import HandOut
-from p2p.shardcast.core.line import Lines
+from p2p.shardcast.core.queue import Lines
+from p2p.shardcast.core.receipts import Capacities
 from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.messages import (

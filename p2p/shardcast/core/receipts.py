@@ -1,19 +1,17 @@
-"""Receipts: what each stripe brought a peer, told to the origin, which learns who carries what.
+"""What peers say of each other to an origin: reports of roots, and receipts of versions.
 
-Theory of operation
--------------------
-A peer that has a whole version tells its origin how
-many chunks each stripe pushed to it, and how long the version took (`StripeCounts`). The origin
-(`ReceiptBook`) knows how many chunks it gave to each stripe and who stands above whom. What a
-peer's children got, times their number, is what it carried. It is *overloaded* if its children
-got less than half of what it got itself (which its siblings' receipts say, not its own), or if
-it is believed to be stronger than most and carried less than half of that. The second matters
-more: a root with full queues asks for less, so one overloaded relay slows its whole stripe, and
-all in it carry less than they could. Which of them is to blame no receipt can say, but the one
-with the most children for its uplink is among the strongest by belief. Example: twelve of 40
-have 20 Mbit/s like all others and are believed to have 80. Each carries 20 to nine children,
-the others 7 to three. The twelve are believed 20 from then on, the others 20 as before. A
-strong honest peer in a slow stripe suffers too, until it has kept up for some versions.
+A peer that has a whole version tells its origin how many chunks each stripe pushed to it, and
+how long the version took (`StripeCounts`). The origin (`ReceiptBook`) knows how many chunks it
+gave to each stripe and who stands above whom. What a peer's children got, times their number,
+is what it carried. It is *overloaded* if its children got less than half of what it got itself
+(which its siblings' receipts say, not its own), or if it is believed to be stronger than most
+and carried less than half of that. The second matters more: a root with full queues asks for
+less, so one overloaded relay slows its whole stripe, and all in it carry less than they could.
+
+A peer's capacity is the median over the last of these (`Capacities`), so that a minority of
+liars moves nothing. A peer that delivered what its own parent did is limited by what it is
+given: its claim is believed up to `_CREDULITY` times the median of what is known. An overloaded
+peer is believed what it delivered, and is tried with a little more each version after that.
 
 A receipt travels on its author's own connection and is passed on by no peer: that connection's
 handshake is its signature.
@@ -22,18 +20,52 @@ handshake is its signature.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
 from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
-from p2p.shardcast.core.demotion import QUORUM
-from p2p.shardcast.forest import Forest, Roster
+from p2p.shardcast.forest import Forest, Roster, RosterEntry
 from p2p.shardcast.index import digest_of
 from p2p.shardcast.manifest import MAX_ROSTER
 from p2p.shardcast.messages import MAX_RECEIPT_ROWS, NO_STRIPE, ChunkHeader, Receipt
+
+QUORUM: Final = 2
+"""Peers that must report a root before it is demoted: with one, any peer could slander any
+root. A roster of two has one peer that can."""
+
+
+class Demotions:
+    """The reports of one version's hand-out, and the roots that lost their stripe by them."""
+
+    def __init__(self) -> None:
+        self._reports: dict[PeerId, int] = {}
+        self._reporters: dict[PeerId, None] = {}
+        self._demoted: dict[PeerId, None] = {}
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._demoted
+
+    def reports(self, root: PeerId) -> int:
+        """How many peers report ``root``."""
+        return self._reports.get(root, 0)
+
+    def report(self, root: PeerId, by: PeerId, roster: Iterable[PeerId]) -> bool:
+        """``by``, one of those on ``roster``, reports ``root``. True if that demotes it."""
+        peers = tuple(roster)
+        if by == root or by not in peers or by in self._reporters:
+            return False
+        self._reporters[by] = None
+        self._reports[root] = count = self.reports(root) + 1
+        if count < min(QUORUM, len(peers) - 1):
+            return False
+        self._demoted[root] = None
+        return True
+
 
 _REPORTERS: Final = 256
 """Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
@@ -159,3 +191,112 @@ class ReceiptBook:
             is_overloaded = len(children) >= QUORUM and (is_overrated or is_late)
             limit = carried if is_overloaded else None
             yield Carried(peers[place], tuple(itertools.compress(rates, new)), limit)
+
+
+_CREDULITY: Final = 4
+"""A claim counts for at most this multiple of the median of what is known. Twice would leave
+the strong lines of an honest swarm idle: its strongest tenth has four to five times the
+median."""
+_RECEIPTS: Final = 16
+"""Receipts per peer of which the median counts: two versions of eight children, so that an hour
+ago is forgotten and no child's word moves the median far."""
+_RECOVERY: Final = 1.25
+"""Growth, in each version in which it keeps up, of what an overloaded peer is believed to
+carry: a line that was busy with something else has twice its share after four versions."""
+_PROBATION: Final = 8
+"""Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
+Two liars demote one honest root a version, so they keep at most eight relays idle."""
+
+
+class _Standing:
+    """What is known of one peer."""
+
+    __slots__ = ("_carried", "_ceiling", "_unheard")
+
+    def __init__(self) -> None:
+        self._carried: deque[float] = deque(maxlen=_RECEIPTS)
+        self._ceiling = math.inf
+        self._unheard = 0
+        """Versions since a child spoke of it."""
+
+    @property
+    def measured(self) -> float:
+        """Bytes per second that it has carried, in the median; 0 if nothing is known."""
+        return median(self._carried) if self._carried else 0.0
+
+    def note_carried(self, rates: Sequence[float], limit: float | None) -> None:
+        """Its children say what it carried in one version; ``limit`` is what it can carry, if
+        they got too little of it."""
+        self._unheard = 0
+        self._carried.extend(rates)
+        self._ceiling = _RECOVERY * self._ceiling if limit is None else limit
+
+    def note_version(self) -> None:
+        """A new version is handed out."""
+        self._unheard += 1
+        if self._unheard > _PROBATION:
+            self._ceiling = math.inf
+
+    def believe(self, claim: float, most: float) -> float:
+        """What to take ``claim`` for."""
+        return min(claim, self._ceiling, max(most, self.measured))
+
+
+class Capacities:
+    """What an origin believes that its peers can upload."""
+
+    def __init__(self) -> None:
+        self._standings: BoundedDict[PeerId, _Standing] = BoundedDict(MAX_ROSTER)
+        self._demoted: BoundedDict[PeerId, int] = BoundedDict(MAX_ROSTER)
+        """Peers that were replaced as roots, and for how many more versions they relay
+        nothing."""
+
+    def note_demoted(self, peer: PeerId) -> None:
+        """``peer`` was replaced as a root: for `_PROBATION` versions it is a leaf."""
+        self._demoted[peer] = _PROBATION
+
+    def note_version(self) -> None:
+        """A new version is handed out."""
+        for peer, left in list(self._demoted.items()):
+            if left > 1:
+                self._demoted[peer] = left - 1
+            else:
+                del self._demoted[peer]
+        for standing in self._standings.values():
+            standing.note_version()
+
+    def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
+        """Children of ``peer`` say what it carried, each as it saw it; see `Carried`."""
+        self._standing(peer).note_carried(rates, limit)
+
+    def _standing(self, peer: PeerId) -> _Standing:
+        standing = self._standings.get(peer)
+        if standing is None:
+            standing = self._standings[peer] = _Standing()
+        return standing
+
+    def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
+        """The same peers, with what is believed of their claims."""
+        claims = list(entries)
+        most = _CREDULITY * self._median(claims)
+        return [replace(entry, upload=self._belief(entry, most)) for entry in claims]
+
+    def _median(self, claims: Sequence[RosterEntry]) -> float:
+        known = [
+            standing.measured
+            for entry in claims
+            if (standing := self._standings.get(entry.peer)) is not None and standing.measured
+        ]
+        if len(known) <= QUORUM:  # so few could be friends
+            known = [entry.upload for entry in claims if entry.upload]
+        return median(known) if known else 0.0
+
+    def _belief(self, entry: RosterEntry, most: float) -> float:
+        if entry.peer in self._demoted:
+            return 0.0
+        standing = self._standings.get(entry.peer)
+        return (
+            min(entry.upload, most)
+            if standing is None
+            else standing.believe(entry.upload, most)
+        )

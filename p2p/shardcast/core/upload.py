@@ -1,7 +1,5 @@
 """What this node sends in bulk: chunks it relays along stripes, and chunks it is asked for.
 
-Theory of operation
--------------------
 Each peer has one `SendQueue`; one chunk is under way on it and the rest wait as names. A chunk
 that comes along a stripe is queued for the children in that stripe at once, before it is on
 disk. If a child is gone, its children are served in its place.
@@ -12,26 +10,25 @@ the chunk from any holder as fast as its own line goes, and passes it on to its 
 the stripe brings the duty to pass on, even where it does not bring the bytes.
 
 As a root, this node confirms every chunk to the origin and asks for more only while its
-children keep up (`RootCredit`): what a relay cannot pass on, another root should get.
+children keep up: what a relay cannot pass on, another root should get.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from p2p.bounded import BoundedDict
 from p2p.identity import PeerId
 from p2p.shardcast.chunkset import ChunkSet
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.allowance import Allowance
 from p2p.shardcast.core.announcer import Announcer
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.line import CREDIT, MAX_CREDIT, Lines
-from p2p.shardcast.core.peers import Peers
-from p2p.shardcast.core.queue import SendQueue
+from p2p.shardcast.core.peers import MAX_REMEMBERED, Peers
+from p2p.shardcast.core.queue import CREDIT, MAX_CREDIT, Lines, SendQueue
 from p2p.shardcast.core.statements import Statements
-from p2p.shardcast.core.uplink import Uplink
 from p2p.shardcast.forest import Forest, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
@@ -44,6 +41,99 @@ from p2p.shardcast.messages import (
     Skipped,
     news_of,
 )
+from p2p.wire import KI, MIB
+
+MAX_INDEXES: Final = 16
+"""Times that one peer gets a version's index, 2.5 MiB at most, for asking: once per life of a
+node that restarts all day long."""
+SPARE_ANSWERS: Final = 64
+"""Answers beyond twice the chunks: have-lists asked for while a swarm is stuck."""
+
+
+class Allowance:
+    """What each peer had of one version for asking.
+
+    An honest peer asks for each chunk once, and again if the first answer was lost with its
+    connection: twice the version is more than it can need. Without a limit a peer of a slow
+    node could keep the whole uplink busy by asking for one chunk all day.
+    """
+
+    __slots__ = ("_answers", "_indexes", "_most")
+
+    def __init__(self, count: int) -> None:
+        self._most = 2 * count + SPARE_ANSWERS
+        self._answers: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
+        self._indexes: BoundedDict[PeerId, int] = BoundedDict(MAX_REMEMBERED)
+
+    def take_answer(self, peer: PeerId) -> bool:
+        """Count a chunk or a have-list that ``peer`` asks for. False beyond twice the
+        version."""
+        return _count(self._answers, peer) <= self._most
+
+    def take_index(self, peer: PeerId) -> bool:
+        """Count an index that ``peer`` asks for. False after `MAX_INDEXES` of them."""
+        return _count(self._indexes, peer) <= MAX_INDEXES
+
+
+def _count(counts: dict[PeerId, int], peer: PeerId) -> int:
+    counts[peer] = counts.get(peer, 0) + 1
+    return counts[peer]
+
+
+_SAMPLE: Final = MIB
+"""Bytes in one sample, of one burst or of several: 0.2 s at 40 Mbit/s, ten times what may be
+unsent when a chunk is reported as gone, so that a sample is off by a few percent."""
+_UNSENT: Final = 16 * KI
+"""Bytes that may still be on this node when the last chunk of a burst is reported as gone
+(`p2p.shardcast.sender.UNSENT`): they are not counted."""
+_SAMPLES: Final = 16
+"""Samples of which the best counts."""
+
+
+class Uplink:
+    """Bytes that left while chunks were under way, and how long that was."""
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        self._under_way: dict[PeerId, None] = {}
+        """Peers to which a chunk is under way."""
+        self._since = 0.0
+        """Since when `_seconds` has not grown, while there are any."""
+        self._bytes = 0
+        self._seconds = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second that it carries; 0 while nothing is known."""
+        return max(self._samples, default=0.0)
+
+    def note_begun(self, peer: PeerId, now: float) -> None:
+        """A chunk is on its way to ``peer``."""
+        if not self._under_way:
+            self._since = now
+        self._under_way[peer] = None
+
+    def note_left(self, peer: PeerId, size: int, now: float) -> None:
+        """The chunk on its way to ``peer`` has left."""
+        if peer in self._under_way:
+            self._bytes += size
+            self._end(peer, now)
+
+    def lose(self, peer: PeerId, now: float) -> None:
+        """``peer`` is gone, and with it what was under way."""
+        if peer in self._under_way:
+            self._end(peer, now)
+
+    def _end(self, peer: PeerId, now: float) -> None:
+        del self._under_way[peer]
+        self._seconds += now - self._since
+        self._since = now
+        if not self._under_way:
+            self._bytes = max(0, self._bytes - _UNSENT)
+        if self._bytes >= _SAMPLE and self._seconds > 0:
+            self._samples.append(self._bytes / self._seconds)
+            self._bytes, self._seconds = 0, 0.0
+
 
 _ANSWER_TIME: Final = 2.0
 """Seconds for which one peer's answer keeps those of others waiting while stripes wait: as long

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 from p2p.identity import PeerId
-from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.core import ShardcastCore
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.sources import Sources
+from p2p.shardcast.core.repair import Sources
+from p2p.shardcast.index import Span
+from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.store import PolicyStore
 from p2p.world import Disk
 from tests.simulation.storms.policies import CHUNK_BYTES
@@ -20,9 +19,8 @@ def pull_nothing(sources: Sources, download: Download, now: float, rate: Callabl
     return {}
 
 
-def believe_the_chunk(node: ShardcastCore, event: ev.ChunkCame) -> None:
-    raw = event.raw if event.is_right else bytes(CHUNK_BYTES)
-    _chunk_came(node, replace(event, is_right=True, raw=raw))
+async def believe_the_chunk(receiver: Receiver, span: Span, data: bytes) -> object:
+    return await _unpack(receiver, span, data) or bytes(CHUNK_BYTES)
 
 
 async def finish_without_fsync(store: PolicyStore, policy: bytes) -> bool:
@@ -66,17 +64,17 @@ class _Forgetful:
 def wait_for_ever(sources: Sources, download: Download, now: float) -> dict[int, PeerId]:
     """A request to a peer that does not answer is never given up."""
     for request in download._requests.values():
-        request.extend(math.inf)
+        request.deadline = math.inf
     return {}
 
 
-_chunk_came = ShardcastCore._chunk_came
+_unpack = Receiver._unpack
 _finish = PolicyStore.finish
 _commit = PolicyStore.commit_own
 
 BUGS = {
     "nothing is pulled": (2, Sources, "plan", pull_nothing),
-    "relays do not check digests": (8, ShardcastCore, "_chunk_came", believe_the_chunk),
+    "relays do not check digests": (8, Receiver, "_unpack", believe_the_chunk),
     "versions are announced before they are durable": (
         1,
         PolicyStore,

@@ -200,7 +200,7 @@ class ShardcastPlayer:
                 continue
             if isinstance(item, ChunkHeader):
                 data = self.machines[sender].chunks[item.policy, item.index]
-                came = ev.ChunkCame(self.peer(sender), item, data)
+                came = ev.ChunkCame(self.peer(sender), item, len(data))
                 yield from self.hear(receiver, came, f"{sender} brings {self.text(item)}")
                 sent = ev.ChunkSent(self.peer(receiver), len(data))
                 yield from self.hear(
@@ -301,8 +301,8 @@ class ShardcastPlayer:
                     (machine.name, o.name, message) for o in self.others(machine.name)
                 )
                 yield f"-> gossip: {self.text(message)}"
-            case ev.Keep(policy, chunk, data):
-                machine.chunks[policy, chunk] = data
+            case ev.Keep(policy, chunk):
+                machine.chunks[policy, chunk] = self.origin.chunks[policy, chunk]
             case ev.Finish(policy):
                 yield f"v{self.version(policy)} is whole"
                 again = machine.core.handle(ev.Stored(policy), self.now)
