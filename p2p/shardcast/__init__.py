@@ -14,7 +14,7 @@ state machine, `ShardcastCore.handle(event, now) -> effects`.
 Drivers, ordinary trio code: `service` (feeds the core and carries out its effects), `receiver`
 and `sender` (chunks on streams, in and out, within an owner's rates), `store` (all policies on
 disk: written, read, checked, pruned), `stored` (one of them: its paths, and which spans are
-verified), `disk` (whether the disk takes data), `publisher` and `patcher` (a trainer's files
+verified), `disk` (whether the disk takes data), `publisher` (a publisher's files
 become a version). The folder `http` offers versions to curl, browsers and the PyPI package
 shardcast, and takes from them; its `__init__` is its map.
 

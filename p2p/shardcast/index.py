@@ -143,6 +143,15 @@ class Index:
         return len(self.spans)
 
 
+def right_mask(spans: Sequence[Span], raw: bytes | memoryview) -> int:
+    """Return the mask of the spans whose bytes, end to end in ``raw``, hash right."""
+    view, at, mask = memoryview(raw), 0, 0
+    for number, span in enumerate(spans):
+        mask |= (digest_of(view[at : at + span.size]) == span.digest) << number
+        at += span.size
+    return mask
+
+
 def is_path(path: str) -> bool:
     """Whether a path may name a file of a policy: relative, inside, the same on every system.
 

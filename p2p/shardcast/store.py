@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from itertools import chain
@@ -41,7 +41,7 @@ from p2p.shardcast.chunkset import EMPTY, ChunkSet, Selection
 from p2p.shardcast.codec import ENCODE_RATE, Bytes, encode_chunk
 from p2p.shardcast.config import ShardcastConfig
 from p2p.shardcast.forest import Roster, decode_roster_untrusted
-from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of
+from p2p.shardcast.index import MAX_INDEX, Index, Span, digest_of, right_mask
 from p2p.shardcast.manifest import (
     MAX_MANIFEST,
     NO_POLICY,
@@ -461,7 +461,7 @@ class PolicyStore:
                 raw = await self._disk.read(entry.file(place.file), place.offset, size)
             except FileNotFoundError:
                 return
-            right = await self._compute(good_mask, spans, raw, size=size, rate=HASH_RATE)
+            right = await self._compute(right_mask, spans, raw, size=size, rate=HASH_RATE)
             good |= ChunkSet(right << first)
 
         await self.cores.for_each(batches(entry.index), judge)
@@ -543,9 +543,10 @@ class PolicyStore:
         entry.mark_stored()
         self._entries[entry.name] = entry
 
-    def cache_nowait(self, policy: bytes, chunk: int, data: bytes) -> None:
-        """Keep a chunk of our own in memory: it is about to be sent to all roots."""
-        self._remember(policy, chunk, data)
+    def cache_nowait(self, policy: bytes, wires: Mapping[int, bytes]) -> None:
+        """Keep chunks of our own in memory: they are about to be sent to all roots."""
+        for chunk, wire in wires.items():
+            self._remember(policy, chunk, wire)
 
     async def keep_roster(self, roster: Roster) -> None:
         """Remember durably whom we feed, for a next life. Raises `StorageError`."""
@@ -693,13 +694,3 @@ def _joined(parts: list[Bytes]) -> Bytes:
 def _encode_if_right(span: Span, raw: Bytes) -> bytes | None:
     """The chunk of a span; None if ``raw`` is not that span."""
     return encode_chunk(span, raw) if digest_of(raw) == span.digest else None
-
-
-def good_mask(spans: tuple[Span, ...], raw: bytes) -> int:
-    """The mask of spans whose bytes, end to end in ``raw``, have the right digest."""
-    view, offset, mask = memoryview(raw), 0, 0
-    for number, span in enumerate(spans):
-        right = digest_of(view[offset : offset + span.size]) == span.digest
-        mask |= right << number
-        offset += span.size
-    return mask
