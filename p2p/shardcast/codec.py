@@ -36,16 +36,12 @@ PATCH: Final = "gap-ulp-zstd1"
 """The encoding that turns another version into this one (`p2p.shardcast.patch`): cut into spans
 of its own, each packed like a policy's."""
 _LEVEL: Final = 1
-_MIN_WINDOW_LOG: Final = 10
 _MAX_WINDOW: Final = MAX_SPAN
 """What a chunk can refer back to is in it. The one-shot decoder takes no memory for a window;
 others do."""
 _LENGTH: Final = struct.Struct(">I")
 _STORED: Final = 1 << 31
 """Bit of a plane's length that says that it is stored as it is."""
-_WORTH: Final = 32
-"""A plane is compressed if that saves at least one byte in so many: else every receiver would
-unpack it for nothing."""
 
 ENCODE_RATE: Final = 800e6
 """Bytes per second of `encode_chunk` on weights, one core: its modelled cost."""
@@ -92,14 +88,16 @@ def _pack(plane: Bytes, *, is_number: bool) -> Bytes:
     else:
         compressor = zstandard.ZstdCompressor(level=_LEVEL, write_content_size=True)
     wire: bytes = compressor.compress(plane)
-    return wire if len(wire) <= len(plane) - len(plane) // _WORTH - 1 else plane
+    # A plane is compressed if that saves at least one byte in so many: else every receiver
+    # would unpack it for nothing.
+    return wire if len(wire) <= len(plane) - len(plane) // 32 - 1 else plane
 
 
 def _numbers(size: int) -> zstandard.ZstdCompressionParameters:
     return zstandard.ZstdCompressionParameters.from_level(
         _LEVEL,
         source_size=size,
-        window_log=max(_MIN_WINDOW_LOG, (size - 1).bit_length()),
+        window_log=max(10, (size - 1).bit_length()),
         hash_log=6,
         min_match=7,
         target_length=0,

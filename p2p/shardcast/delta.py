@@ -63,8 +63,6 @@ SEGMENT: Final = 2 * MIB
 """Values that are coded together: the unit of choice between codings, and of memory. Of bf16
 that is the largest span."""
 
-_LEVEL: Final = 1
-_MIN_MATCH: Final = 7
 _HASH_LOG: Final = 6
 """The smallest match table of zstd level 1: zstd is here for its Huffman coder. On streams of
 small numbers its matches are chance, and cost more than the literals they replace."""
@@ -72,12 +70,6 @@ _MORE: Final = 255
 """The byte that stands for itself and for what follows."""
 _NIBBLE: Final = 15
 """The nibble that sends the reader to the plane of rests."""
-_MEAN_GAP: Final = 128
-"""From this mean on, a gap's lowest bits are sent apart, so many that the mean of the rest is
-below. At a mean of 128 one byte in seven is a 255."""
-_SPARSE_ONLY: Final = 1 / 8
-"""Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense), and
-the others are not tried."""
 _MOST_SPARSE: Final = 1 / 2
 """Above this share dense wins (the two are level at 59 %), sparse is not tried, and a reader
 refuses it: its integers of eight bytes would take a multiple of what the values do."""
@@ -86,7 +78,6 @@ _WORD: Final = struct.Struct(">I")
 _CHANGES: Final = struct.Struct(">BIB")
 _MAX_WINDOW: Final = 2 * SEGMENT
 """No stream of a segment is longer: gaps take a byte per change and one per 255 values."""
-_MAX_SHIFT: Final = 31
 
 Bytes = bytes | bytearray | memoryview
 _U8 = NDArray[np.uint8]
@@ -166,7 +157,9 @@ def _encode_segment(old: _Values, new: _Values, signed: bool, compressor: Any) -
     if len(places) <= _MOST_SPARSE * len(old):
         steps = _steps(old[places], new[places], signed)
         candidates.append(_sparse(places, steps, compressor))
-    if len(places) > _SPARSE_ONLY * len(old):
+    # Up to this share of changed values sparse wins (at 13 % it is 26 % smaller than dense),
+    # and the others are not tried.
+    if len(places) > (1 / 8) * len(old):
         del places
         dense = _put_steps(_steps(old, new, signed), compressor)
         candidates.append([bytes([Coding.DENSE]), *dense])
@@ -195,7 +188,9 @@ def _decode_segment(old: _Values, out: _Values, signed: bool, reader: _Reader) -
 
 def _sparse(places: _I64, steps: _Values, compressor: Any) -> list[bytes]:
     gaps = np.diff(places, prepend=-1) - 1
-    shift = (int(places[-1]) // len(places) // _MEAN_GAP).bit_length()
+    # From this mean on, a gap's lowest bits are sent apart, so many that the mean of the rest
+    # is below. At a mean of 128 one byte in seven is a 255.
+    shift = (int(places[-1]) // len(places) // 128).bit_length()
     low = [np.packbits(gaps >> bit & 1, bitorder="little").tobytes() for bit in range(shift)]
     high = _escaped(gaps >> shift)
     return [
@@ -264,9 +259,9 @@ def _ordered(values: _Values, signed: bool) -> NDArray[np.signedinteger[Any]]:
 def _compressor() -> zstandard.ZstdCompressor:
     return zstandard.ZstdCompressor(
         compression_params=zstandard.ZstdCompressionParameters.from_level(
-            _LEVEL,
+            1,
             strategy=zstandard.STRATEGY_FAST,
-            min_match=_MIN_MATCH,
+            min_match=7,
             hash_log=_HASH_LOG,
             write_content_size=True,
         )
@@ -328,7 +323,7 @@ class _Reader:
         """Read the changed places of a segment, and their steps."""
         values = len(old)
         classes, count, shift = _CHANGES.unpack(self.take(_CHANGES.size))
-        if classes != 1 or count > _MOST_SPARSE * values or shift > _MAX_SHIFT:
+        if classes != 1 or count > _MOST_SPARSE * values or shift > 31:
             raise BadMessage(
                 f"{count} changes in {classes} classes among {values} values, gaps shifted by"
                 f" {shift}"

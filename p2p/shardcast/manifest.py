@@ -60,7 +60,6 @@ MAX_RUN_ID: Final = 64
 """Bytes of a run's id: a digest of 32, with room for another kind."""
 MAX_ROSTER_BYTES: Final = MAX_ROSTER * ROSTER_ENTRY + KI
 """Bytes of a signed roster: 157 KiB, and the rest rounded up."""
-_MAX_NAME: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +255,7 @@ def _decode_encoding_untrusted(value: object) -> Encoding:
         value, str, int, int, int, bytes, what="encoding"
     )
     is_anchor = name == ANCHOR
-    if not 0 < len(name) <= _MAX_NAME or len(index) != (0 if is_anchor else DIGEST_BYTES):
+    if not 0 < len(name) <= 32 or len(index) != (0 if is_anchor else DIGEST_BYTES):
         raise BadMessage("an encoding's name or index digest has the wrong length")
     if not (
         NO_POLICY <= base <= MAX_POLICY

@@ -63,9 +63,6 @@ from p2p.world import DiskEntry, World
 PACKED_AHEAD: Final = 16 * MIB
 """Raw bytes at the front of a version that are packed before it is signed, so that the manifest
 says what it weighs on its way, and the first chunks wait for no core."""
-_WORTH: Final = 0.8
-"""The largest patch worth offering, as a fraction of the anchor: patches cost their receivers
-more work, and room on their disks."""
 
 logger = logging.getLogger(__name__)
 
@@ -322,7 +319,9 @@ class PolicyPublisher:
             return None
         await self._disk.remove(f"{self._store.folder}/{DRAFT}")
         with entry.pin():
-            most = int(_WORTH * digested.wire)
+            # The largest patch worth offering, as a fraction of the anchor: patches cost their
+            # receivers more work, and room on their disks.
+            most = int(0.8 * digested.wire)
             size = await self._write_patch(entry, digested.index, path, draft, most)
         if size is None:
             return None

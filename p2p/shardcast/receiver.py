@@ -40,9 +40,6 @@ from p2p.world import OFF_LOOP, World, dawdle
 MAX_UNFINISHED: Final = 64 * MIB
 """Bytes of unfinished frames of all peers: eight parents and as many holders with a largest
 chunk each. Without it 200 peers held 800 MB."""
-_MAX_UNBROKEN: Final = 32
-"""Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest
-messages."""
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +97,9 @@ class BulkReader:
     async def begin(self) -> int | None:
         """Bytes of the next frame, or None if the stream has ended. Raises `BadMessage`."""
         self.unbroken += 1
-        if self.unbroken > _MAX_UNBROKEN:
+        # Frames taken without waiting after which other tasks get a turn: 1 ms of the shortest
+        # messages.
+        if self.unbroken > 32:
             self.unbroken = 1
             await trio.lowlevel.checkpoint()
         while (head := decode_varint_untrusted(self._data, self._at)) is None:

@@ -45,9 +45,6 @@ logger = logging.getLogger(__name__)
 MAX_WAITING: Final = 64
 """Items that may wait: one chunk (the core gives no more) and answers to a peer that asks and
 asks."""
-_JOIN: Final = 64 * KI
-"""Chunks up to this size are sent with their header in one piece: copying them costs less than
-a packet and a wake-up for 47 bytes."""
 
 
 UNSENT: Final = 16 * KI
@@ -142,7 +139,9 @@ class Sender:
             await self._throttle.charge(len(data))
             header = encode_chunk_header(item)
             head = encode_varint(len(header) + len(data)) + header
-            if len(data) <= _JOIN:
+            # Chunks up to this size are sent with their header in one piece: copying them costs
+            # less than a packet and a wake-up for 47 bytes.
+            if len(data) <= 64 * KI:
                 await stream.send_all(head + data)
             else:
                 await stream.send_all(head)

@@ -72,23 +72,11 @@ from p2p.world import OFF_LOOP, World
 
 HASH_RATE: Final = 3e9
 """Bytes per second of BLAKE3, one core: the modelled cost of reading spans back."""
-READ_BATCH: Final = 4 * MIB
-"""Raw bytes read and hashed in one go: the largest span, and 1 ms of a core."""
-_MAX_HEAD: Final = MAX_MANIFEST + MAX_INDEX + 4 * KI
 _ROSTER: Final = "roster"
 _CONVICTIONS: Final = "convictions"
-_MAX_CONVICTIONS: Final = MIB
-"""Bytes of convictions that are read: two manifests of 4 KiB each for 128 trainers. A run names
-a handful."""
 DRAFT: Final = "publishing"
 """Folder of a trainer's patches that no manifest names yet."""
-_DRAFTS: Final = ("publishing.tmp", DRAFT)
-"""Drafts that a killed node left behind, oldest first."""
 _LOCK: Final = "lock"
-_MAX_DAMAGED: Final = 64
-"""Damaged files that are remembered: more are not worth naming to a person."""
-_MAX_SELECTED: Final = 4
-"""Versions whose selected spans are remembered: two are fetched at once."""
 _T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
@@ -144,7 +132,8 @@ class PolicyStore:
     ) -> None:
         self._world = world
         self._selection = selection
-        self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(_MAX_SELECTED)
+        # Versions whose selected spans are remembered: two are fetched at once.
+        self._selected: BoundedDict[bytes, ChunkSet] = BoundedDict(4)
         """The spans of the selected files: looked at after each write."""
         self._disk = world.disk
         self._config = config
@@ -155,7 +144,8 @@ class PolicyStore:
         self._entries: dict[bytes, StoredPolicy] = {}
         self._cache: OrderedDict[tuple[bytes, int], bytes] = OrderedDict()
         self._cached = 0
-        self.damaged: BoundedDict[str, str] = BoundedDict(_MAX_DAMAGED)
+        # Damaged files that are remembered: more are not worth naming to a person.
+        self.damaged: BoundedDict[str, str] = BoundedDict(64)
         """What is wrong with files of which a span was asked for that is not what was
         published, or fetched, by absolute path."""
         self._packing: dict[tuple[bytes, int], trio.Event] = {}
@@ -213,13 +203,13 @@ class PolicyStore:
     def unwritten(self, policy: bytes) -> int:
         """How many spans of a policy are only in memory."""
         entry = self._entries.get(policy)
-        return entry.unwritten_count if entry is not None else 0
+        return len(entry.unwritten) if entry is not None else 0
 
     async def flush(self, policy: bytes) -> None:
         """Put what waits in memory in its place. Raises `StorageError`, `NoRoom` if all of it
         would not fit."""
         entry = self._entries.get(policy)
-        if entry is None or not entry.unwritten_count:
+        if entry is None or not entry.unwritten:
             return
         await self._make_room(entry)
         with entry.writing() as spans:
@@ -236,7 +226,7 @@ class PolicyStore:
         async with self._preparing:
             if not entry.has_head:
                 await self._write_head(entry)
-                entry.note_head()
+                entry.has_head = True
             if entry.has_room:
                 return
             try:
@@ -251,7 +241,7 @@ class PolicyStore:
                     f" {error}",
                     sum(entry.index.files[number].size for number in numbers),
                 ) from error
-            entry.note_room()
+            entry.has_room = True
 
     def _fetched_files(self, index: Index) -> Sequence[int]:
         if self._selection is None:
@@ -268,7 +258,7 @@ class PolicyStore:
             if spans is None:
                 spans = self._selected[entry.name] = self._selection.spans(entry.index)
             is_all = len(spans) == len(entry.index)  # it will be whole, and move
-            if spans - entry.verified or entry.unwritten_count or (is_all and not entry.stored):
+            if spans - entry.verified or entry.unwritten or (is_all and not entry.stored):
                 continue
             if not entry.stored:
                 await self._make_room(entry)  # files without bytes have no spans
@@ -296,13 +286,13 @@ class PolicyStore:
         if entry.stored:
             return True
         await self._make_room(entry)
-        while entry.unwritten_count:
+        while entry.unwritten:
             await self.flush(policy)
             await entry.wait_idle()
         for path in (entry.head, *entry.files):
             await self._disk.fsync(path)
         await self._disk.rename(entry.part, entry.final)
-        entry.mark_stored()
+        entry.stored = True
         return True
 
     # Patching
@@ -366,7 +356,7 @@ class PolicyStore:
             first, end = (offsets[n] - offsets[run.first] for n in (start, start + count))
             path = made.file(place.file)
             await self._disk.write(path, view[first:end], place.offset + first)
-        made.note_found(right)
+        made.verified |= right
 
     # Serving
 
@@ -395,7 +385,7 @@ class PolicyStore:
     async def _pack(self, entry: StoredPolicy, chunk: int) -> bytes | None:
         """The wire bytes of a span that is here. A peer that got another would take us for a
         liar, so what was read is compared with its digest."""
-        span, raw = entry.index.spans[chunk], entry.unwritten(chunk)
+        span, raw = entry.index.spans[chunk], entry.unwritten.get(chunk)
         path = self._disk.locate(entry.file(entry.index.place(chunk).file))
         try:
             raw = raw if raw is not None else await self._read(entry, chunk)
@@ -408,7 +398,7 @@ class PolicyStore:
             _encode_if_right, span, raw, size=span.size, rate=ENCODE_RATE
         )
         if wire is None and self._entries.get(entry.name) is entry:
-            entry.note_damaged(ChunkSet.of([chunk]))
+            entry.verified -= ChunkSet.of([chunk])
             if path not in self.damaged:  # of a large file thousands of spans may be wrong
                 self.damaged[path] = "changed"
                 logger.warning(
@@ -501,7 +491,7 @@ class PolicyStore:
             size = entry.footprint + patches[entry.manifest.digest]
             total += size
             full = rank >= self._config.keep_versions or total > self._config.keep_bytes
-            if rank and full and not entry.is_pinned:
+            if rank and full and not entry.pins:
                 total -= size
                 gone.append(entry)
         # A patch stays as long as what it leads to: peers that are behind take it from here.
@@ -513,7 +503,7 @@ class PolicyStore:
         ]
         forgotten = []
         for entry in gone:
-            if not entry.is_pinned:  # it may have been pinned while another was removed
+            if not entry.pins:  # it may have been pinned while another was removed
                 await self.forget(entry.name)
                 forgotten.append(entry.name)
         return forgotten
@@ -523,8 +513,8 @@ class PolicyStore:
     async def commit_own(self, manifest: Manifest, index: Index, source: str) -> None:
         """Take a policy whose files are at ``source``, durably. Raises `StorageError`."""
         entry = StoredPolicy(manifest, index, self.folder, source)
-        entry.note_found(ChunkSet.below(len(index)))
-        entry.mark_stored()
+        entry.verified |= ChunkSet.below(len(index))
+        entry.stored = True
         for path in entry.files:
             await self._disk.fsync(path)
         await self._disk.replace(entry.head, entry.encode_head())
@@ -535,12 +525,12 @@ class PolicyStore:
         """Take a patch of our own, whose file is at ``draft``, durably. Raises
         `StorageError`."""
         entry = StoredPolicy(manifest, index, self.folder)
-        entry.note_found(ChunkSet.below(len(index)))
+        entry.verified |= ChunkSet.below(len(index))
         await self._disk.fsync(draft)
         await self._disk.rename(draft, entry.final)
         await self._disk.replace(entry.head, entry.encode_head())
-        entry.note_head()
-        entry.mark_stored()
+        entry.has_head = True
+        entry.stored = True
         self._entries[entry.name] = entry
 
     def cache_nowait(self, policy: bytes, wires: Mapping[int, bytes]) -> None:
@@ -565,7 +555,9 @@ class PolicyStore:
         path = f"{self.folder}/{_CONVICTIONS}"
         found: list[Equivocation[Manifest]] = []
         try:
-            pairs = unpack_untrusted(await self._disk.read(path, 0, _MAX_CONVICTIONS))
+            # Bytes of convictions that are read: two manifests of 4 KiB each for 128 trainers.
+            # A run names a handful.
+            pairs = unpack_untrusted(await self._disk.read(path, 0, MIB))
             for pair in pairs if isinstance(pairs, list) else ():
                 found.append(self._evidence_untrusted(pair))
         except FileNotFoundError:
@@ -617,17 +609,17 @@ class PolicyStore:
         return sorted(found, key=lambda entry: (entry.version, not entry.is_patch))
 
     async def _load_entry(self, path: str) -> StoredPolicy | None:
-        data = await self._disk.read(path, 0, _MAX_HEAD + 1)
+        data = await self._disk.read(path, 0, MAX_MANIFEST + MAX_INDEX + 4 * KI)
         try:
             entry = decode_head_untrusted(data, self._run, self._world.verify, self.folder)
         except BadMessage:
             return None  # torn, or of an older Shoal: nothing of it can be believed
         if entry.head != path:
             return None
-        entry.note_head()
+        entry.has_head = True
         if entry.source or await self._disk.walk(entry.final, 1):
-            entry.mark_stored()
-        entry.note_found(await self._good_spans(entry))
+            entry.stored = True
+        entry.verified |= await self._good_spans(entry)
         if entry.stored and not entry.is_whole:
             await self._demote(entry)
         return entry
@@ -647,23 +639,28 @@ class PolicyStore:
         )
         await self._disk.remove(entry.part)
         await self._disk.rename(entry.final, entry.part)
-        entry.mark_part()
+        entry.stored = False
 
     async def _remove_orphans(self) -> None:
         """Files whose head is gone or void: a crash came between two removals."""
         known = {path for e in self._entries.values() for path in (e.weights, e.head)}
         for name in await self._disk.list(self.folder):
             path = f"{self.folder}/{name}"
-            if name.endswith((PART, *WHOLE, PATCH_FILE, *_DRAFTS)) and path not in known:
+            # Drafts that a killed node left behind, oldest first.
+            if (
+                name.endswith((PART, *WHOLE, PATCH_FILE, "publishing.tmp", DRAFT))
+                and path not in known
+            ):
                 await self._disk.remove(path)
 
 
 def batches(index: Index) -> Iterator[tuple[int, int]]:
-    """Runs of spans (first, behind the last) of one file, of about `READ_BATCH` bytes."""
+    """Runs of spans (first, behind the last) of one file, of about 4 Mi bytes."""
     first = size = 0
     starts = set(index.starts)
     for span, row in enumerate(index.spans):
-        if size and (size + row.size > READ_BATCH or index.offsets[span] in starts):
+        # Raw bytes read and hashed in one go: the largest span, and 1 ms of a core.
+        if size and (size + row.size > 4 * MIB or index.offsets[span] in starts):
             yield first, span
             first, size = span, 0
         size += row.size

@@ -15,10 +15,6 @@ from p2p.shardcast.core.statements import Statements
 from p2p.shardcast.forest import build_forest
 from p2p.shardcast.messages import ChunkHeader, Have, Skipped
 
-HAVE_DELAY: Final = 0.1
-"""Seconds for which chunks are collected before they are announced: a fifth of the shortest
-time after which a neighbour acts on them. Example: at 100 chunks a second a neighbour hears of
-ten chunks in one message, instead of ten messages."""
 MAX_SUBSCRIBERS: Final = 16
 """Peers outside the neighbourhood that are told of new chunks, since they asked what is here.
 The oldest gives way."""
@@ -79,12 +75,15 @@ class Announcer:
     def note_new(self, policy: bytes, chunk: int, now: float) -> None:
         """A chunk is here."""
         self._notices(policy).note_new(chunk)
-        self._due.setdefault(policy, now + HAVE_DELAY)
+        # Seconds for which chunks are collected before they are announced: a fifth of the
+        # shortest time after which a neighbour acts on them. Example: at 100 chunks a second a
+        # neighbour hears of ten chunks in one message, instead of ten messages.
+        self._due.setdefault(policy, now + 0.1)
 
     def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
         """A chunk is not pushed to ``child``, which has to be told so."""
         self._notices(header.policy).note_withheld(child, header)
-        self._due.setdefault(header.policy, now + HAVE_DELAY)
+        self._due.setdefault(header.policy, now + 0.1)
 
     def subscribe(self, policy: bytes, peer: PeerId) -> None:
         """Tell ``peer`` too what comes from now on."""

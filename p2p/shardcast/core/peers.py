@@ -75,17 +75,14 @@ class Peers:
         return peer in self._lost or peer in self._banned
 
 
-MAX_FLOWS: Final = 64
-"""Peers remembered in each direction: more than a node feeds, or is fed by. The one that moved
-nothing for longest goes first."""
-
-
 class Flows:
     """Bytes by peer since this node started; nothing is decided by them."""
 
     def __init__(self) -> None:
-        self._came: BoundedDict[PeerId, int] = BoundedDict(MAX_FLOWS)
-        self._sent: BoundedDict[PeerId, int] = BoundedDict(MAX_FLOWS)
+        # Peers remembered in each direction: more than a node feeds, or is fed by. The one that
+        # moved nothing for longest goes first.
+        self._came: BoundedDict[PeerId, int] = BoundedDict(64)
+        self._sent: BoundedDict[PeerId, int] = BoundedDict(64)
 
     def count_came(self, peer: PeerId, size: int) -> None:
         """A chunk came from ``peer``."""

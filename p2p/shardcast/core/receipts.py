@@ -67,15 +67,6 @@ class Demotions:
         return True
 
 
-_REPORTERS: Final = 256
-"""Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
-dialled by a sixteenth of them. The lot falls anew with each version, so after a few each relay
-has been reported on by several children."""
-_FEWEST_CHUNKS: Final = 8
-"""Chunks given to a stripe below which it says nothing about who is overloaded: of two chunks,
-one may be late for any reason."""
-
-
 class StripeCounts:
     """The receiver's side: what stripes have brought of each version that is on its way."""
 
@@ -100,7 +91,10 @@ class StripeCounts:
         if roster is None or self._local not in roster.positions or not counts or took <= 0:
             return None
         lot = int.from_bytes(digest_of(policy + self._local.digest)[:4]) / 2**32
-        if lot * len(roster.peers) >= _REPORTERS:
+        # Peers of a roster that report on one version, in the mean: an origin of 4,096 peers is
+        # dialled by a sixteenth of them. The lot falls anew with each version, so after a few
+        # each relay has been reported on by several children.
+        if lot * len(roster.peers) >= 256:
             return None
         rows = tuple((epoch, stripe, count) for (epoch, stripe), count in counts.items())
         return Receipt(policy, max(1, round(1000 * took)), rows)
@@ -152,7 +146,9 @@ class ReceiptBook:
         """Who carried what along the forests of these epochs, each stripe of which was
         ``given`` so many chunks. Only of whom a receipt speaks that is new."""
         for (epoch, number), count in given.items():
-            if epoch in forests and count >= _FEWEST_CHUNKS and self._unjudged:
+            # Chunks given to a stripe below which it says nothing about who is overloaded: of
+            # two chunks, one may be late for any reason.
+            if epoch in forests and count >= 8 and self._unjudged:
                 yield from self._judge_stripe(forests[epoch], epoch, number, count)
         self._unjudged.clear()
 
@@ -197,12 +193,6 @@ _CREDULITY: Final = 4
 """A claim counts for at most this multiple of the median of what is known. Twice would leave
 the strong lines of an honest swarm idle: its strongest tenth has four to five times the
 median."""
-_RECEIPTS: Final = 16
-"""Receipts per peer of which the median counts: two versions of eight children, so that an hour
-ago is forgotten and no child's word moves the median far."""
-_RECOVERY: Final = 1.25
-"""Growth, in each version in which it keeps up, of what an overloaded peer is believed to
-carry: a line that was busy with something else has twice its share after four versions."""
 _PROBATION: Final = 8
 """Versions for which a demoted root, or a peer of which no child says anything more, is a leaf.
 Two liars demote one honest root a version, so they keep at most eight relays idle."""
@@ -214,7 +204,9 @@ class _Standing:
     __slots__ = ("_carried", "_ceiling", "_unheard")
 
     def __init__(self) -> None:
-        self._carried: deque[float] = deque(maxlen=_RECEIPTS)
+        # Receipts per peer of which the median counts: two versions of eight children, so that
+        # an hour ago is forgotten and no child's word moves the median far.
+        self._carried: deque[float] = deque(maxlen=16)
         self._ceiling = math.inf
         self._unheard = 0
         """Versions since a child spoke of it."""
@@ -229,7 +221,10 @@ class _Standing:
         they got too little of it."""
         self._unheard = 0
         self._carried.extend(rates)
-        self._ceiling = _RECOVERY * self._ceiling if limit is None else limit
+        # Growth, in each version in which it keeps up, of what an overloaded peer is believed
+        # to carry: a line that was busy with something else has twice its share after four
+        # versions.
+        self._ceiling = 1.25 * self._ceiling if limit is None else limit
 
     def note_version(self) -> None:
         """A new version is handed out."""

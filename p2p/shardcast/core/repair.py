@@ -264,11 +264,6 @@ class Sources:
         self._proven.pop(peer, None)
 
 
-_INQUIRIES: Final = 4
-"""Peers asked at a time what they have of a version: one of them will know, and four are soon
-told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4 KiB each."""
-
-
 class Repair:
     """Asks what others have, pulls what is late, and says when it is no longer needed."""
 
@@ -299,7 +294,10 @@ class Repair:
         )
         us = origin, self._local
         candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
-        chosen = self._rng.sample(candidates, min(_INQUIRIES, len(candidates)))
+        # Peers asked at a time what they have of a version: one of them will know, and four are
+        # soon told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4
+        # KiB each.
+        chosen = self._rng.sample(candidates, min(4, len(candidates)))
         wants_index = download.index is None
         if download.note_inquiry(now, found=bool(chosen)) and wants_index:
             chosen.append(origin)

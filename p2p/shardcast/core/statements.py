@@ -21,8 +21,6 @@ have found those."""
 MAX_ROSTERS: Final = 8
 """Rosters per origin: chunks travel by the roster under which they left, versions overlap, and
 while peers come an origin signs one every three seconds: those of the last half minute."""
-MAX_ORIGINS: Final = 8
-"""Trainers whose rosters are kept; a run names a handful."""
 
 
 class _Stranger(ShoalError):
@@ -41,11 +39,12 @@ class Statements:
         self._verify = verify
         self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
         self._by_version: BoundedDict[PeerId, BoundedDict[int, Manifest]] = BoundedDict(
-            MAX_ORIGINS
+            # Trainers whose rosters are kept; a run names a handful.
+            8
         )
         """Manifests of each trainer: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
-        self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(MAX_ORIGINS)
+        self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(8)
         self._halted: dict[PeerId, Equivocation[Manifest]] = {}
 
     def is_trusted(self, trainer: PeerId) -> bool:
@@ -96,14 +95,6 @@ class Statements:
         if len(known) > MAX_MANIFESTS:
             del known[min(known)]
         return None if contradicted is None else Equivocation(contradicted, manifest)
-
-    def was_signed(self, version: int, weights_digest: bytes) -> bool:
-        """Whether a trusted trainer signed these weights as ``version``."""
-        return any(
-            version in manifests and manifests[version].weights_digest == weights_digest
-            for trainer, manifests in self._by_version.items()
-            if self.is_trusted(trainer)
-        )
 
     def manifests(self, trainer: PeerId) -> list[Manifest]:
         """The manifests of one trainer that are remembered."""

@@ -80,21 +80,12 @@ def _count(counts: dict[PeerId, int], peer: PeerId) -> int:
     return counts[peer]
 
 
-_SAMPLE: Final = MIB
-"""Bytes in one sample, of one burst or of several: 0.2 s at 40 Mbit/s, ten times what may be
-unsent when a chunk is reported as gone, so that a sample is off by a few percent."""
-_UNSENT: Final = 16 * KI
-"""Bytes that may still be on this node when the last chunk of a burst is reported as gone
-(`p2p.shardcast.sender.UNSENT`): they are not counted."""
-_SAMPLES: Final = 16
-"""Samples of which the best counts."""
-
-
 class Uplink:
     """Bytes that left while chunks were under way, and how long that was."""
 
     def __init__(self) -> None:
-        self._samples: deque[float] = deque(maxlen=_SAMPLES)
+        # Samples of which the best counts.
+        self._samples: deque[float] = deque(maxlen=16)
         self._under_way: dict[PeerId, None] = {}
         """Peers to which a chunk is under way."""
         self._since = 0.0
@@ -129,15 +120,17 @@ class Uplink:
         self._seconds += now - self._since
         self._since = now
         if not self._under_way:
-            self._bytes = max(0, self._bytes - _UNSENT)
-        if self._bytes >= _SAMPLE and self._seconds > 0:
+            # Bytes that may still be on this node when the last chunk of a burst is reported as
+            # gone (`p2p.shardcast.sender.UNSENT`): they are not counted.
+            self._bytes = max(0, self._bytes - 16 * KI)
+        # Bytes in one sample, of one burst or of several: 0.2 s at 40 Mbit/s, ten times what
+        # may be unsent when a chunk is reported as gone, so that a sample is off by a few
+        # percent.
+        if self._bytes >= MIB and self._seconds > 0:
             self._samples.append(self._bytes / self._seconds)
             self._bytes, self._seconds = 0, 0.0
 
 
-_ANSWER_TIME: Final = 2.0
-"""Seconds for which one peer's answer keeps those of others waiting while stripes wait: as long
-as any peer is waited for."""
 CHILD_BACKLOG: Final = 4
 """Chunks that may wait for one child before further ones are withheld: twice what a child that
 keeps up has waiting. The child pulls the rest from a neighbour."""
@@ -434,11 +427,13 @@ class Upload:
 
         While chunks along stripes wait, one that was asked for is under way at a time: who asks
         has others to ask, and a stripe has only this node. A peer that does not read what it
-        asked for keeps others waiting for `_ANSWER_TIME` at most.
+        asked for keeps others waiting for two seconds at most.
         """
         ready, self._ready = self._ready, {}
         queues = self._queues.values()
-        since = now - _ANSWER_TIME
+        # Seconds for which one peer's answer keeps those of others waiting while stripes wait:
+        # as long as any peer is waited for.
+        since = now - 2.0
         is_full = any(q.waits for q in queues) and any(q.is_answering(since) for q in queues)
         for peer in ready:
             queue = self._queues.get(peer)
