@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Final
 
 from p2p.identity import PeerId
@@ -20,40 +21,14 @@ MAX_SUBSCRIBERS: Final = 16
 The oldest gives way."""
 
 
+@dataclass(slots=True)
 class _Notices:
     """What is to be told about one version, and to which peers beyond the usual."""
 
-    __slots__ = ("_new", "_withheld", "subscribers")
-
-    def __init__(self) -> None:
-        self.subscribers: dict[PeerId, None] = {}
-        self._new = EMPTY
-        self._withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = {}
-        """Chunks that children were not pushed, by (roster epoch, stripe)."""
-
-    def note_new(self, chunk: int) -> None:
-        self._new = self._new.including(chunk)
-
-    def note_withheld(self, child: PeerId, header: ChunkHeader) -> None:
-        chunks = self._withheld.setdefault(child, {})
-        stripe = header.epoch, header.stripe
-        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
-
-    def take(self) -> tuple[ChunkSet, dict[PeerId, dict[tuple[int, int], ChunkSet]]]:
-        """The new chunks, and the withheld ones by child; from now on there is nothing to
-        tell."""
-        new, withheld = self._new, self._withheld
-        self._new, self._withheld = EMPTY, {}
-        return new, withheld
-
-    def subscribe(self, peer: PeerId) -> None:
-        self.subscribers.pop(peer, None)
-        self.subscribers[peer] = None
-        if len(self.subscribers) > MAX_SUBSCRIBERS:
-            del self.subscribers[next(iter(self.subscribers))]
-
-    def unsubscribe(self, peer: PeerId) -> None:
-        self.subscribers.pop(peer, None)
+    subscribers: dict[PeerId, None] = field(default_factory=dict)
+    new: ChunkSet = EMPTY
+    withheld: dict[PeerId, dict[tuple[int, int], ChunkSet]] = field(default_factory=dict)
+    """Chunks that children were not pushed, by (roster epoch, stripe)."""
 
 
 class Announcer:
@@ -74,7 +49,8 @@ class Announcer:
 
     def note_new(self, policy: bytes, chunk: int, now: float) -> None:
         """A chunk is here."""
-        self._notices(policy).note_new(chunk)
+        notices = self._notices(policy)
+        notices.new = notices.new.including(chunk)
         # Seconds for which chunks are collected before they are announced: a fifth of the
         # shortest time after which a neighbour acts on them. Example: at 100 chunks a second a
         # neighbour hears of ten chunks in one message, instead of ten messages.
@@ -82,18 +58,21 @@ class Announcer:
 
     def note_withheld(self, child: PeerId, header: ChunkHeader, now: float) -> None:
         """A chunk is not pushed to ``child``, which has to be told so."""
-        self._notices(header.policy).note_withheld(child, header)
+        chunks = self._notices(header.policy).withheld.setdefault(child, {})
+        stripe = header.epoch, header.stripe
+        chunks[stripe] = chunks.get(stripe, EMPTY).including(header.index)
         self._due.setdefault(header.policy, now + 0.1)
 
     def subscribe(self, policy: bytes, peer: PeerId) -> None:
         """Tell ``peer`` too what comes from now on."""
-        self._notices(policy).subscribe(peer)
+        subscribers = self._notices(policy).subscribers
+        subscribers.pop(peer, None)
+        subscribers[peer] = None
+        if len(subscribers) > MAX_SUBSCRIBERS:
+            del subscribers[next(iter(subscribers))]
 
     def _notices(self, policy: bytes) -> _Notices:
-        notices = self._versions.get(policy)
-        if notices is None:
-            notices = self._versions[policy] = _Notices()
-        return notices
+        return self._versions.setdefault(policy, _Notices())
 
     def is_due(self, download: Download, now: float) -> bool:
         """Whether to `tell` now."""
@@ -102,7 +81,9 @@ class Announcer:
     def tell(self, download: Download) -> Iterator[ev.Effect]:
         """Tell what came since the last time, and tell children what they are not pushed."""
         self._due.pop(download.name, None)
-        new, withheld = self._notices(download.name).take()
+        notices = self._notices(download.name)
+        new, withheld = notices.new, notices.withheld
+        notices.new, notices.withheld = EMPTY, {}
         parts, holders, everything = list(new.ranges()), download.holders, download.all
         for peer in self.audience(download) if parts else ():
             if holders.get(peer) != everything:
@@ -139,7 +120,7 @@ class Announcer:
     def lose(self, peer: PeerId) -> None:
         """``peer`` is gone."""
         for notices in self._versions.values():
-            notices.unsubscribe(peer)
+            notices.subscribers.pop(peer, None)
 
     def forget(self, policy: bytes) -> None:
         """A version is no longer held."""

@@ -265,9 +265,7 @@ class ShardcastCore:
             # Who is in the next roster may be known later than that it is connected.
             self._origin.meet(peer, self._now)
         if isinstance(message, Ask):
-            if self._upload.may_answer(peer, download):
-                self._announcer.subscribe(download.name, peer)
-                self._out += self._upload.answer(peer, download, wants_index=message.index)
+            self._out += self._upload.answer(peer, download, wants_index=message.index)
             return
         for chunk in message.chunks:
             if chunk >= download.count:
@@ -308,7 +306,7 @@ class ShardcastCore:
                 download.index = index
                 self._versions.restrict(download)
                 self._out.append(ev.Begin(manifest, index))
-            if (download.pull_only and not download.was_inquired) or download.index is None:
+            if (download.pull_only and not download.inquiries) or download.index is None:
                 self._out += self._repair.inquire(download, self._now)
 
     def _roster_news(self, data: bytes, gossip: bool) -> None:
@@ -403,7 +401,7 @@ class ShardcastCore:
             return ev.Accept(Span(b"", 0), False)  # it cannot exist, as `handle` will say
         if header.index in download.verified:
             return None
-        request = download.request_for(header.index)
+        request = download.requests.get(header.index)
         roster = self.statements.roster(download.manifest.trainer)
         is_expected = (
             peer == download.manifest.trainer

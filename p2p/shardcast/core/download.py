@@ -17,7 +17,7 @@ from p2p.shardcast.chunkset import EMPTY, ChunkSet
 from p2p.shardcast.core.pace import IN_FLIGHT, ChunkPace, Patience
 from p2p.shardcast.core.peers import MAX_REMEMBERED
 from p2p.shardcast.index import Index
-from p2p.shardcast.manifest import Encoding, Manifest, PolicyVersion
+from p2p.shardcast.manifest import Encoding, Manifest
 
 MAX_HOLDERS: Final = 64
 """Peers whose have-lists are kept per version: 8 neighbours, 16 subscribers, and those
@@ -259,20 +259,30 @@ class Download:
         """Chunks that a peer was asked for and did not bring."""
         self.may_ask_origin = False
         """Whether to ask the origin for what no other peer is known to have."""
-        self._wanted: ChunkSet | None = None
-        """The chunks that this node fetches; None: all."""
+        self.name = manifest.name_of(self.encoding)
+        """The digest by which messages name what is fetched."""
+        self.is_patch = not self.encoding.is_anchor
+        """Whether it is no policy, but what makes one of another."""
+        self.wire_per_chunk = self.encoding.wire / self.count
+        """Bytes of a chunk on the wire, in the mean."""
         self.all = ChunkSet.below(self.count)
         """Every chunk that exists."""
+        self.wanted = self.all
+        """Every chunk that this node fetches."""
         self.verified = EMPTY
         """Chunks that are here."""
         self._requested = EMPTY
         self._left = self.count
         """The number of chunks that are not here."""
-        self._availability = Availability()
+        self.availability = Availability()
+        """What each peer said that it holds, and that it needs no more."""
+        self.holders = self.availability.holders
+        """What each peer is known to hold."""
         self._lateness = LateChunks(now, stall)
         self._pace = ChunkPace(self.wire_per_chunk, now, stall)
-        self._requests: dict[int, Request] = {}
-        self._inquiries = 0
+        self.requests: dict[int, Request] = {}
+        """The request under way for each chunk that was asked for."""
+        self.inquiries = 0
         """How often other peers were asked what they have since the last chunk came."""
         self.inquire_at = now + self.patience
         """When to ask other peers what they have, if nothing comes before."""
@@ -305,21 +315,6 @@ class Download:
     # What it is
 
     @property
-    def name(self) -> bytes:
-        """The digest by which messages name what is fetched."""
-        return self.manifest.name_of(self.encoding)
-
-    @property
-    def is_patch(self) -> bool:
-        """Whether it is no policy, but what makes one of another."""
-        return not self.encoding.is_anchor
-
-    @property
-    def base(self) -> PolicyVersion:
-        """The version that a patch is for."""
-        return self.encoding.base
-
-    @property
     def left_bytes(self) -> int:
         """Bytes that are still to come, about."""
         return int(self._left * self.wire_per_chunk)
@@ -330,21 +325,15 @@ class Download:
         of them has anything of what is missing."""
         needed = self.wanted - self.verified
         return (
-            self._inquiries >= _MOST_INQUIRIES
-            and not self._requests
+            self.inquiries >= _MOST_INQUIRIES
+            and not self.requests
             and not any(chunks & needed for chunks in self.holders.values())
         )
 
     @property
-    def wanted(self) -> ChunkSet:
-        """Every chunk that this node fetches."""
-        return self.all if self._wanted is None else self._wanted
-
-    @property
     def missing(self) -> ChunkSet:
         """Chunks to fetch that are neither here nor asked for."""
-        missing = self.all - self.verified - self._requested
-        return missing if self._wanted is None else missing & self._wanted
+        return self.wanted - self.verified - self._requested
 
     @property
     def is_whole(self) -> bool:
@@ -354,23 +343,14 @@ class Download:
     @property
     def is_done(self) -> bool:
         """Whether nothing more of it is fetched."""
-        return self.is_whole or (self._wanted is not None and not self._wanted - self.verified)
+        return self.is_whole or (
+            self.wanted is not self.all and not self.wanted - self.verified
+        )
 
     @property
     def share(self) -> float:
         """The share of the chunks to fetch that is here."""
-        if self._wanted is None:
-            return len(self.verified) / self.count
-        return len(self.verified & self._wanted) / max(1, len(self._wanted))
-
-    @property
-    def wire_per_chunk(self) -> float:
-        """Bytes of a chunk on the wire, in the mean."""
-        return self.encoding.wire / self.count
-
-    def restrict(self, wanted: ChunkSet) -> None:
-        """Fetch no other chunks than these."""
-        self._wanted = wanted
+        return len(self.verified & self.wanted) / max(1, len(self.wanted))
 
     # Waiting
 
@@ -394,16 +374,11 @@ class Download:
         Returns whether to turn to the origin now: there was none, or the last inquiry did not
         help.
         """
-        self._inquiries += 1
-        self.inquire_at = now + self._silence * 2 ** min(self._inquiries - 1, _MOST_INQUIRIES)
-        is_stuck = not found or self._inquiries > 1
+        self.inquiries += 1
+        self.inquire_at = now + self._silence * 2 ** min(self.inquiries - 1, _MOST_INQUIRIES)
+        is_stuck = not found or self.inquiries > 1
         self.may_ask_origin = self.may_ask_origin or is_stuck
         return is_stuck
-
-    @property
-    def was_inquired(self) -> bool:
-        """Whether other peers were asked what they have since the last chunk came."""
-        return self._inquiries > 0
 
     @property
     def next_deadline(self) -> float:
@@ -411,8 +386,8 @@ class Download:
         if self.is_done:
             return math.inf
         due = self.inquire_at
-        if self._requests:
-            due = min(due, min([request.deadline for request in self._requests.values()]))
+        if self.requests:
+            due = min(due, min([request.deadline for request in self.requests.values()]))
         return min(due, self._lateness.due(self.patience))
 
     def mark_late(self, now: float) -> None:
@@ -438,19 +413,9 @@ class Download:
 
     # What other peers hold
 
-    @property
-    def availability(self) -> Availability:
-        """What each peer said that it holds, and that it needs no more."""
-        return self._availability
-
-    @property
-    def holders(self) -> Mapping[PeerId, ChunkSet]:
-        """What each peer is known to hold."""
-        return self._availability.holders
-
     def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> None:
         """``peer`` holds these chunks, all of which exist."""
-        news = self._availability.note_held(peer, chunks)
+        news = self.availability.note_held(peer, chunks)
         if peer == self.manifest.trainer:
             # It has all of them from the start, which says nothing of the forest: a crowd that
             # asked it for the index would take each chunk for late when a neighbour has it.
@@ -460,51 +425,42 @@ class Download:
 
     def note_withheld(self, chunk: int, parent: PeerId) -> None:
         """``parent`` holds a chunk and will not push it: it is asked for it like any holder."""
-        self._availability.note_held(parent, ChunkSet(1 << chunk))
+        self.availability.note_held(parent, ChunkSet(1 << chunk))
         self._lateness.note_withheld(chunk)
 
     def lose(self, peer: PeerId) -> None:
         """Forget ``peer``; what it was to bring is urgent now."""
-        self._availability.lose(peer)
-        for chunk in [c for c, request in self._requests.items() if request.peer == peer]:
+        self.availability.lose(peer)
+        for chunk in [c for c, request in self.requests.items() if request.peer == peer]:
             self._give_up(chunk)
         self._lateness.lose(peer, self._requested)
 
     # Requests
 
-    @property
-    def outstanding(self) -> int:
-        """Requests under way."""
-        return len(self._requests)
-
-    def request_for(self, chunk: int) -> Request | None:
-        """The request under way for a chunk."""
-        return self._requests.get(chunk)
-
     def asked_peers(self) -> list[PeerId]:
         """The peer of each request under way."""
-        return [request.peer for request in self._requests.values()]
+        return [request.peer for request in self.requests.values()]
 
     def ask(self, chunk: int, peer: PeerId, now: float, deadline: float) -> None:
         """A chunk is asked of ``peer``, and awaited until ``deadline``."""
         self._requested = self._requested.including(chunk)
-        self._requests[chunk] = Request(peer, now, deadline)
+        self.requests[chunk] = Request(peer, now, deadline)
 
     def extend_requests(self, peer: PeerId, deadline: float) -> None:
         """``peer`` has just brought something: await the rest of it until ``deadline`` at
         least."""
-        for request in self._requests.values():
+        for request in self.requests.values():
             if request.peer == peer:
                 request.deadline = max(request.deadline, deadline)
 
     def expire(self, now: float) -> dict[int, Request]:
         """Give up requests that are past their deadline; returns them."""
         overdue = {
-            c: request for c, request in self._requests.items() if request.deadline <= now
+            c: request for c, request in self.requests.items() if request.deadline <= now
         }
         for chunk, request in overdue.items():
             self._give_up(chunk)
-            self._availability.note_undelivered(request.peer, chunk)
+            self.availability.note_undelivered(request.peer, chunk)
         return overdue
 
     def _give_up(self, chunk: int) -> None:
@@ -522,11 +478,11 @@ class Download:
             self._lateness.note_pushed(chunk, self.missing, now)
             self._pace.note_lag(now - seen.when if seen is not None else 0.0)
         self._pace.note_arrival(now, pushed=pushed)
-        self._inquiries = 0
+        self.inquiries = 0
         self.inquire_at = now + self._silence
-        self._availability.note_held(peer, ChunkSet(1 << chunk))
+        self.availability.note_held(peer, ChunkSet(1 << chunk))
 
     def reject(self, chunk: int) -> None:
         """A chunk is no longer asked for."""
-        if self._requests.pop(chunk, None) is not None:
+        if self.requests.pop(chunk, None) is not None:
             self._requested = self._requested.excluding(chunk)

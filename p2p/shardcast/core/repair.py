@@ -72,10 +72,6 @@ class Source:
         """Chunks that it may be asked for now."""
         return (WINDOW if self.last else 1) - self.owed
 
-    def ask(self) -> None:
-        """It is asked for a chunk."""
-        self.owed += 1
-
     def release(self) -> None:
         """It need not bring a chunk any more."""
         self.owed = max(0, self.owed - 1)
@@ -93,10 +89,6 @@ class Source:
         up to a limit from which it recovers."""
         waited = now - max(request.asked, self.last)
         self._time.reset(min(self._slowest, max(2 * self._time.usual, waited)))
-
-    def cap(self, owed: int) -> None:
-        """No more than ``owed`` requests to it are under way."""
-        self.owed = min(self.owed, owed)
 
 
 class Sources:
@@ -145,7 +137,7 @@ class Sources:
     def _room(self, download: Download) -> int:
         """Requests that may be added to those under way."""
         ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
-        return max(WINDOW, ahead) - download.outstanding
+        return max(WINDOW, ahead) - len(download.requests)
 
     def _deal(
         self, download: Download, claims: dict[PeerId, float], late: ChunkSet
@@ -213,7 +205,7 @@ class Sources:
 
     def _ask(self, download: Download, peer: PeerId, chunk: int, now: float) -> None:
         source = self._sources[peer]
-        source.ask()
+        source.owed += 1
         download.ask(chunk, peer, now, now + self._patience(source, download))
 
     def _patience(self, source: Source, download: Download) -> float:
@@ -223,7 +215,7 @@ class Sources:
         behind what parents push: no less than that takes.
         """
         usual = max(self._stall, source.late) + source.owed * source.chunk_time
-        line = (download.outstanding + IN_FLIGHT) * download.chunk_time
+        line = (len(download.requests) + IN_FLIGHT) * download.chunk_time
         return min(longest_wait(download.wire_per_chunk, self._stall), max(usual, line))
 
     def arrived(
@@ -231,7 +223,7 @@ class Sources:
     ) -> Request | None:
         """``peer`` brought a chunk: settle the request for it, and return that."""
         self._proven[peer] = None
-        request = download.request_for(chunk)
+        request = download.requests.get(chunk)
         source = self._sources.get(request.peer) if request is not None else None
         if request is not None and source is not None:
             source.release()
@@ -247,7 +239,7 @@ class Sources:
         for request in overdue.values():
             source = self._sources.get(request.peer)
             if source is not None:
-                source.cap(download.asked_peers().count(request.peer))
+                source.owed = min(source.owed, download.asked_peers().count(request.peer))
                 source.miss(request, now)
         return {chunk: request.peer for chunk, request in overdue.items()}
 

@@ -136,45 +136,16 @@ CHILD_BACKLOG: Final = 4
 keeps up has waiting. The child pulls the rest from a neighbour."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Deferred:
-    """A chunk to be passed on when it comes, and the parent whose place this node takes."""
-
-    parent: PeerId
-    header: ChunkHeader
-
-
+@dataclass(slots=True)
 class _RootCredit:
     """What the origin gave this node of one version, and how much more it may give."""
 
-    __slots__ = ("_confirmed", "_kept_up", "_received", "children")
-
-    def __init__(self) -> None:
-        self.children: tuple[PeerId, ...] = ()
-        """The peers to which the last of it was relayed."""
-        self._received = 0
-        self._kept_up = 0
-        """Chunks received when the children last kept up."""
-        self._confirmed = (0, 0)
-
-    def note_received(self, children: tuple[PeerId, ...]) -> None:
-        """The origin gave one more chunk, which goes to ``children``."""
-        self._received += 1
-        self.children = children
-
-    def confirm(self, *, lags: bool) -> tuple[int, int] | None:
-        """(received, granted) to tell the origin, if that is news.
-
-        While the children keep up the origin alone decides how much may be on the way; once
-        they do not, there are to be no more than `CREDIT` chunks beyond what they kept up with.
-        """
-        if not lags:
-            self._kept_up = self._received
-        state = self._received, self._kept_up + (CREDIT if lags else MAX_CREDIT)
-        if state == self._confirmed:
-            return None
-        self._confirmed = state
-        return state
+    children: tuple[PeerId, ...] = ()
+    """The peers to which the last of it was relayed."""
+    received: int = 0
+    kept_up: int = 0
+    """Chunks received when the children last kept up."""
+    confirmed: tuple[int, int] = (0, 0)
 
 
 class Upload:
@@ -198,7 +169,8 @@ class Upload:
         self._queues: dict[PeerId, SendQueue] = {}
         self._ready: dict[PeerId, None] = {}
         """Peers whose queue may have something to start."""
-        self._deferred: dict[bytes, dict[int, _Deferred]] = {}
+        self._deferred: dict[bytes, dict[int, tuple[PeerId, ChunkHeader]]] = {}
+        """Chunks to be passed on when they come, and the parent whose place this node takes."""
         self._credits: dict[bytes, _RootCredit] = {}
         self._allowances: dict[bytes, Allowance] = {}
         self._uplink = Uplink()
@@ -218,7 +190,7 @@ class Upload:
         did."""
         deferred = self._deferred.get(download.name, {}).pop(header.index, None)
         if header.stripe == NO_STRIPE and deferred is not None:
-            header, sender = deferred.header, deferred.parent
+            sender, header = deferred
         self.forward(download, header, sender, now)
 
     def take_over(
@@ -235,7 +207,7 @@ class Upload:
             if chunk in download.verified:
                 self.forward(download, header, parent, now)
             else:
-                deferred[chunk] = _Deferred(parent, header)
+                deferred[chunk] = parent, header
                 download.note_withheld(chunk, parent)
 
     def forward(
@@ -250,10 +222,8 @@ class Upload:
             if child != sender:
                 self._offer(child, header, download, now)
         if sender == forest.roster.origin:
-            credit = self._credits.get(download.name)
-            if credit is None:
-                credit = self._credits[download.name] = _RootCredit()
-            credit.note_received(children)
+            credit = self._credits.setdefault(download.name, _RootCredit())
+            credit.received, credit.children = credit.received + 1, children
 
     def _offer(
         self, child: PeerId, header: ChunkHeader, download: Download, now: float
@@ -295,24 +265,27 @@ class Upload:
             self._announcer.note_withheld(child, header, now)
 
     def confirm(self) -> Iterator[ev.Effect]:
-        """Confirm what origins gave this node to relay; ask for more unless the children
-        lag."""
-        for download in self._downloads.values() if self._credits else ():
-            credit = self._credits.get(download.name)
-            news = (
-                credit.confirm(lags=self._lag(credit.children)) if credit is not None else None
-            )
-            if news is not None:
-                yield ev.Send(download.manifest.trainer, Credit(download.name, *news))
+        """Confirm what origins gave this node to relay; ask for more unless the children lag.
 
-    def _lag(self, children: tuple[PeerId, ...]) -> bool:
-        """Whether more than half of the children that are there have `CREDIT` chunks waiting.
-
-        Half, since the slowest child must not slow the stripe (it is told to fetch elsewhere),
-        and a majority of slow children means that this node's own uplink is full.
+        While they keep up the origin alone decides how much may be on the way; once more than
+        half of those that are there have `CREDIT` chunks waiting, there are to be no more than
+        `CREDIT` chunks beyond what they kept up with. Half, since the slowest child must not
+        slow the stripe (it is told to fetch elsewhere), and a majority of slow children means
+        that this node's own uplink is full.
         """
-        queues = [queue for child in children if (queue := self._queues.get(child)) is not None]
-        return 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+        for name, credit in self._credits.items():
+            download = self._downloads.get(name)
+            if download is None:
+                continue
+            found = (self._queues.get(child) for child in credit.children)
+            queues = [queue for queue in found if queue is not None]
+            lags = 2 * sum(queue.backlog >= CREDIT for queue in queues) > len(queues)
+            if not lags:
+                credit.kept_up = credit.received
+            news = credit.received, credit.kept_up + (CREDIT if lags else MAX_CREDIT)
+            if news != credit.confirmed:
+                credit.confirmed = news
+                yield ev.Send(download.manifest.trainer, Credit(name, *news))
 
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
         """Whom this node will feed in the version after ``download``, if its number is the
@@ -348,14 +321,14 @@ class Upload:
 
     # For the asking
 
-    def may_answer(self, peer: PeerId, download: Download) -> bool:
-        """Count an `Ask` of ``peer``. False if it has asked for more than it can need."""
-        return self._allowance(download).take_answer(peer)
-
     def answer(
         self, peer: PeerId, download: Download, *, wants_index: bool
     ) -> Iterator[ev.Effect]:
-        """Tell what is here; bring the index on the bulk stream if it is wanted."""
+        """Tell ``peer`` what is here, now and from now on; bring the index on the bulk stream
+        if it is wanted. Nothing if it has asked for more than it can need."""
+        if not self._allowance(download).take_answer(peer):
+            return
+        self._announcer.subscribe(download.name, peer)
         index = download.index
         if wants_index and index is not None and self._allowance(download).take_index(peer):
             self._queue(peer).note_news(download.name)
@@ -454,7 +427,11 @@ class Upload:
         """Start the first chunk that ``peer`` still needs; drop those before it."""
         while (header := queue.head) is not None:
             download = self._downloads.get(header.policy)
-            if download is not None and self._is_wanted(peer, download, header.index):
+            if (
+                download is not None
+                and header.index in download.verified
+                and download.availability.needs(peer, header.index)
+            ):
                 queue.start(now)
                 self._uplink.note_begun(peer, now)
                 return header
@@ -462,9 +439,6 @@ class Upload:
             if download is not None and header.stripe != NO_STRIPE:
                 self._withhold(peer, header, download, now, needed=False)
         return None
-
-    def _is_wanted(self, peer: PeerId, download: Download, chunk: int) -> bool:
-        return chunk in download.verified and download.availability.needs(peer, chunk)
 
     def _explain(
         self, peer: PeerId, queue: SendQueue, header: ChunkHeader
@@ -482,29 +456,25 @@ class Upload:
 
         At the origin its chunks are given to other roots instead (`Origin.lose`).
         """
-        for name in [n for n in self._credits if self._is_of(n, peer)]:
-            del self._credits[name]  # its next hand-out counts from the start
+        for name in list(self._credits):
+            download = self._downloads.get(name)
+            if download is not None and download.manifest.trainer == peer:
+                del self._credits[name]  # its next hand-out counts from the start
         self._uplink.lose(peer, now)
         queue = self._queues.pop(peer, None)
         for header in queue.unconfirmed() if queue is not None else ():
             download = self._downloads.get(header.policy)
-            if download is not None and header.stripe != NO_STRIPE:
-                self._adopt_children(download, header, peer, now)
-
-    def _is_of(self, policy: bytes, trainer: PeerId) -> bool:
-        download = self._downloads.get(policy)
-        return download is not None and download.manifest.trainer == trainer
-
-    def _adopt_children(
-        self, download: Download, header: ChunkHeader, peer: PeerId, now: float
-    ) -> None:
-        forest = self._forest(download, header.epoch)
-        is_origin = download.manifest.trainer == self._local
-        if forest is None or is_origin or not forest.is_above(header.stripe, self._local, peer):
-            return
-        for child in forest.children(header.stripe, peer, self._peers.is_gone):
-            if child != self._local:
-                self._offer(child, header, download, now)
+            forest = self._forest(download, header.epoch) if download is not None else None
+            if (
+                download is None
+                or forest is None
+                or download.manifest.trainer == self._local
+                or not forest.is_above(header.stripe, self._local, peer)
+            ):
+                continue
+            for child in forest.children(header.stripe, peer, self._peers.is_gone):
+                if child != self._local:
+                    self._offer(child, header, download, now)
 
     def forget(self, policy: bytes) -> None:
         """A version is no longer held."""

@@ -190,7 +190,7 @@ class Versions:
     def restrict(self, download: Download) -> None:
         """Fetch no other chunks of it than what this node selects."""
         if self._selection is not None and download.index is not None:
-            download.restrict(self._selection.spans(download.index))
+            download.wanted = self._selection.spans(download.index)
 
     def drop(self, name: bytes) -> Download | None:
         """It is no longer held or fetched."""
@@ -273,7 +273,7 @@ class Versions:
 
     def _holds_base(self, patch: Download) -> bool:
         return any(
-            d.stored and not d.is_patch and d.manifest.version == patch.base
+            d.stored and not d.is_patch and d.manifest.version == patch.encoding.base
             for d in self.downloads.values()
             if d.manifest.trainer == patch.manifest.trainer
         )

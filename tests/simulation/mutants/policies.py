@@ -63,7 +63,7 @@ class _Forgetful:
 
 def wait_for_ever(sources: Sources, download: Download, now: float) -> dict[int, PeerId]:
     """A request to a peer that does not answer is never given up."""
-    for request in download._requests.values():
+    for request in download.requests.values():
         request.deadline = math.inf
     return {}
 
