@@ -306,7 +306,9 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
     if count <= MESH:
         stripes = [_star(count, place) for place in order]
     else:
-        groups = _deal(roster, order, _stripe_count(count, len(order)))
+        # From 128 peers on 8 stripes pay: one level less of depth for each.
+        most = _MANY_STRIPES if count > 128 else _FEW_STRIPES
+        groups = _deal(roster, order, min(most, len(order)))
         weak = (
             [place for place in range(count) if not roster.classes[place]]
             if len(order) < count
@@ -314,11 +316,6 @@ def build_forest(roster: Roster, version: PolicyVersion) -> Forest:
         )
         stripes = [_tree([*order, *weak], group) for group in groups]
     return Forest(roster, tuple(stripes))
-
-
-def _stripe_count(count: int, capable: int) -> int:
-    # Peers from which 8 stripes pay: one level less of depth for each.
-    return min(_MANY_STRIPES if count > 128 else _FEW_STRIPES, capable)
 
 
 def _by_capacity(roster: Roster, version: PolicyVersion) -> list[int]:
@@ -363,8 +360,10 @@ def _deal(roster: Roster, order: Sequence[int], k: int) -> list[dict[int, int]]:
             break  # too weak to carry even one child; ordered, so are all that follow
         group = min(groups, key=lambda group: sum(group.values()))
         group[place] = max(2, round(fair[place]))
-    for group in groups:
-        _stretch(group, need)
+    for group in groups:  # add slots, evenly and big first, until it can carry a stripe
+        places = list(group)
+        for turn in range(max(0, need - sum(group.values()))):
+            group[places[turn % len(places)]] += 1
     return groups
 
 
@@ -385,14 +384,6 @@ def _fair_slots(
         fair[place] = min(float(most), left * weights[place] / total)
         left, total = left - fair[place], total - weights[place]
     return fair
-
-
-def _stretch(group: dict[int, int], need: int) -> None:
-    """Add slots, evenly and big first, until the group can carry a whole stripe."""
-    short = need - sum(group.values())
-    places = list(group)
-    for turn in range(max(0, short)):
-        group[places[turn % len(places)]] += 1
 
 
 def _tree(order: Sequence[int], slots: dict[int, int]) -> Stripe:

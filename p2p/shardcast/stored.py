@@ -28,11 +28,6 @@ Bytes = bytes | memoryview
 class StoredPolicy:
     """One policy on this disk, whole or partial."""
 
-    __slots__ = (
-        "_busy", "_idle", "encoding", "has_head", "has_room", "index", "manifest", "pins",
-        "source", "stem", "stored", "unwritten", "verified",
-    )  # fmt: skip
-
     def __init__(self, manifest: Manifest, index: Index, folder: str, source: str = "") -> None:
         """``source`` is the path that this node published it from, if it did."""
         self.manifest = manifest

@@ -43,7 +43,7 @@ def demoted(swarm: LiarSwarm) -> set[PeerId]:
     return {
         node.peer
         for node in swarm.peers
-        if any(node.peer in handout._demotions for handout in handouts)
+        if any(node.peer in handout.demoted for handout in handouts)
     }
 
 

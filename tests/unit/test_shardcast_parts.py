@@ -225,7 +225,7 @@ def test_a_peer_gets_twice_the_version_and_a_few_indexes() -> None:
 def test_a_source_is_tried_with_one_chunk_and_judged_by_what_it_brings() -> None:
     source = Source(0.2, 2.0)
     assert source.room == 1
-    source.ask()
+    source.owed += 1
     assert source.room == 0
     source.release()
     source.deliver(Request(ANN, 1.0, 2.0), 1.6)

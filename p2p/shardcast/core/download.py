@@ -126,18 +126,6 @@ class LateChunks:
     root that keeps what it is given can hide that from all but those who count.
     """
 
-    __slots__ = (
-        "_behind",
-        "_frontier",
-        "_passed",
-        "_seen",
-        "_stall",
-        "_started",
-        "_turn",
-        "overdue",
-        "urgent",
-    )
-
     def __init__(self, now: float, stall: float) -> None:
         self._started, self._stall = now, stall
         self._turn = 0.0
@@ -200,15 +188,10 @@ class LateChunks:
                 break
             del self._seen[chunk]
             self.note_urgent(chunk)
-        for chunk in self._take_overdue(now):
-            self.overdue = self.overdue.including(chunk)
-
-    def _take_overdue(self, now: float) -> list[int]:
         wait = self._overdue_after
-        overdue = list(takewhile(lambda chunk: self._passed[chunk] + wait <= now, self._passed))
-        for chunk in overdue:
+        for chunk in list(takewhile(lambda one: self._passed[one] + wait <= now, self._passed)):
             del self._passed[chunk]
-        return overdue
+            self.overdue = self.overdue.including(chunk)
 
     @property
     def _overdue_after(self) -> float:

@@ -11,8 +11,8 @@ died, is given again to another root, ahead of all that is new; so is a chunk th
 the origin itself for. Only the latest assignment of a chunk can fail: a root that was relieved
 of a chunk and times out later changes nothing.
 
-Of a root that was demoted (`Demotions`) the origin gives again what is asked for at once, and
-the rest when all else has left: an honest root that was slandered has relayed it, and the
+Of a root that was demoted (`HandOut.report`) the origin gives again what is asked for at once,
+and the rest when all else has left: an honest root that was slandered has relayed it, and the
 others do not wait for what they have.
 
 New peers come during a hand-out: with each new roster the forest changes (`regroup`). Chunks
@@ -26,6 +26,7 @@ a chunk, it gives that again, and after it all that at most half of those that a
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -41,7 +42,7 @@ from p2p.shardcast.core.pace import (
     shortest_wait,
 )
 from p2p.shardcast.core.queue import MAX_CREDIT, RECENT, Line, Lines
-from p2p.shardcast.core.receipts import Carried, Demotions, ReceiptBook
+from p2p.shardcast.core.receipts import QUORUM, Carried, ReceiptBook
 from p2p.shardcast.core.statements import MAX_ROSTERS
 from p2p.shardcast.forest import MESH, Forest, Roster
 from p2p.shardcast.manifest import Encoding, PolicyVersion
@@ -132,10 +133,6 @@ class GivenChunk:
     repeated: float = -math.inf
     """When peers that miss it last had reason to expect it along another stripe."""
 
-    def advance(self, event: GiftEvent) -> None:
-        """Apply `TRANSITIONS`."""
-        self.stage = TRANSITIONS.get((self.stage, event), self.stage)
-
 
 class Root:
     """One root of the forest: what it was given, what it confirmed, how fast."""
@@ -152,7 +149,7 @@ class Root:
         self._line = line
         self._rate = rate
         self._granted = MAX_CREDIT
-        self._gifts: list[Gift] = []
+        self.gifts: list[Gift] = []
         self._left = 0
         self._interval = SmoothedAverage()
         """Seconds between two of its confirmations."""
@@ -161,12 +158,12 @@ class Root:
     @property
     def given(self) -> int:
         """Chunks that it was given in all."""
-        return len(self._gifts)
+        return len(self.gifts)
 
     @property
     def pending(self) -> int:
         """Chunks given and not yet confirmed."""
-        return len(self._gifts) - self.confirmed
+        return len(self.gifts) - self.confirmed
 
     @property
     def is_open(self) -> bool:
@@ -197,20 +194,16 @@ class Root:
         by_class = 1 / self._rate if self._rate else 0.0
         return self.patience.wait(floor=4 * max(self.patience.usual, by_class))
 
-    def give(self, gift: Gift) -> None:
-        """A chunk is queued for it."""
-        self._gifts.append(gift)
-
     def note_left(self, now: float) -> None:
         """The first chunk that had not left has left."""
-        if self._left < len(self._gifts):
-            gift = self._gifts[self._left]
+        if self._left < len(self.gifts):
+            gift = self.gifts[self._left]
             gift.since, gift.has_left = now, True
             self._left += 1
 
     def confirm(self, received: int, granted: int, now: float) -> list[Gift]:
         """It has ``received`` chunks in all; returns those for which that is news."""
-        news = self._gifts[self.confirmed : received]
+        news = self.gifts[self.confirmed : received]
         if news:
             took = now - news[-1].since
             if now > self._heard_at > -math.inf:
@@ -229,22 +222,22 @@ class Root:
         already. One that has not left waits in the origin's own queue."""
         if not (self.trusted and self.pending):
             return math.inf
-        oldest = self._gifts[self.confirmed]
+        oldest = self.gifts[self.confirmed]
         return oldest.since + self.patience.wait() * (1 if oldest.has_left else RECENT)
 
     def distrust(self) -> list[Gift]:
         """Give it nothing more until it has confirmed what it owes; returns that."""
         self.trusted = False
-        return self._gifts[self.confirmed :]
+        return self.gifts[self.confirmed :]
 
     def at_risk(self) -> list[Gift]:
         """What it may not have relayed if it is gone: what it owes, and what it got last."""
-        return self._gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
+        return self.gifts[min(self.confirmed, max(0, self.given - RECENT)) :]
 
     def retire(self) -> list[Gift]:
         """It is no root any more; returns all that it was given."""
         self.stripe = None
-        return self._gifts
+        return self.gifts
 
     def move(self, stripe: int, rate: float) -> None:
         """By the new roster it is the root of this stripe."""
@@ -285,7 +278,11 @@ class HandOut:
         self._lines = lines
         self._chunk_bytes = encoding.wire / count
         self._stall = stall
-        self._demotions = Demotions()
+        self._reports: Counter[PeerId] = Counter()
+        """How many peers report each root."""
+        self._reporters: set[PeerId] = set()
+        self.demoted: set[PeerId] = set()
+        """Roots that lost their stripe by reports."""
         self._roots: dict[PeerId, Root] = {}
         """Roots, and those that were by an earlier roster."""
         self._back: dict[PeerId, None] = {}
@@ -340,8 +337,7 @@ class HandOut:
         """Apply `TRANSITIONS` to a chunk."""
         chunk = self._chunk(number)
         before = chunk.stage
-        chunk.advance(event)
-        after = chunk.stage
+        chunk.stage = after = TRANSITIONS.get((before, event), before)
         if not after.is_urgent:
             self._again.pop(number, None)
         elif not before.is_urgent:
@@ -376,7 +372,7 @@ class HandOut:
         chunk = self._chunk(number)
         gift = Gift(number, peer, self.forest.roster, now)
         chunk.gift = gift
-        root.give(gift)
+        root.gifts.append(gift)
         if had is not None or self.is_resumed:
             chunk.repeated = now
         self._next = max(self._next, number + 1)
@@ -408,7 +404,7 @@ class HandOut:
         ready = [
             (
                 had is not None and had.root == peer,
-                had is not None and self._demotions.reports(peer),
+                had is not None and self._reports[peer],
                 root.finish,
                 root.pending,
                 root.given,
@@ -452,7 +448,7 @@ class HandOut:
         for root in self._roots.values():
             root.retire()
         for stripe, peer in enumerate(forest.roots):
-            if peer in self._demotions or gone(peer):
+            if peer in self.demoted or gone(peer):
                 continue
             if peer in self._roots:
                 self._roots[peer].move(stripe, self._rate(stripe))
@@ -511,7 +507,7 @@ class HandOut:
         when it was to be fed, is fed from now on. Once: one that comes and goes would leave
         chunks behind each time."""
         roots = self.forest.roots
-        is_known = peer in self._roots or peer in self._demotions or peer in self._back
+        is_known = peer in self._roots or peer in self.demoted or peer in self._back
         if peer in roots and not is_known:
             self._add_root(roots.index(peer), peer)
             self._back[peer] = None
@@ -533,10 +529,23 @@ class HandOut:
         return gift.root if now >= since + min(most, root.relay_time) else None
 
     def report(self, peer: PeerId, by: PeerId) -> bool:
-        """``by`` says that a root does not relay. True if that demotes it."""
-        root = self._active.get(peer)
-        if root is None or not self._demotions.report(peer, by, self.forest.roster.peers):
+        """``by`` says that a root does not relay. True if that demotes it.
+
+        A root confirms whatever it likes, so its children have a say too: a peer reports a root
+        when it asks the origin itself for a chunk which that root had long ago, or when the
+        root sent it a wrong chunk. A root that `QUORUM` peers report is demoted: the next
+        roster makes it a leaf, and another interior peer takes its stripe. Each peer has one
+        report a version, so n liars cost n/2 honest roots their stripe for some versions, and
+        nothing more.
+        """
+        root, positions = self._active.get(peer), self.forest.roster.positions
+        if root is None or by == peer or by not in positions or by in self._reporters:
             return False
+        self._reporters.add(by)
+        self._reports[peer] += 1
+        if self._reports[peer] < min(QUORUM, len(positions) - 1):
+            return False
+        self.demoted.add(peer)
         self._settle(gifts := root.retire(), GiftEvent.DEMOTE)
         for gift in gifts:
             chunk = self._chunk(gift.chunk)

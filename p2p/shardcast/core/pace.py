@@ -103,18 +103,6 @@ def longest_wait(chunk_bytes: float, stall: float) -> float:
 class ChunkPace:
     """What the arrivals of one version teach about waiting for the rest of it."""
 
-    __slots__ = (
-        "_arrived",
-        "_lag",
-        "_lately",
-        "_longest",
-        "_mean",
-        "_stall",
-        "_started",
-        "progress",
-        "pushed_at",
-    )  # fmt: skip
-
     def __init__(self, chunk_bytes: float, now: float, stall: float) -> None:
         self.progress = now
         """When the last chunk came."""

@@ -86,18 +86,6 @@ first chunks at once, however slow the line behind them is."""
 class SendQueue:
     """The bulk stream to one peer, as the core sees it."""
 
-    __slots__ = (
-        "_asked",
-        "_current",
-        "_left",
-        "_news",
-        "_recent",
-        "_started",
-        "_stripes",
-        "_time",
-        "rate",
-    )
-
     def __init__(self) -> None:
         self.rate = 0.0
         """Chunks per second while there were any, lately; 0 before the first has left."""

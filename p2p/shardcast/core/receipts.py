@@ -23,7 +23,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Final
 
@@ -37,34 +37,6 @@ from p2p.shardcast.messages import MAX_RECEIPT_ROWS, NO_STRIPE, ChunkHeader, Rec
 QUORUM: Final = 2
 """Peers that must report a root before it is demoted: with one, any peer could slander any
 root. A roster of two has one peer that can."""
-
-
-class Demotions:
-    """The reports of one version's hand-out, and the roots that lost their stripe by them."""
-
-    def __init__(self) -> None:
-        self._reports: dict[PeerId, int] = {}
-        self._reporters: dict[PeerId, None] = {}
-        self._demoted: dict[PeerId, None] = {}
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._demoted
-
-    def reports(self, root: PeerId) -> int:
-        """How many peers report ``root``."""
-        return self._reports.get(root, 0)
-
-    def report(self, root: PeerId, by: PeerId, roster: Iterable[PeerId]) -> bool:
-        """``by``, one of those on ``roster``, reports ``root``. True if that demotes it."""
-        peers = tuple(roster)
-        if by == root or by not in peers or by in self._reporters:
-            return False
-        self._reporters[by] = None
-        self._reports[root] = count = self.reports(root) + 1
-        if count < min(QUORUM, len(peers) - 1):
-            return False
-        self._demoted[root] = None
-        return True
 
 
 class StripeCounts:
@@ -198,43 +170,25 @@ _PROBATION: Final = 8
 Two liars demote one honest root a version, so they keep at most eight relays idle."""
 
 
+def _recent() -> deque[float]:
+    # Two versions of eight children, so that an hour ago is forgotten and no child's word moves
+    # the median far.
+    return deque(maxlen=16)
+
+
+@dataclass(slots=True)
 class _Standing:
     """What is known of one peer."""
 
-    __slots__ = ("_carried", "_ceiling", "_unheard")
-
-    def __init__(self) -> None:
-        # Receipts per peer of which the median counts: two versions of eight children, so that
-        # an hour ago is forgotten and no child's word moves the median far.
-        self._carried: deque[float] = deque(maxlen=16)
-        self._ceiling = math.inf
-        self._unheard = 0
-        """Versions since a child spoke of it."""
+    carried: deque[float] = field(default_factory=_recent)
+    ceiling: float = math.inf
+    unheard: int = 0
+    """Versions since a child spoke of it."""
 
     @property
     def measured(self) -> float:
         """Bytes per second that it has carried, in the median; 0 if nothing is known."""
-        return median(self._carried) if self._carried else 0.0
-
-    def note_carried(self, rates: Sequence[float], limit: float | None) -> None:
-        """Its children say what it carried in one version; ``limit`` is what it can carry, if
-        they got too little of it."""
-        self._unheard = 0
-        self._carried.extend(rates)
-        # Growth, in each version in which it keeps up, of what an overloaded peer is believed
-        # to carry: a line that was busy with something else has twice its share after four
-        # versions.
-        self._ceiling = 1.25 * self._ceiling if limit is None else limit
-
-    def note_version(self) -> None:
-        """A new version is handed out."""
-        self._unheard += 1
-        if self._unheard > _PROBATION:
-            self._ceiling = math.inf
-
-    def believe(self, claim: float, most: float) -> float:
-        """What to take ``claim`` for."""
-        return min(claim, self._ceiling, max(most, self.measured))
+        return median(self.carried) if self.carried else 0.0
 
 
 class Capacities:
@@ -258,40 +212,33 @@ class Capacities:
             else:
                 del self._demoted[peer]
         for standing in self._standings.values():
-            standing.note_version()
+            standing.unheard += 1
+            if standing.unheard > _PROBATION:
+                standing.ceiling = math.inf
 
     def note_carried(self, peer: PeerId, rates: Sequence[float], limit: float | None) -> None:
         """Children of ``peer`` say what it carried, each as it saw it; see `Carried`."""
-        self._standing(peer).note_carried(rates, limit)
-
-    def _standing(self, peer: PeerId) -> _Standing:
         standing = self._standings.get(peer)
         if standing is None:
             standing = self._standings[peer] = _Standing()
-        return standing
+        standing.unheard = 0
+        standing.carried.extend(rates)
+        # A line that was busy with something else has twice its share after four versions.
+        standing.ceiling = 1.25 * standing.ceiling if limit is None else limit
 
     def believe(self, entries: Iterable[RosterEntry]) -> list[RosterEntry]:
         """The same peers, with what is believed of their claims."""
         claims = list(entries)
-        most = _CREDULITY * self._median(claims)
-        return [replace(entry, upload=self._belief(entry, most)) for entry in claims]
-
-    def _median(self, claims: Sequence[RosterEntry]) -> float:
-        known = [
-            standing.measured
-            for entry in claims
-            if (standing := self._standings.get(entry.peer)) is not None and standing.measured
-        ]
+        standings = {e.peer: self._standings.get(e.peer, _Standing()) for e in claims}
+        known = [one.measured for one in standings.values() if one.measured]
         if len(known) <= QUORUM:  # so few could be friends
             known = [entry.upload for entry in claims if entry.upload]
-        return median(known) if known else 0.0
-
-    def _belief(self, entry: RosterEntry, most: float) -> float:
-        if entry.peer in self._demoted:
-            return 0.0
-        standing = self._standings.get(entry.peer)
-        return (
-            min(entry.upload, most)
-            if standing is None
-            else standing.believe(entry.upload, most)
-        )
+        most = _CREDULITY * median(known) if known else 0.0
+        believed = []
+        for entry in claims:
+            one = standings[entry.peer]
+            upload = min(entry.upload, one.ceiling, max(most, one.measured))
+            believed.append(
+                replace(entry, upload=0.0 if entry.peer in self._demoted else upload)
+            )
+        return believed

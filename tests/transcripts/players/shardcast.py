@@ -395,7 +395,7 @@ class ShardcastPlayer:
             downloads = machine.core.downloads if machine.is_alive else ()
             parts = []
             for download in downloads:
-                asked = {c: download.request_for(c) for c in range(download.count)}
+                asked = {c: download.requests.get(c) for c in range(download.count)}
                 waits = [
                     f"{c} of {self.names[r.peer]}" for c, r in asked.items() if r is not None
                 ]
