@@ -61,7 +61,7 @@ from roles.envs.frames import (
     texts_untrusted,
 )
 from roles.envs.mix import EnvironmentPart, EnvironmentSetup, open_mix
-from roles.envs.text import TextModel
+from roles.envs.text import LengthTargets, TextModel
 from roles.workers.calls import MAX_FRAME, MAX_ITEMS
 from roles.workers.client import Remote
 
@@ -449,7 +449,17 @@ def setup_of(
         max_new_tokens=run.terms.sampling.max_new_tokens,
     )
     parts = tuple(
-        EnvironmentPart(name=pin.name, weight=pin.weight, kinds=pin.kinds, data=pin.data)
+        EnvironmentPart(
+            name=pin.name,
+            weight=pin.weight,
+            kinds=pin.kinds,
+            data=pin.data,
+            lengths=(
+                LengthTargets(pin.length_targets, pin.length_penalty)
+                if pin.length_targets
+                else None
+            ),
+        )
         for pin in run.terms.environments
     )
     folder_of_data = machine.environment_data

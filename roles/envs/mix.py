@@ -28,7 +28,13 @@ from roles.envs.base import (
 )
 from roles.envs.contained import EnvironmentFailed
 from roles.envs.data import open_tokenizer, read_data
-from roles.envs.text import ChatTokenizer, TextModel, TokenizedEnvironment, is_text
+from roles.envs.text import (
+    ChatTokenizer,
+    LengthTargets,
+    TextModel,
+    TokenizedEnvironment,
+    is_text,
+)
 from roles.models.errors import BadModel
 
 DOMAIN: Final = b"/shoal/environment/1.0.0"
@@ -50,6 +56,9 @@ class EnvironmentPart:
 
     data: FilePin | None = None
     """A file that it reads."""
+
+    lengths: LengthTargets | None = None
+    """How long its answers should be; None: as they like."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +159,7 @@ def _open(
         tokens: Environment = environment
         return tokens
     if is_text(environment) and tokenizer is not None and setup.model is not None:
-        return TokenizedEnvironment(environment, tokenizer, setup.model)
+        return TokenizedEnvironment(environment, tokenizer, setup.model, part.lengths)
     raise ConfigError(
         f"the environment {part.name!r} is of {'tokens' if tokenizer else 'text'}, the run's"
         f" model {'reads text' if tokenizer else 'has no base, and with it no tokenizer'}: the"

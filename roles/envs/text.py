@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Final, Protocol, TypeGuard
 
 import trio
@@ -39,6 +39,8 @@ DRAWS: Final = 16
 fail: where one question in ten is too long, that has a probability of 10^-16."""
 _MAX_ITEMS: Final = 4 * MAX_MESSAGES + 16
 """Items of a packed task: a list, a role and a content for each message, and what is around."""
+LENGTH_DOMAIN: Final = b"/shoal/length/1.0.0"
+"""Before the seed: the target and what an environment draws from the seed are independent."""
 OPENING: Final = 16
 """Tokens at the end of a prompt in which a chat template may begin the model's thought."""
 HELD_OUT_BELOW: Final = 32
@@ -75,6 +77,42 @@ class TextTask:
 
     kind: str = ""
     """What the task is counted under when progress is measured; empty if there is one kind."""
+
+    length: int = 0
+    """Tokens that the prompt asks for; 0: none. Set by `LengthTargets` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthTargets:
+    """Length rewards as in INTELLECT-2 (arXiv 2505.07291, section 4.1): the prompt names a
+    number of tokens, and the reward falls with the distance from it."""
+
+    targets: tuple[int, ...]
+    """In tokens; a task takes one by its number."""
+
+    penalty: float
+    """Subtracted from the reward for each token of distance."""
+
+    def asked(self, task: TextTask, number: int) -> TextTask:
+        """Return ``task`` with a target in its last message of the user."""
+        length = self.targets[number % len(self.targets)]
+        messages = list(task.messages)
+        at = max((i for i, one in enumerate(messages) if one.role == "user"), default=None)
+        ask = f"Think for {length} tokens before giving a response."
+        if at is None:
+            messages.append(Message("user", ask))
+        else:
+            messages[at] = Message("user", f"{messages[at].content}\n\n{ask}")
+        return replace(task, messages=tuple(messages), length=length)
+
+    def paid(self, reward: float, length: int, tokens: int) -> float:
+        """Return what is left of ``reward``, from 0 to 1, for a completion of ``tokens``.
+
+        Another number is the environment's fault, and returned for its caller to see.
+        """
+        if not 0.0 <= reward <= 1.0:
+            return reward
+        return max(0.0, reward - self.penalty * abs(length - tokens))
 
 
 class TextEnvironment(Protocol):
@@ -166,7 +204,7 @@ def pack_text_task(task: TextTask) -> bytes:
             f"a task has {len(task.messages)} messages, over the limit of {MAX_MESSAGES}"
         )
     turns = [list(astuple(message)) for message in task.messages]
-    source = pack([turns, task.prefill, task.answer, task.info, task.kind])
+    source = pack([turns, task.prefill, task.answer, task.info, task.kind, task.length])
     if len(source) > MAX_SOURCE:
         raise ValueError(
             f"a task takes {len(source):,} bytes, over the limit of {MAX_SOURCE:,}"
@@ -178,21 +216,25 @@ def unpack_text_task_untrusted(source: bytes) -> TextTask:
     """Raise `BadMessage`, and nothing else, whatever the bytes."""
     if len(source) > MAX_SOURCE:
         raise BadMessage(f"a task of {len(source):,} bytes is over the limit of {MAX_SOURCE:,}")
-    turns, *texts = fields_untrusted(
+    turns, *rest = fields_untrusted(
         unpack_untrusted(source, max_items=_MAX_ITEMS),
-        list, str, str, str, str, what="task of text",
+        list, str, str, str, str, int, what="task of text",
     )  # fmt: skip
     if len(turns) > MAX_MESSAGES:
         raise BadMessage(f"a task of {len(turns)} messages is over the limit of {MAX_MESSAGES}")
     messages = (fields_untrusted(turn, str, str, what="message") for turn in turns)
-    return TextTask(tuple(Message(*message) for message in messages), *texts)
+    return TextTask(tuple(Message(*message) for message in messages), *rest)
 
 
 class TokenizedEnvironment:
     """An environment of text as one of tokens, for one model."""
 
     def __init__(
-        self, environment: TextEnvironment, tokenizer: ChatTokenizer, model: TextModel
+        self,
+        environment: TextEnvironment,
+        tokenizer: ChatTokenizer,
+        model: TextModel,
+        lengths: LengthTargets | None = None,
     ) -> None:
         """Raises `roles.models.errors.BadModel` if the tokenizer lacks an end token."""
         tokenizer.require(model.end_tokens)
@@ -200,6 +242,7 @@ class TokenizedEnvironment:
         self._environment = environment
         self._tokenizer = tokenizer
         self._model = model
+        self._lengths = lengths
 
     def task(self, seed: bytes, *, held_out: bool = False) -> Task:
         """The task of ``seed``; if its prompt is too long, of the seed's sha256, and so on.
@@ -210,17 +253,17 @@ class TokenizedEnvironment:
         """
         for _ in range(DRAWS - 1):
             try:
-                return self._tokenized(self._environment.task(seed, held_out=held_out))
+                return self._drawn(seed, held_out)
             except PromptTooLong:
                 seed = hashlib.sha256(seed).digest()
-        return self._tokenized(self._environment.task(seed, held_out=held_out))
+        return self._drawn(seed, held_out)
 
     def evaluation(self) -> list[Task]:
         """The held-out tasks whose prompts are not too long. Raises ValueError if all are."""
         tasks, errors = [], []
-        for task in self._environment.evaluation():
+        for number, task in enumerate(self._environment.evaluation()):
             try:
-                tasks.append(self._tokenized(task))
+                tasks.append(self._tokenized(task, number))
             except PromptTooLong as error:
                 errors.append(error)
         if errors and not tasks:
@@ -243,7 +286,10 @@ class TokenizedEnvironment:
             raise EnvironmentFailed(
                 f"a task of the environment {self.name!r} comes back as none: {error}"
             ) from error
-        return trio.run(self._environment.reward, source, text, ended)
+        paid = trio.run(self._environment.reward, source, text, ended)
+        if self._lengths is None:
+            return paid
+        return self._lengths.paid(paid, source.length, len(tokens))
 
     @property
     def plain(self) -> TextEnvironment:
@@ -254,9 +300,15 @@ class TokenizedEnvironment:
         """What people read of ``tokens``."""
         return self._tokenizer.decode(tokens)
 
-    def _tokenized(self, task: TextTask) -> Task:
+    def _drawn(self, seed: bytes, held_out: bool) -> Task:
+        number = int.from_bytes(hashlib.sha256(LENGTH_DOMAIN + seed).digest()[:8], "big")
+        return self._tokenized(self._environment.task(seed, held_out=held_out), number)
+
+    def _tokenized(self, task: TextTask, number: int) -> Task:
         """Raises `PromptTooLong`, and ValueError for a prompt that is none of the model's."""
         model = self._model
+        if self._lengths is not None:
+            task = self._lengths.asked(task, number)
         prompt = tuple(self._tokenizer.chat(task.messages, task.prefill))
         if not prompt:
             raise ValueError("the chat template makes no prompt of the task's messages")

@@ -122,6 +122,27 @@ def test_two_ranks_learn_what_one_does_and_their_checkpoints_are_the_same_file(
     assert_same(step(together, groups), adopted.step(groups))
 
 
+def test_two_ranks_keep_the_same_distance_to_a_frozen_reference(tmp_path: Path) -> None:
+    options = {"kl_reference": 0.1}
+    alone = replace(ALONE, learner=sorting_learner(groups=11, minibatches=2, options=options))
+    first = TorchLearner(ALONE)
+    first.open(tmp_path / "none")
+    first.save(None, tmp_path / "model.safetensors")
+    one = TorchLearner(alone)
+    one.open(tmp_path / "none", tmp_path)
+    with open_engine_process(
+        sys.executable, replace(alone, gpus=GpuOptions(ranks=2, recompute=True))
+    ) as process:
+        process.call("open", str(tmp_path / "none"), str(tmp_path))
+        for number in range(3):
+            groups = make_groups(one, number)
+            mine, theirs = step(process, groups), one.step(groups)
+            assert mine.metrics == pytest.approx(theirs.metrics, rel=1e-4, abs=1e-6)
+            assert mine.metrics["k3_reference"] >= 0.0
+            assert mine.loss == pytest.approx(theirs.loss, rel=1e-4, abs=1e-5)
+        assert mine.metrics["k3_reference"] > 0.0
+
+
 def test_what_a_caller_causes_ends_no_process(together: EngineProcess, tmp_path: Path) -> None:
     damaged = tmp_path / "damaged"
     damaged.write_bytes(b"no checkpoint")

@@ -223,6 +223,11 @@ def test_a_run_has_several_environments_by_weight(tmp_path: Path) -> None:
         ({"data": str(tmp_path / "none")}, "cannot be read: No such file"),
         ({"wight": 1}, r"environments\[0\]: there is no key 'wight'; did you mean 'weight'"),
         ({"name": "sort"}, "names each environment once"),
+        ({"length_targets": [8]}, "length_targets and length_penalty are set together"),
+        ({"length_penalty": 0.5}, "length_targets and length_penalty are set together"),
+        ({"length_targets": [0], "length_penalty": 0.5}, "from 1 to"),
+        ({"length_targets": [999], "length_penalty": 0.5}, "lower it, or raise max_new_tokens"),
+        ({"length_targets": [2], "length_penalty": 0.5}, "need a model with a base"),
     ):
         changed = {"name": "arithmetic", **change}
         environments = [changed, {"name": "sort"}]

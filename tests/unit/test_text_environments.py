@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -45,6 +46,7 @@ from roles.envs.sort import SortEnvironment
 from roles.envs.text import (
     MAX_MESSAGES,
     MAX_SOURCE,
+    LengthTargets,
     Message,
     TextModel,
     TextTask,
@@ -62,7 +64,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 tasks = st.builds(
     TextTask,
     st.lists(st.builds(Message, texts, texts), max_size=4).map(tuple),
-    texts, texts, texts, texts,
+    texts, texts, texts, texts, st.integers(0, 2**32),
 )  # fmt: skip
 
 
@@ -120,7 +122,7 @@ def test_tasks_have_limits() -> None:
     with pytest.raises(BadMessage, match="over the limit of 262,144"):
         unpack_text_task_untrusted(bytes(MAX_SOURCE + 1))
     with pytest.raises(BadMessage, match="over the limit of 64"):
-        unpack_text_task_untrusted(pack([[["a", "b"]] * 65, "", "", "", ""]))
+        unpack_text_task_untrusted(pack([[["a", "b"]] * 65, "", "", "", "", 0]))
 
 
 def test_text_becomes_tokens_and_tokens_text(folder: Path) -> None:
@@ -148,6 +150,32 @@ def test_an_empty_completion_is_an_answer_like_any_other(folder: Path) -> None:
     environment = TokenizedEnvironment(plain, Tokenizer.open(folder), model_in(folder))
     assert reward_of(environment, task_of(environment, bytes(32)), ()) == 0.0
     assert plain.heard == ("", False)
+
+
+def test_a_length_target_stands_in_the_prompt_and_its_distance_costs(folder: Path) -> None:
+    tokenizer, lengths = Tokenizer.open(folder), LengthTargets((2, 6), 0.125)
+    model = model_in(folder, context=256)
+    environment = TokenizedEnvironment(EchoEnvironment(), tokenizer, model, lengths)
+    hello = tokenizer.encode("hello")
+    tasks = [task_of(environment, bytes([seed]) * 32) for seed in range(8)]
+    assert tasks == [task_of(environment, bytes([seed]) * 32) for seed in range(8)]
+    asked = [unpack_text_task_untrusted(task.source).length for task in tasks]
+    assert set(asked) == {2, 6}
+    for task, length in zip(tasks, asked, strict=True):
+        said = f"say hello\n\nThink for {length} tokens before giving a response."
+        assert task.prompt == tokenizer.chat([Message("user", said)], "so")
+        paid = reward_of(environment, task, hello)
+        assert paid == max(0.0, 1.0 - 0.125 * abs(length - len(hello)))
+        assert reward_of(environment, task, (END,)) == 0.0
+    held = [unpack_text_task_untrusted(one.source).length for one in evaluation_of(environment)]
+    assert held == [2, 6]
+
+
+def test_a_length_target_hides_no_wrong_reward() -> None:
+    lengths = LengthTargets((4,), 0.25)
+    assert lengths.paid(1.5, 4, 2) == 1.5
+    assert lengths.paid(-1.0, 4, 4) == -1.0
+    assert math.isnan(lengths.paid(math.nan, 4, 4))
 
 
 def test_a_prompt_that_leaves_no_room_is_named_with_its_length(folder: Path) -> None:

@@ -78,6 +78,8 @@ MAX_KINDS: Final = 256
 """Kinds of tasks that a run may name of one environment: reasoning-gym has 106 families."""
 WEIGHTS: Final = (1e-6, 1e6)
 """Of environments and of kinds of tasks. Zero is written by leaving the name out."""
+MAX_LENGTHS: Final = 64
+"""Length targets of one environment."""
 MAX_FILES: Final = 256
 """Files of a base: the largest models in use come in 190 shards."""
 MAX_EPOCH: Final = 2**53
@@ -275,8 +277,23 @@ class EnvironmentPin:
     data: FilePin | None = None
     """A file of questions that every node must have, for environments that read one."""
 
+    length_targets: tuple[int, ...] = ()
+    """Tokens that a completion should have. Each task draws one from its seed, and its prompt
+    says so. Empty: any length is as good as another."""
+
+    length_penalty: float = 0.0
+    """Subtracted from the reward for each token more or less than the target."""
+
     def __post_init__(self) -> None:
-        check_bounds(self, {"weight": WEIGHTS})
+        check_bounds(self, {"weight": WEIGHTS, "length_penalty": (0.0, 1.0)})
+        targets = self.length_targets
+        if len(targets) > MAX_LENGTHS or not all(0 < one <= MAX_CONTEXT for one in targets):
+            raise ValueError(
+                f"length_targets are at most {MAX_LENGTHS} numbers of tokens, from 1 to"
+                f" {MAX_CONTEXT:,}"
+            )
+        if bool(targets) != (self.length_penalty > 0):
+            raise ValueError("length_targets and length_penalty are set together, or neither")
         if len(self.kinds) > MAX_KINDS:
             raise ValueError(f"an environment has at most {MAX_KINDS} kinds of tasks")
         for kind, weight in self.kinds.items():
@@ -378,6 +395,18 @@ class Terms:
                 f" a context of {self.model.context}: lower max_new_tokens in [sampling], or"
                 " raise context in [model]"
             )
+        for pin in self.environments:
+            if (most := max(pin.length_targets, default=0)) > self.sampling.max_new_tokens:
+                raise ValueError(
+                    f"a length target of {pin.name!r} is {most} tokens, and answers have"
+                    f" at most {self.sampling.max_new_tokens}: lower it, or raise"
+                    " max_new_tokens in [sampling]"
+                )
+            if pin.length_targets and not self.model.base:
+                raise ValueError(
+                    "length_targets stand in the prompt, in words: they need a model with a"
+                    " base"
+                )
         if self.calibration is not None:
             self._check_calibration(self.calibration)
         admission = self.admission
