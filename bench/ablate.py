@@ -138,7 +138,7 @@ RULES: Final[Mapping[str, Rule]] = {
         {"pace:ChunkPace.note_lag": always(None)},
     ),
     "proven holders": Rule(
-        "who boasts is asked for one chunk", {"repair:Sources._believable": everything_held}
+        "who boasts is asked for one chunk", {"repair:Repair._believable": everything_held}
     ),
     "trial": Rule(
         "who drips costs each asker one wait",

@@ -17,7 +17,7 @@ owns its own state; a part changes another's only by calling a method that says 
 - `receipts`: what peers report of roots and relays, and what is believed of their lines.
 
 A chunk that comes: `core.offer` says whether it is wanted; `core._chunk_came` settles it with
-its source (`Sources.arrived`), marks it verified (`Download.accept`), queues it for the
+its source (`Repair.arrived`), marks it verified (`Download.accept`), queues it for the
 children (`Upload.relay`) and notes it for the next have-list (`Announcer.note_new`). A late
 one: the tick of `core._tick` makes it urgent (`Download.mark_late`), `Repair.pull` asks for it.
 

@@ -432,7 +432,7 @@ class ShardcastCore:
         if header.index in download.verified:  # since it was wanted
             self._chunk_discarded(peer, header, size)
             return
-        request = self._repair.sources.arrived(download, header.index, peer, self._now)
+        request = self._repair.arrived(download, header.index, peer, self._now)
         if not event.is_right:
             download.reject(header.index)
             self.stats.chunks_bad += 1
@@ -536,7 +536,7 @@ class ShardcastCore:
     def _drop(self, name: bytes) -> None:
         download = self._versions.drop(name)
         if download is not None:
-            self._repair.sources.forget(download)
+            self._repair.forget(download)
         self._announcer.forget(name)
         self._stripe_counts.forget(name)
         self._origin.forget(name)
@@ -593,7 +593,7 @@ class ShardcastCore:
     ) -> Download:
         before = self._versions.drop(manifest.name_of(manifest.encoding_of(index)))
         if before is not None:
-            self._repair.sources.forget(before)
+            self._repair.forget(before)
         return self._versions.hold(manifest, index, verified, self._now, stored=stored)
 
     # Peers
@@ -614,7 +614,7 @@ class ShardcastCore:
 
     def _peer_lost(self, peer: PeerId) -> None:
         self._peers.lose(peer)
-        self._repair.sources.lose(peer)
+        self._repair.lose(peer)
         self._origin.lose(peer)
         self._upload.lose(peer, self._now)
         self._announcer.lose(peer)

@@ -16,8 +16,8 @@ chunk is asked of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial, reduce
+from collections.abc import Iterable, Iterator
+from functools import reduce
 from itertools import islice
 from operator import or_
 from random import Random
@@ -91,32 +91,115 @@ class Source:
         self._time.reset(min(self._slowest, max(2 * self._time.usual, waited)))
 
 
-class Sources:
-    """Every peer that was ever asked for a chunk."""
+class Repair:
+    """Asks what others have, pulls what is late, and says when it is no longer needed."""
 
-    def __init__(self, rng: Random, stall: float) -> None:
+    def __init__(
+        self,
+        local: PeerId,
+        statements: Statements,
+        peers: Peers,
+        announcer: Announcer,
+        rng: Random,
+        stall: float,
+    ) -> None:
+        self._local = local
+        self._statements = statements
+        self._peers = peers
+        self._announcer = announcer
         self._rng = rng
         self._stall = stall
         self._sources: dict[PeerId, Source] = {}
         self._proven: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         """Peers that have brought a chunk."""
 
-    def plan(
-        self, download: Download, now: float, rate: Callable[[PeerId], float]
-    ) -> dict[PeerId, list[int]]:
-        """Ask for what is late; returns the chunks to want, by holder.
+    def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Ask some others what they have; if there is none, or none helped, turn to the
+        origin."""
+        origin = download.manifest.trainer
+        roster = self._statements.roster(origin)
+        fed = roster.peers if roster is not None and download.pull_only else ()
+        others = dict.fromkeys(
+            [*self._announcer.audience(download), *self._peers.connected, *fed]
+        )
+        us = origin, self._local
+        candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
+        # Peers asked at a time what they have of a version: one of them will know, and four are
+        # soon told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4
+        # KiB each.
+        chosen = self._rng.sample(candidates, min(4, len(candidates)))
+        wants_index = download.index is None
+        if download.note_inquiry(now, found=bool(chosen)) and wants_index:
+            chosen.append(origin)
+        yield from (ev.Send(peer, Ask(download.name, wants_index)) for peer in chosen)
 
-        ``rate`` is what a peer claims to upload in bytes per second; 0 if it cannot be asked.
+    def pull(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Ask for what is late, and tell the parents that it is taken."""
+        if download.is_whole:
+            return
+        plan = self._plan(download, now)
+        wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
+        yield from (
+            ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items()
+        )
+        if not wanted or download.pull_only:
+            return
+        taken = EMPTY
+        for peer, chunks in wanted.items():
+            if peer != download.manifest.trainer:  # which may answer along a stripe
+                taken |= chunks
+        for peer in self._announcer.parents(download):
+            yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
+
+    def cancel(self, download: Download, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
+        """Tell the peers that were asked for these chunks that they are no longer awaited."""
+        asked: dict[PeerId, ChunkSet] = {}
+        for chunk, peer in chunks.items():
+            asked[peer] = asked.get(peer, EMPTY).including(chunk)
+        for peer, taken in asked.items():
+            if self._can_tell(download, peer):
+                yield from _taken(download, peer, taken)
+
+    def decline(self, download: Download) -> Iterator[ev.Effect]:
+        """Tell parents, and peers that were asked for chunks, that none is needed here."""
+        for peer in dict.fromkeys(
+            [*self._announcer.parents(download), *download.asked_peers()]
+        ):
+            if self._can_tell(download, peer):
+                yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
+
+    def _can_tell(self, download: Download, peer: PeerId) -> bool:
+        return peer != download.manifest.trainer and not self._peers.is_gone(peer)
+
+    def _rate(self, download: Download, peer: PeerId) -> float:
+        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
+
+        Of a peer outside the roster nothing is known. One that claims nothing is given an
+        eighth of a slow link: it may have had no time to measure.
         """
+        if self._peers.is_gone(peer):
+            return 0.0
+        roster = self._statements.roster(download.manifest.trainer)
+        if roster is None or peer not in roster.positions:
+            return SLOW_LINK
+        return max(roster.upload(peer), SLOW_LINK / 8)
+
+    def _plan(self, download: Download, now: float) -> dict[PeerId, list[int]]:
+        """Ask for what is late; returns the chunks to want, by holder."""
         late = download.late(now)
         if not (late or download.overdue) or download.index is None:
             return {}
-        room = self._room(download)
+        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
+        room = max(WINDOW, ahead) - len(download.requests)
         if room <= 0:
             return {}  # a third of all calls while a node is busy
         plan: dict[PeerId, list[int]] = {}
         origin = download.manifest.trainer
-        claims = {p: claim for p in download.holders if p != origin and (claim := rate(p))}
+        claims = {
+            p: claim
+            for p in download.holders
+            if p != origin and (claim := self._rate(download, p))
+        }
         held = self._believable(download, claims)
         late |= (download.overdue & download.missing) - held
         for peer, chunk in islice(self._deal(download, claims, late), room):
@@ -126,18 +209,13 @@ class Sources:
         if not download.may_ask_origin:
             claimed = reduce(or_, (download.holders[peer] for peer in claims), EMPTY)
             orphans &= download.failed | download.overdue | claimed
-        if orphans and (claim := rate(origin)):
+        if orphans and (claim := self._rate(download, origin)):
             # It is owed a window at once, and may answer along a stripe.
             most = WINDOW - self._source(download, origin, claim).owed
             for chunk in self._pick(orphans, min(most, room - sum(map(len, plan.values())))):
                 plan.setdefault(origin, []).append(chunk)
                 self._ask(download, origin, chunk, now)
         return plan
-
-    def _room(self, download: Download) -> int:
-        """Requests that may be added to those under way."""
-        ahead = math.ceil(_AHEAD * self._stall / max(download.chunk_time, QUICKEST))
-        return max(WINDOW, ahead) - len(download.requests)
 
     def _deal(
         self, download: Download, claims: dict[PeerId, float], late: ChunkSet
@@ -232,16 +310,15 @@ class Sources:
                 download.extend_requests(peer, now + self._patience(source, download))
         return request
 
-    def expire(self, download: Download, now: float) -> dict[int, PeerId]:
-        """Give up requests past their deadline, and expect less of those sources; returns
-        them."""
+    def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:
+        """Give up requests past their deadline, and expect less of those sources."""
         overdue = download.expire(now)
         for request in overdue.values():
             source = self._sources.get(request.peer)
             if source is not None:
                 source.owed = min(source.owed, download.asked_peers().count(request.peer))
                 source.miss(request, now)
-        return {chunk: request.peer for chunk, request in overdue.items()}
+        return self.cancel(download, {chunk: one.peer for chunk, one in overdue.items()})
 
     def forget(self, download: Download) -> None:
         """A version is no longer fetched: its chunks are not owed."""
@@ -254,102 +331,6 @@ class Sources:
         """Forget a source."""
         self._sources.pop(peer, None)
         self._proven.pop(peer, None)
-
-
-class Repair:
-    """Asks what others have, pulls what is late, and says when it is no longer needed."""
-
-    def __init__(
-        self,
-        local: PeerId,
-        statements: Statements,
-        peers: Peers,
-        announcer: Announcer,
-        rng: Random,
-        stall: float,
-    ) -> None:
-        self._local = local
-        self._statements = statements
-        self._peers = peers
-        self._announcer = announcer
-        self._rng = rng
-        self.sources = Sources(rng, stall)
-
-    def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask some others what they have; if there is none, or none helped, turn to the
-        origin."""
-        origin = download.manifest.trainer
-        roster = self._statements.roster(origin)
-        fed = roster.peers if roster is not None and download.pull_only else ()
-        others = dict.fromkeys(
-            [*self._announcer.audience(download), *self._peers.connected, *fed]
-        )
-        us = origin, self._local
-        candidates = [p for p in others if p not in us and not self._peers.is_gone(p)]
-        # Peers asked at a time what they have of a version: one of them will know, and four are
-        # soon told. Asking all of up to 64 neighbours would bring as many have-lists of up to 4
-        # KiB each.
-        chosen = self._rng.sample(candidates, min(4, len(candidates)))
-        wants_index = download.index is None
-        if download.note_inquiry(now, found=bool(chosen)) and wants_index:
-            chosen.append(origin)
-        yield from (ev.Send(peer, Ask(download.name, wants_index)) for peer in chosen)
-
-    def pull(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Ask for what is late, and tell the parents that it is taken."""
-        if download.is_whole:
-            return
-        rate = partial(self._rate, download)
-        plan = self.sources.plan(download, now, rate)
-        wanted = {peer: ChunkSet.of(chunks) for peer, chunks in plan.items()}
-        yield from (
-            ev.Send(peer, Want(download.name, tuple(chunks))) for peer, chunks in plan.items()
-        )
-        if not wanted or download.pull_only:
-            return
-        taken = EMPTY
-        for peer, chunks in wanted.items():
-            if peer != download.manifest.trainer:  # which may answer along a stripe
-                taken |= chunks
-        for peer in self._announcer.parents(download):
-            yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
-
-    def expire(self, download: Download, now: float) -> Iterator[ev.Effect]:
-        """Give up requests that are past their deadline."""
-        return self.cancel(download, self.sources.expire(download, now))
-
-    def cancel(self, download: Download, chunks: dict[int, PeerId]) -> Iterator[ev.Effect]:
-        """Tell the peers that were asked for these chunks that they are no longer awaited."""
-        asked: dict[PeerId, ChunkSet] = {}
-        for chunk, peer in chunks.items():
-            asked[peer] = asked.get(peer, EMPTY).including(chunk)
-        for peer, taken in asked.items():
-            if self._can_tell(download, peer):
-                yield from _taken(download, peer, taken)
-
-    def decline(self, download: Download) -> Iterator[ev.Effect]:
-        """Tell parents, and peers that were asked for chunks, that none is needed here."""
-        for peer in dict.fromkeys(
-            [*self._announcer.parents(download), *download.asked_peers()]
-        ):
-            if self._can_tell(download, peer):
-                yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
-
-    def _can_tell(self, download: Download, peer: PeerId) -> bool:
-        return peer != download.manifest.trainer and not self._peers.is_gone(peer)
-
-    def _rate(self, download: Download, peer: PeerId) -> float:
-        """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
-
-        Of a peer outside the roster nothing is known. One that claims nothing is given an
-        eighth of a slow link: it may have had no time to measure.
-        """
-        if self._peers.is_gone(peer):
-            return 0.0
-        roster = self._statements.roster(download.manifest.trainer)
-        if roster is None or peer not in roster.positions:
-            return SLOW_LINK
-        return max(roster.upload(peer), SLOW_LINK / 8)
 
 
 def _taken(download: Download, peer: PeerId, chunks: ChunkSet) -> Iterator[ev.Effect]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from p2p.identity import PeerId
 from p2p.shardcast.core.download import Download
-from p2p.shardcast.core.repair import Sources
+from p2p.shardcast.core.repair import Repair
 from p2p.shardcast.index import Span
 from p2p.shardcast.receiver import Receiver
 from p2p.shardcast.store import PolicyStore
@@ -15,7 +14,7 @@ from p2p.world import Disk
 from tests.simulation.storms.policies import CHUNK_BYTES
 
 
-def pull_nothing(sources: Sources, download: Download, now: float, rate: Callable) -> dict:
+def pull_nothing(repair: Repair, download: Download, now: float) -> dict:
     return {}
 
 
@@ -61,11 +60,11 @@ class _Forgetful:
         await self._disk.remove(old)
 
 
-def wait_for_ever(sources: Sources, download: Download, now: float) -> dict[int, PeerId]:
+def wait_for_ever(repair: Repair, download: Download, now: float) -> tuple[()]:
     """A request to a peer that does not answer is never given up."""
     for request in download.requests.values():
         request.deadline = math.inf
-    return {}
+    return ()
 
 
 _unpack = Receiver._unpack
@@ -73,7 +72,7 @@ _finish = PolicyStore.finish
 _commit = PolicyStore.commit_own
 
 BUGS = {
-    "nothing is pulled": (2, Sources, "plan", pull_nothing),
+    "nothing is pulled": (2, Repair, "_plan", pull_nothing),
     "relays do not check digests": (8, Receiver, "_unpack", believe_the_chunk),
     "versions are announced before they are durable": (
         1,
@@ -82,5 +81,5 @@ BUGS = {
         finish_without_fsync,
     ),
     "publishing forgets fsync": (1, PolicyStore, "commit_own", commit_without_fsync),
-    "silent holders are waited for": (3, Sources, "expire", wait_for_ever),
+    "silent holders are waited for": (3, Repair, "expire", wait_for_ever),
 }
