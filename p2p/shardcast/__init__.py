@@ -22,7 +22,7 @@ How a chunk flows
 -----------------
 ::
 
-    trainer:  publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
+    origin:   publisher -> store -> Publish -> core -> Push -> sender ==> bulk stream
     relay:    bulk stream ==> receiver -> ChunkCame -> core -> Push -> sender ==> its children
                                                             -> Keep -> store
     all here: core -> Finish -> store (fsync, rename) -> Stored -> core; wait_policy returns

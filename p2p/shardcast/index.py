@@ -63,7 +63,7 @@ class PolicyFile:
     """One file of a policy: its path within it, and its bytes.
 
     The path of a policy that is one file is empty: the same weights are the same policy
-    whatever their file is called at the trainer's.
+    whatever their file is called at the publisher's.
     """
 
     path: str

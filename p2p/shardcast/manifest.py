@@ -72,7 +72,7 @@ class Encoding:
     chunks: int
     wire: int
     """Bytes on the wire, by which a receiver chooses the cheapest path. Of an anchor it is what
-    the trainer expects: it signs before it has packed everything."""
+    the publisher expects: it signs before it has packed everything."""
     index: bytes = b""
     """Digest of the index of a patch, by which messages name it; empty for an anchor, whose
     index is the policy's."""
@@ -95,13 +95,13 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True)
 class ManifestBody:
-    """What a trainer says about one version, before it is signed."""
+    """What a publisher says about one version, before it is signed."""
 
     run: bytes
     version: PolicyVersion
     previous_version: PolicyVersion
     previous: bytes
-    """Digest of the manifest before this one, the trainer's own if it signed that version;
+    """Digest of the manifest before this one, the publisher's own if it signed that version;
     empty for the first."""
     weights_digest: bytes
     """Digest of the index, and so of every byte of every file."""
@@ -109,7 +109,7 @@ class ManifestBody:
     """Bytes of all files."""
     encodings: tuple[Encoding, ...]
     note: bytes = b""
-    """A digest of what the trainer wants to be held to (32 bytes), or empty."""
+    """A digest of what the publisher wants to be held to (32 bytes), or empty."""
 
     def sign(self, signer: Signer) -> Manifest:
         """The manifest. Equal bodies give equal bytes, whenever and however often they are
@@ -132,15 +132,15 @@ class ManifestBody:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """A policy version, signed by the trainer that made it."""
+    """A policy version, signed by the publisher that made it."""
 
-    trainer: PeerId
+    publisher: PeerId
     body: ManifestBody
     content: bytes = field(repr=False)
     signature: bytes = field(repr=False)
     digest: bytes = field(init=False, repr=False)
     """The digest of what was signed: the name of this policy in every message. It leaves the
-    signature out, so that signing the same thing again does not make an honest trainer look
+    signature out, so that signing the same thing again does not make an honest publisher look
     like two."""
 
     def __post_init__(self) -> None:
@@ -148,8 +148,8 @@ class Manifest:
 
     @property
     def author(self) -> PeerId:
-        """The trainer."""
-        return self.trainer
+        """The publisher."""
+        return self.publisher
 
     @property
     def bound(self) -> Mapping[int, bytes]:
@@ -211,7 +211,7 @@ class Manifest:
         return pack([self.content, self.signature])
 
     def __repr__(self) -> str:
-        return f"Manifest(v{self.version}, {self.digest.hex()[:8]}, by {self.trainer!r})"
+        return f"Manifest(v{self.version}, {self.digest.hex()[:8]}, by {self.publisher!r})"
 
 
 def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manifest:
@@ -230,7 +230,7 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     unpacked = unpack_untrusted(content)
     has_note = isinstance(unpacked, list) and len(unpacked) > len(kinds)
     fields = fields_untrusted(unpacked, *kinds, *[bytes] * has_note, what="manifest")
-    trainer = decode_peer_id_untrusted(fields[0])
+    publisher = decode_peer_id_untrusted(fields[0])
     encodings = tuple(
         _decode_encoding_untrusted(item) for item in fields[7][: MAX_ENCODINGS + 1]
     )
@@ -244,10 +244,10 @@ def decode_manifest_untrusted(data: bytes, run: bytes, verify: Verify) -> Manife
     if body.run != run:
         raise BadMessage("a manifest of another run")
     if len(signature) != SIGNATURE_BYTES or not verify(
-        trainer, PROTOCOL_ID, content, signature
+        publisher, PROTOCOL_ID, content, signature
     ):
         raise BadMessage("a manifest's signature is wrong")
-    return Manifest(trainer, body, content, signature)
+    return Manifest(publisher, body, content, signature)
 
 
 def _decode_encoding_untrusted(value: object) -> Encoding:

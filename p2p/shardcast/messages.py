@@ -48,8 +48,8 @@ MAX_RECEIPT_ROWS: Final = 64
 """Stripes in one `Receipt`: eight epochs of eight stripes, more than a hand-out usually
 sees."""
 MAX_CONVICTED: Final = 16
-"""Trainers that a `Hello` names as convicted, 624 bytes: a run names a handful of trainers, and
-most convict none."""
+"""Publishers that a `Hello` names as convicted, 624 bytes: a run names a handful, and most
+convict none."""
 _MAX_COUNT: Final = 2**53
 _RECEIPT_ROW: Final = struct.Struct(">QHI")
 _HEADER: Final = struct.Struct(f">{DIGEST_BYTES}sIQH")
@@ -150,7 +150,7 @@ class Hello:
     newest: Annotated[int, _between(-1, _MAX_COUNT)]
     """The newest version that the sender knows, -1 if none."""
     convicted: _Peers = ()
-    """Trainers that the sender knows to have contradicted themselves; at most
+    """Publishers that the sender knows to have contradicted themselves; at most
     `MAX_CONVICTED`."""
 
 
@@ -173,7 +173,7 @@ class RosterNews:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Two signed manifests that convict their trainer."""
+    """Two signed manifests that convict their publisher."""
 
     KIND: ClassVar = "evidence"
     first: _Signed = field(repr=False)

@@ -177,7 +177,7 @@ def apply_run_untrusted(
 ) -> tuple[bytes, int]:
     """What a run becomes, and the mask of its ``spans`` that are right.
 
-    All are wrong if the delta is malformed: its trainer signed nonsense, or the base is not
+    All are wrong if the delta is malformed: its publisher signed nonsense, or the base is not
     what it was. That is found out once more by those who pull the spans themselves.
     """
     try:

@@ -315,7 +315,7 @@ class PolicyPublisher:
     ) -> Digested | None:
         """Make the patch from the version before, if that is here and the patch is worth it."""
         entry = self._store.stored(newest.version) if newest is not None else None
-        if newest is None or entry is None or entry.manifest.trainer != newest.trainer:
+        if newest is None or entry is None or entry.manifest.publisher != newest.publisher:
             return None
         await self._disk.remove(f"{self._store.folder}/{DRAFT}")
         with entry.pin():

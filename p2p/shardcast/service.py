@@ -173,7 +173,7 @@ class Shardcast:
 
     @property
     def halted(self) -> dict[PeerId, Equivocation[Manifest]]:
-        """Trainers convicted of equivocation, with the proof."""
+        """Publishers convicted of equivocation, with the proof."""
         return dict(self._core.statements.halted)
 
     def _entry(self, version: PolicyVersion) -> StoredPolicy:
@@ -502,9 +502,9 @@ class Shardcast:
             for evidence in await self._store.load_convictions():
                 statements.halt(evidence)
             for entry in await self._store.load():
-                # What was whole when its trainer was convicted stays, as it did then.
-                was_whole = entry.stored and entry.manifest.trainer in statements.halted
-                if was_whole or statements.is_trusted(entry.manifest.trainer):
+                # What was whole when its publisher was convicted stays, as it did then.
+                was_whole = entry.stored and entry.manifest.publisher in statements.halted
+                if was_whole or statements.is_trusted(entry.manifest.publisher):
                     self._driver.feed(
                         ev.Resumed(entry.manifest, entry.index, entry.verified, entry.stored)
                     )
@@ -539,7 +539,7 @@ async def open_shardcast(
 ) -> AsyncIterator[Shardcast]:
     """Distribute the policies of ``run`` for the length of the block.
 
-    ``may_publish`` says who is a trainer; ``roster`` whom to feed (asked only where `publish`
+    ``may_publish`` says who is a publisher; ``roster`` whom to feed (asked only where `publish`
     is called); ``announce`` gossips bytes that elsewhere are given to
     `Shardcast.receive_announcement`. With a ``selection`` only those files are fetched: see
     `Shardcast.wait_selected`.

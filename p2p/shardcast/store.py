@@ -75,7 +75,7 @@ HASH_RATE: Final = 3e9
 _ROSTER: Final = "roster"
 _CONVICTIONS: Final = "convictions"
 DRAFT: Final = "publishing"
-"""Folder of a trainer's patches that no manifest names yet."""
+"""Folder of a publisher's patches that no manifest names yet."""
 _LOCK: Final = "lock"
 _T = TypeVar("_T")
 
@@ -183,7 +183,7 @@ class PolicyStore:
     def newest_own(self) -> Manifest | None:
         """The newest version that this node has signed, here or not."""
         local = self._world.signer.peer_id
-        own = [e.manifest for e in self._entries.values() if e.manifest.trainer == local]
+        own = [e.manifest for e in self._entries.values() if e.manifest.publisher == local]
         return max(own, key=lambda manifest: manifest.version, default=None)
 
     # Fetching
@@ -270,7 +270,7 @@ class PolicyStore:
     async def _write_head(self, entry: StoredPolicy) -> None:
         """Without an fsync, for which every stream would wait: `finish` does it. But what this
         node has signed must be known in every later life."""
-        if entry.manifest.trainer == self._world.signer.peer_id:
+        if entry.manifest.publisher == self._world.signer.peer_id:
             await self._disk.replace(entry.head, entry.encode_head())
         else:
             await self._disk.write(entry.head, entry.encode_head())
@@ -543,20 +543,19 @@ class PolicyStore:
         await self._disk.replace(f"{self.folder}/{_ROSTER}", roster.encode())
 
     async def keep_convictions(self, convictions: Iterable[Equivocation[Manifest]]) -> None:
-        """Remember durably which trainers contradicted themselves. Raises `StorageError`."""
+        """Remember durably which publishers contradicted themselves. Raises `StorageError`."""
         pairs = [[one.first.encode(), one.second.encode()] for one in convictions]
         await self._disk.replace(f"{self.folder}/{_CONVICTIONS}", pack(pairs))
 
     # Resuming
 
     async def load_convictions(self) -> list[Equivocation[Manifest]]:
-        """The trainers that an earlier life convicted, as far as the proof still is one: a disk
-        is not believed more than a peer."""
+        """The publishers that an earlier life convicted, as far as the proof still is one: a
+        disk is not believed more than a peer."""
         path = f"{self.folder}/{_CONVICTIONS}"
         found: list[Equivocation[Manifest]] = []
         try:
-            # Bytes of convictions that are read: two manifests of 4 KiB each for 128 trainers.
-            # A run names a handful.
+            # Two manifests of 4 KiB each for 128 publishers; a run names a handful.
             pairs = unpack_untrusted(await self._disk.read(path, 0, MIB))
             for pair in pairs if isinstance(pairs, list) else ():
                 found.append(self._evidence_untrusted(pair))

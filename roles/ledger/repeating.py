@@ -103,7 +103,7 @@ class Sources:
             return self._copied[1]
         for folder in self._folders:
             for policy in self._policies(folder):
-                is_signed = policy.manifest.trainer in self._run.terms.trainers
+                is_signed = policy.manifest.publisher in self._run.terms.trainers
                 is_it = policy.manifest.weights_digest == commitment.policy
                 if is_signed and is_it and await self._copy(folder, policy):
                     return self._copied[1]

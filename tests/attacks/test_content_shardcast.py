@@ -287,7 +287,7 @@ async def test_garbage_is_told_from_old_news(tmp_path: Path) -> None:
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, again)
             unknown = encode_message(PolicyNews(manifest(STRANGER).encode(), b""))
             assert not trainer.shardcast.receive_announcement(STRANGER.peer_id, unknown)
-            forged = Manifest(current.trainer, current.body, current.content, bytes(64))
+            forged = Manifest(current.publisher, current.body, current.content, bytes(64))
             for wrong in (
                 b"garbage",
                 encode_message(PolicyNews(forged.encode(), b"")),

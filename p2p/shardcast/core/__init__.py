@@ -3,7 +3,7 @@
 Read `events` first, then `core`, which only says which part answers for which event. Each part
 owns its own state; a part changes another's only by calling a method that says what happened.
 
-- `statements`, per trainer: which manifests and rosters are trusted; who equivocated;
+- `statements`, per publisher: which manifests and rosters are trusted; who equivocated;
 - `versions`: which versions are fetched and held, and by which patches;
 - `peers`: which peers are connected, gone, banned, and bytes to and from each;
 - `download`, per version: which chunks are here, asked for, late, and held by others;

@@ -98,7 +98,7 @@ class Announcer:
 
     def audience(self, download: Download) -> list[PeerId]:
         """Neighbours, subscribers and parents, but for the origin, which has everything."""
-        origin = download.manifest.trainer
+        origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         peers = dict.fromkeys(roster.neighbours(self._local) if roster is not None else ())
         notices = self._versions.get(download.name)
@@ -111,7 +111,7 @@ class Announcer:
 
         It is not told of haves and takens: what it gives has to be confirmed whatever comes.
         """
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self._statements.roster(download.manifest.publisher)
         if roster is None:
             return ()
         forest = build_forest(roster, download.manifest.version)

@@ -85,7 +85,7 @@ class ShardcastCore:
         self._local = local
         self._config = config
         self.statements = statements
-        """What trainers have signed, as far as this node knows."""
+        """What publishers have signed, as far as this node knows."""
         self._versions = Versions(local, statements, config.stall, selection)
         self._downloads = self._versions.downloads
         self._peers = Peers()
@@ -261,7 +261,7 @@ class ShardcastCore:
                 self._upload.take_over(peer, download, message, self._now)
             self._pull(download)
             return
-        if download.manifest.trainer == self._local:
+        if download.manifest.publisher == self._local:
             # Who is in the next roster may be known later than that it is connected.
             self._origin.meet(peer, self._now)
         if isinstance(message, Ask):
@@ -325,7 +325,7 @@ class ShardcastCore:
         for download in self._downloads.values():
             manifest = download.manifest
             is_handed_out = download.name == manifest.name_of(manifest.handed_out)
-            if manifest.trainer == roster.origin and is_handed_out:
+            if manifest.publisher == roster.origin and is_handed_out:
                 # From now on what the origin gives is pushed. What it gave before is passed
                 # over by the first chunk that comes, and pulled then.
                 download.pull_only = False
@@ -356,11 +356,11 @@ class ShardcastCore:
                 self._out += self._repair.inquire(download, self._now)
 
     def _halt(self, evidence: Equivocation[Manifest]) -> None:
-        trainer = evidence.author
+        publisher = evidence.author
         self.statements.halt(evidence)
         message = Evidence(evidence.first.encode(), evidence.second.encode())
         for download in self.downloads:
-            if download.manifest.trainer == trainer and not download.is_whole:
+            if download.manifest.publisher == publisher and not download.is_whole:
                 self._abandon(download)
         self._out += [ev.Halt(evidence), ev.Gossip(message)]
         self._out += [ev.Send(peer, message) for peer in self._peers.connected]
@@ -368,11 +368,11 @@ class ShardcastCore:
     def _answer_hello(self, peer: PeerId, hello: Hello) -> None:
         """Tell a newcomer what it lacks: convictions, and the newest version."""
         halted = self.statements.halted
-        lacking = [e for trainer, e in halted.items() if trainer not in hello.convicted]
+        lacking = [e for publisher, e in halted.items() if publisher not in hello.convicted]
         download = self._versions.best
         if download is not None and not (
             download.manifest.version > hello.newest
-            and self.statements.is_trusted(download.manifest.trainer)
+            and self.statements.is_trusted(download.manifest.publisher)
         ):
             download = None
         name = download.manifest.digest if download is not None else b""
@@ -384,7 +384,7 @@ class ShardcastCore:
         if download is None:
             return
         newest = hello.newest
-        roster = self.statements.roster(download.manifest.trainer)
+        roster = self.statements.roster(download.manifest.publisher)
         if roster is not None:
             self._out.append(ev.Send(peer, RosterNews(roster.encode())))
         for news in (*self._versions.patches_since(newest, download.manifest), download):
@@ -402,9 +402,9 @@ class ShardcastCore:
         if header.index in download.verified:
             return None
         request = download.requests.get(header.index)
-        roster = self.statements.roster(download.manifest.trainer)
+        roster = self.statements.roster(download.manifest.publisher)
         is_expected = (
-            peer == download.manifest.trainer
+            peer == download.manifest.publisher
             or (roster is not None and peer in roster.positions)
             or (request is not None and request.peer == peer)
         )
@@ -417,7 +417,7 @@ class ShardcastCore:
         if header.index not in download.verified:
             return
         self.stats.duplicates += size
-        if peer == download.manifest.trainer:
+        if peer == download.manifest.publisher:
             # Given again, since its first root failed.
             self._upload.forward(download, header, peer, self._now)
 
@@ -437,7 +437,7 @@ class ShardcastCore:
             download.reject(header.index)
             self.stats.chunks_bad += 1
             self._ban(peer, "sent a chunk with a wrong digest")
-            self._out.append(ev.Send(download.manifest.trainer, Blame(header.policy, peer)))
+            self._out.append(ev.Send(download.manifest.publisher, Blame(header.policy, peer)))
             return
         is_answer = request is not None and request.peer == peer
         if request is not None and not is_answer:
@@ -446,7 +446,7 @@ class ShardcastCore:
         download.accept(header.index, peer, self._now, pushed=pushed)
         self.stats.chunks_repaired += is_answer
         self.flows.count_came(peer, size)
-        if peer == download.manifest.trainer:
+        if peer == download.manifest.publisher:
             self.stats.from_origin += size
         else:
             self.stats.from_peers += size
@@ -465,12 +465,12 @@ class ShardcastCore:
 
     def _report(self, download: Download) -> None:
         """Tell the origin what each stripe has brought."""
-        trainer = download.manifest.trainer
+        publisher = download.manifest.publisher
         receipt = self._stripe_counts.take(
-            download.name, self.statements.roster(trainer), self._now
+            download.name, self.statements.roster(publisher), self._now
         )
-        if receipt is not None and not self._peers.is_gone(trainer):
-            self._out.append(ev.Send(trainer, receipt))
+        if receipt is not None and not self._peers.is_gone(publisher):
+            self._out.append(ev.Send(publisher, receipt))
 
     def _chunk_sent(self, peer: PeerId, size: int) -> None:
         header = self._upload.note_left(peer, size, self._now)
@@ -479,7 +479,7 @@ class ShardcastCore:
             self._origin.note_left(peer, header, self._now)
             download = self._downloads.get(header.policy)
         self.flows.count_sent(peer, size)
-        if download is not None and download.manifest.trainer == self._local:
+        if download is not None and download.manifest.publisher == self._local:
             self.stats.uploaded_as_origin += size
         else:
             self.stats.uploaded_as_relay += size
@@ -572,7 +572,7 @@ class ShardcastCore:
             self._out.append(ev.Gossip(RosterNews(roster.encode())))
             self._origin.regroup(roster, self._now)
             newest = self._versions.best
-            if newest is not None and newest.manifest.trainer == self._local:
+            if newest is not None and newest.manifest.publisher == self._local:
                 self._out += self._upload.foresee(newest)
 
     def _resume(self, event: ev.Resumed) -> None:
@@ -585,7 +585,7 @@ class ShardcastCore:
             return
         if event.stored:
             self._advance_newest(event.manifest)
-        if event.manifest.trainer == self._local and event.stored:
+        if event.manifest.publisher == self._local and event.stored:
             self._hand_out(event.manifest, resumed=True)
 
     def _hold(
@@ -602,7 +602,7 @@ class ShardcastCore:
         self._peers.note_connected(peer)
         self._origin.meet(peer, self._now)
         for download in self._downloads.values():
-            if download.manifest.trainer == peer and not download.is_whole:
+            if download.manifest.publisher == peer and not download.is_whole:
                 # it may be back, and have what no other peer has
                 download.inquire_at = self._now
             if self._origin.is_resumed(download.name):

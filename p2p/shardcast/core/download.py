@@ -399,7 +399,7 @@ class Download:
     def note_held(self, peer: PeerId, chunks: ChunkSet, now: float) -> None:
         """``peer`` holds these chunks, all of which exist."""
         news = self.availability.note_held(peer, chunks)
-        if peer == self.manifest.trainer:
+        if peer == self.manifest.publisher:
             # It has all of them from the start, which says nothing of the forest: a crowd that
             # asked it for the index would take each chunk for late when a neighbour has it.
             return

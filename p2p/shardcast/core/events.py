@@ -274,7 +274,7 @@ class Penalise:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """A trainer is convicted: nothing more from it is believed."""
+    """A publisher is convicted: nothing more from it is believed."""
 
     evidence: Equivocation[Manifest]
 

@@ -83,7 +83,7 @@ class Origin:
             return []
         self._next = None
         announcement = ev.Gossip(news_of(download.manifest, download.index, INLINE_INDEX))
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self._statements.roster(download.manifest.publisher)
         self._unfed = download if roster is None else None
         self._learn()
         self._capacities.note_version()

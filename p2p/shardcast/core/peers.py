@@ -20,7 +20,7 @@ class Peers:
         self._lost: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._banned: BoundedDict[PeerId, None] = BoundedDict(MAX_REMEMBERED)
         self._greeted: BoundedDict[PeerId, tuple[bytes, int]] = BoundedDict(MAX_REMEMBERED)
-        """Which manifest was the newest, and how many trainers were convicted, when a peer's
+        """Which manifest was the newest, and how many publishers were convicted, when a peer's
         `Hello` was answered."""
 
     @property
@@ -46,7 +46,7 @@ class Peers:
 
     def greet(self, peer: PeerId, newest: bytes, convicted: int) -> bool:
         """Whether to tell ``peer`` of the manifest ``newest`` (its digest) and of ``convicted``
-        trainers for its `Hello`: once per connection.
+        publishers for its `Hello`: once per connection.
 
         A `Hello` has 50 bytes, the answer up to 180 KiB: a peer that repeats it all day would
         make this node send 3,600 times what it sends itself.

@@ -116,7 +116,7 @@ class Repair:
     def inquire(self, download: Download, now: float) -> Iterator[ev.Effect]:
         """Ask some others what they have; if there is none, or none helped, turn to the
         origin."""
-        origin = download.manifest.trainer
+        origin = download.manifest.publisher
         roster = self._statements.roster(origin)
         fed = roster.peers if roster is not None and download.pull_only else ()
         others = dict.fromkeys(
@@ -146,7 +146,7 @@ class Repair:
             return
         taken = EMPTY
         for peer, chunks in wanted.items():
-            if peer != download.manifest.trainer:  # which may answer along a stripe
+            if peer != download.manifest.publisher:  # which may answer along a stripe
                 taken |= chunks
         for peer in self._announcer.parents(download):
             yield from _taken(download, peer, taken - wanted.get(peer, EMPTY))
@@ -169,7 +169,7 @@ class Repair:
                 yield ev.Send(peer, Taken(download.name, ((0, download.count),)))
 
     def _can_tell(self, download: Download, peer: PeerId) -> bool:
-        return peer != download.manifest.trainer and not self._peers.is_gone(peer)
+        return peer != download.manifest.publisher and not self._peers.is_gone(peer)
 
     def _rate(self, download: Download, peer: PeerId) -> float:
         """What to expect of ``peer``'s uplink, in bytes per second; 0 if it is gone.
@@ -179,7 +179,7 @@ class Repair:
         """
         if self._peers.is_gone(peer):
             return 0.0
-        roster = self._statements.roster(download.manifest.trainer)
+        roster = self._statements.roster(download.manifest.publisher)
         if roster is None or peer not in roster.positions:
             return SLOW_LINK
         return max(roster.upload(peer), SLOW_LINK / 8)
@@ -194,7 +194,7 @@ class Repair:
         if room <= 0:
             return {}  # a third of all calls while a node is busy
         plan: dict[PeerId, list[int]] = {}
-        origin = download.manifest.trainer
+        origin = download.manifest.publisher
         claims = {
             p: claim
             for p in download.holders

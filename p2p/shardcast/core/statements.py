@@ -1,4 +1,4 @@
-"""What trainers have signed: manifests, rosters, and proofs of contradictions among them."""
+"""What publishers have signed: manifests, rosters, and proofs of contradictions among them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from p2p.shardcast.manifest import Manifest, decode_manifest_untrusted
 from p2p.shardcast.messages import Evidence
 
 MAX_MANIFESTS: Final = 64
-"""Manifests remembered of a trainer, newest versions first: two minutes of the fastest run,
+"""Manifests remembered of a publisher, newest versions first: two minutes of the fastest run,
 hours of a usual one. A longer memory would find older contradictions; the peers that were there
 have found those."""
 MAX_ROSTERS: Final = 8
@@ -24,7 +24,7 @@ while peers come an origin signs one every three seconds: those of the last half
 
 
 class _Stranger(ShoalError):
-    """Its author is no trainer of this run, as far as this node knows: the signature is not
+    """Its author is no publisher of this run, as far as this node knows: the signature is not
     even verified."""
 
 
@@ -39,29 +39,29 @@ class Statements:
         self._verify = verify
         self._judged: BoundedDict[bytes, Manifest] = BoundedDict(MAX_MANIFESTS)
         self._by_version: BoundedDict[PeerId, BoundedDict[int, Manifest]] = BoundedDict(
-            # Trainers whose rosters are kept; a run names a handful.
+            # Publishers whose rosters are kept; a run names a handful.
             8
         )
-        """Manifests of each trainer: one may contradict only itself."""
+        """Manifests of each publisher: one may contradict only itself."""
         self._seen: BoundedDict[bytes, None] = BoundedDict(MAX_MANIFESTS)
         self._rosters: BoundedDict[PeerId, dict[int, Roster]] = BoundedDict(8)
         self._halted: dict[PeerId, Equivocation[Manifest]] = {}
 
-    def is_trusted(self, trainer: PeerId) -> bool:
-        """Whether ``trainer`` may publish and was never found to contradict itself."""
-        return trainer not in self._halted and self._may_publish(trainer)
+    def is_trusted(self, publisher: PeerId) -> bool:
+        """Whether ``publisher`` may publish and was never found to contradict itself."""
+        return publisher not in self._halted and self._may_publish(publisher)
 
     @property
     def halted(self) -> Mapping[PeerId, Equivocation[Manifest]]:
-        """Trainers that contradicted themselves, with the proof."""
+        """Publishers that contradicted themselves, with the proof."""
         return self._halted
 
     def halt(self, evidence: Equivocation[Manifest]) -> None:
-        """Take no further statement of its trainer."""
+        """Take no further statement of its publisher."""
         self._halted[evidence.author] = evidence
 
     def _is_signed(self, author: PeerId, domain: str, content: bytes, signature: bytes) -> bool:
-        """A `Verify` for trainers. Any peer can sign: a stranger costs no verification."""
+        """A `Verify` for publishers. Any peer can sign: a stranger costs no verification."""
         if not self.is_trusted(author):
             raise _Stranger
         return self._verify(author, domain, content, signature)
@@ -77,16 +77,16 @@ class Statements:
             except _Stranger:
                 return None
             self._judged[name] = manifest
-        return manifest if self.is_trusted(manifest.trainer) else None
+        return manifest if self.is_trusted(manifest.publisher) else None
 
     def record(self, manifest: Manifest) -> Equivocation[Manifest] | None:
         """Remember a trusted manifest; returns proof if it contradicts an earlier one of its
-        trainer."""
-        known = self._by_version.get(manifest.trainer)
+        publisher."""
+        known = self._by_version.get(manifest.publisher)
         if known is None:
             # One more than are remembered: until the lowest version goes, below.
             known = BoundedDict(MAX_MANIFESTS + 1)
-            self._by_version[manifest.trainer] = known
+            self._by_version[manifest.publisher] = known
         known[manifest.version] = known.get(manifest.version, manifest)
         bound = manifest.bound
         contradicted = next(
@@ -96,13 +96,13 @@ class Statements:
             del known[min(known)]
         return None if contradicted is None else Equivocation(contradicted, manifest)
 
-    def manifests(self, trainer: PeerId) -> list[Manifest]:
-        """The manifests of one trainer that are remembered."""
-        return list(self._by_version.get(trainer, {}).values())
+    def manifests(self, publisher: PeerId) -> list[Manifest]:
+        """The manifests of one publisher that are remembered."""
+        return list(self._by_version.get(publisher, {}).values())
 
     def evidence_untrusted(self, message: Evidence) -> Equivocation[Manifest] | None:
-        """The proof in a message; None if its trainer is not trusted anyway. Raise `BadMessage`
-        if none."""
+        """The proof in a message; None if its publisher is not trusted anyway. Raises
+        `BadMessage`."""
         first, second = (
             self.manifest_untrusted(message.first),
             self.manifest_untrusted(message.second),

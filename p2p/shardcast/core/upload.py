@@ -178,7 +178,7 @@ class Upload:
     def _forest(self, download: Download, epoch: int) -> Forest | None:
         """The forest along which chunks under a roster's ``epoch`` travel, if it is known
         here."""
-        roster = self._statements.roster(download.manifest.trainer, epoch)
+        roster = self._statements.roster(download.manifest.publisher, epoch)
         return build_forest(roster, download.manifest.version) if roster is not None else None
 
     # Along the stripes
@@ -285,7 +285,7 @@ class Upload:
             news = credit.received, credit.kept_up + (CREDIT if lags else MAX_CREDIT)
             if news != credit.confirmed:
                 credit.confirmed = news
-                yield ev.Send(download.manifest.trainer, Credit(name, *news))
+                yield ev.Send(download.manifest.publisher, Credit(name, *news))
 
     def foresee(self, download: Download) -> Iterator[ev.Connect]:
         """Whom this node will feed in the version after ``download``, if its number is the
@@ -301,12 +301,12 @@ class Upload:
         return self._connect(download, download.manifest.version)
 
     def _connect(self, download: Download, version: PolicyVersion) -> Iterator[ev.Connect]:
-        trainer = download.manifest.trainer
-        roster = self._statements.roster(trainer)
+        publisher = download.manifest.publisher
+        roster = self._statements.roster(publisher)
         if roster is None:
             return
         forest = build_forest(roster, version)
-        if trainer == self._local:
+        if publisher == self._local:
             fed = list(forest.roots)
         else:
             stripes = range(len(forest.stripes))
@@ -458,7 +458,7 @@ class Upload:
         """
         for name in list(self._credits):
             download = self._downloads.get(name)
-            if download is not None and download.manifest.trainer == peer:
+            if download is not None and download.manifest.publisher == peer:
                 del self._credits[name]  # its next hand-out counts from the start
         self._uplink.lose(peer, now)
         queue = self._queues.pop(peer, None)
@@ -468,7 +468,7 @@ class Upload:
             if (
                 download is None
                 or forest is None
-                or download.manifest.trainer == self._local
+                or download.manifest.publisher == self._local
                 or not forest.is_above(header.stripe, self._local, peer)
             ):
                 continue

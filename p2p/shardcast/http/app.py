@@ -2,7 +2,7 @@
 
 ====================================  ==========================================================
 ``/``                                 the versions that are here, as JSON
-``/v/7/manifest``                     as its trainer signed it
+``/v/7/manifest``                     as its publisher signed it
 ``/v/7/files``, ``/v/7/files/NAME``   the list of files as JSON, and each file
 ``/v/7/raw``                          all files end to end: the stream that the manifest's spans
                                       cut, so a span is a range of it

@@ -42,7 +42,7 @@ class Release:
     index: Index
     """The spans by which what is read is checked."""
     manifest: bytes
-    """The manifest, as its trainer signed it."""
+    """The manifest, as its publisher signed it."""
     paths: tuple[str, ...]
     """The path of each file on this node's disk."""
 
@@ -236,7 +236,7 @@ class Shelf:
 
 def release_of(manifest: Manifest, index: Index, path: str) -> Release:
     """A version whose file, or folder of files, is at ``path``. A lone file gets a name from
-    the version: its trainer gave it none."""
+    the version: its publisher gave it none."""
     only = f"policy-{manifest.version}.safetensors"
     return Release(
         manifest.version,

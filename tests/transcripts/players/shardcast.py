@@ -356,7 +356,7 @@ class ShardcastPlayer:
                 return f"policy v{self.version(name)}" + (" with index" if index else "")
             case Evidence(first, _):
                 signed = next(m for m, _ in self.versions.values() if m.encode() == first)
-                return f"evidence against {self.names[signed.trainer]}"
+                return f"evidence against {self.names[signed.publisher]}"
             case RosterNews():
                 return "roster"
             case Hello(newest, convicted):
