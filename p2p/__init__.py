@@ -23,9 +23,10 @@ Names and bytes, pure: `errors` (each says whose fault it is), `door` (what embe
 pass, checked), `identity` (keys and `PeerId`), `multiaddr`, `wire` (frames, msgpack read with
 distrust), `protobuf`, `policy` (how versions are numbered), `naming` (files beside others),
 `bounded` (the dictionary and the token buckets that bound what peers cause), `offence` (what
-misbehaviour costs), `own_time` (time without that for which the process was stopped). And not
-pure: `concurrency` (what tasks wait for), `patience` (deadlines in own time), `meter` (what
-peers that are no members get as answers, all together).
+misbehaviour costs), `equivocation` (the proof that an author signed two different things),
+`own_time` (time without that for which the process was stopped). And not pure: `concurrency`
+(what tasks wait for), `patience` (deadlines in own time), `meter` (what peers that are no
+members get as answers, all together).
 
 The host of production, a package with a map of its own: `swarm`, a `Host` on any network, above
 `transport`, which proves and multiplexes connections. `machine` is the world of production;
