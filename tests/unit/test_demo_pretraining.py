@@ -28,6 +28,8 @@ from roles.own.view import work_of
 from roles.trainer.config import TrainerConfig
 from roles.trainer.role import DilocoMember, Trainer
 
+pytest.importorskip("torch", reason="a trainer cannot be made without torch")
+
 DEMO = PretrainingDemo()
 NAMES = {f"id of {name}": name for name in TRAINERS}
 
