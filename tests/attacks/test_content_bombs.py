@@ -12,7 +12,7 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import decode_entry_untrusted, decode_fork_untrusted
-from p2p.shardcast.codec import ANCHOR, decode_chunk_untrusted
+from p2p.shardcast.codec import decode_chunk_untrusted
 from p2p.shardcast.forest import decode_roster_untrusted
 from p2p.shardcast.index import Span, digest_of
 from p2p.shardcast.manifest import PROTOCOL_ID, decode_manifest_untrusted
@@ -137,7 +137,7 @@ def test_a_chunk_with_a_huge_window_is_refused_before_memory_is_taken_for_it(
     tracemalloc.start()
     try:
         with pytest.raises(BadMessage):
-            decode_chunk_untrusted(ANCHOR, [Span(digest_of(wire), 100)], length + wire)
+            decode_chunk_untrusted(Span(digest_of(wire), 100), length + wire)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:
         tracemalloc.stop()

@@ -11,11 +11,12 @@ import pytest
 from bench.dht import WALL, Node, Swarm
 from p2p.dht.config import DhtConfig
 from p2p.dht.core.core import DhtCore
-from p2p.dht.core.events import Effect, Found, Get, Join, Put, Tick
+from p2p.dht.core.events import Effect, Found, Get, Join, Put
 from p2p.dht.core.store import MAX_PER_PREFIX, MAX_PUBLISHERS
 from p2p.dht.core.validation import Namespace, PublisherKind
 from p2p.dht.messages import Contact, FindValue, Store, Stored, Values
 from p2p.dht.record import Record, record_key
+from p2p.events import Tick
 from p2p.identity import KeyPair, PeerId
 from p2p.multiaddr import Multiaddr
 from p2p.node.rundoc import RunBook

@@ -10,15 +10,13 @@ from random import Random
 
 import pytest
 
-from p2p.effects import Penalise
+from p2p.events import Penalise, Received, Tick
 from p2p.identity import PeerId
 from p2p.membership.config import MembershipConfig
-from p2p.membership.core.events import Received, Tick
-from p2p.membership.core.flood_quotas import RESTART
-from p2p.membership.heartbeat import KEY_BYTES
+from p2p.membership.core.quotas import RESTART
+from p2p.membership.heartbeat import KEY_BYTES, Digest
 from p2p.membership.messages import (
     Beat,
-    Digest,
     ForwardJoin,
     Heartbeats,
     Join,

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from p2p.dht import Record
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import KeyPair, verify
 from p2p.ledger.core.chain import (
     EMPTY,
-    LedgerFork,
     decode_entry_untrusted,
     decode_fork_untrusted,
     make_entry,
@@ -57,7 +57,7 @@ DECODERS: list[tuple[Callable[[bytes], object], bytes]] = [
     (decode_run_untrusted, RUN.document),
     (lambda data: open_run_untrusted(data, verify), RUN.document),
     (decode_entry_untrusted, ENTRIES[0].encode()),
-    (decode_fork_untrusted, LedgerFork(*ENTRIES).encode()),
+    (decode_fork_untrusted, Equivocation(*ENTRIES).encode()),
     (decode_clock_untrusted, pack([1.8e9])),
     (as_invite, INVITE.to_text().encode()),
     (decode_pass_untrusted, PASS),

@@ -59,7 +59,7 @@ class LiarSwarm(Swarm):
 
     def _answer_late(self, node: Node, peer: PeerId, header: ChunkHeader) -> None:
         data = node.chunks[header.policy, header.index]
-        came = ev.ChunkCame(node.peer, header, data, is_right=True)
+        came = ev.ChunkCame(node.peer, header, len(data))
         self._bulk(node, peer, self.now + self.drip, len(data), came)
 
     def _regroup(self) -> None:

@@ -13,10 +13,9 @@ import pytest
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, verify
 from p2p.shardcast.core import events as ev
-from p2p.shardcast.core.capacity import Capacities
-from p2p.shardcast.core.receipts import ReceiptBook, StripeCounts
+from p2p.shardcast.core.receipts import Capacities, ReceiptBook, StripeCounts
 from p2p.shardcast.core.statements import MAX_MANIFESTS, Statements
-from p2p.shardcast.core.uplink import Uplink
+from p2p.shardcast.core.upload import Uplink
 from p2p.shardcast.forest import Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
 from p2p.shardcast.messages import (
@@ -37,7 +36,7 @@ def demoted(swarm: LiarSwarm) -> set[PeerId]:
     return {
         node.peer
         for node in swarm.peers
-        if any(node.peer in handout._demotions for handout in handouts)
+        if any(node.peer in handout.demoted for handout in handouts)
     }
 
 
@@ -185,7 +184,7 @@ def test_a_second_trainer_cannot_hide_a_contradiction_behind_the_first() -> None
     assert statements.record(honest) is None, "two trainers may have the same version"
     evidence = statements.record(other)
     assert evidence is not None
-    assert (evidence.trainer, evidence.is_proof) == (key(2).peer_id, True)
+    assert evidence.author == key(2).peer_id
 
 
 def test_of_each_trainer_the_newest_manifests_are_remembered() -> None:

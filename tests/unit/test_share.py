@@ -20,7 +20,7 @@ from p2p.node.rest import PAUSED, Rest
 from p2p.node.share import ShareConfig
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
-from p2p.shardcast.throttle import Throttle
+from p2p.shardcast.sender import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
 from roles.contract.core.file import sign_run

@@ -18,10 +18,9 @@ from bench.hostile.raw import Attack, RawPeer, minted, open_peer, pause, stamp_o
 from p2p.dht.messages import Contact, FindNode, FindValue, Ping, Pong, Store, encode
 from p2p.dht.record import PROTOCOL_ID as KAD, Record, encode_addrs, record_key, sign_record
 from p2p.identity import KeyPair, PeerId
-from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT, SignedHeartbeat
+from p2p.membership.heartbeat import PROTOCOL_ID as HEARTBEAT, Digest, SignedHeartbeat
 from p2p.membership.messages import (
     Beat,
-    Digest,
     Disconnect,
     ForwardJoin,
     Heartbeats,
