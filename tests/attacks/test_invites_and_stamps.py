@@ -38,8 +38,8 @@ from tests.support.invites import (
     invite,
     shown,
 )
+from tests.support.runs import OWNER, TERMS
 from tests.support.wall import ENDS, Wall
-from tests.unit.test_invites import OWNER, TERMS
 
 BITS, PLACE = 8, 4
 """Of the run's work stamp, and of the DHT's."""
