@@ -57,7 +57,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5143,
-    "tests": 55402,
+    "tests": 55404,
 }
 
 NO_CODE = {
