@@ -50,7 +50,7 @@ LIMITS = {
     "sim": 609,
     "sim/faults": 668,
     "sim/kernel": 639,
-    "sim/lab": 1129,
+    "sim/studies/lab": 1129,
     "sim/net": 602,
     "sim/node": 1348,
     "sim/run": 1430,
