@@ -47,15 +47,15 @@ LIMITS = {
     "roles/trainer": 3236,
     "roles/validator": 423,
     "roles/workers": 389,
-    "sim": 609,
+    "sim": 610,
     "sim/faults": 668,
     "sim/kernel": 639,
-    "sim/studies/lab": 1129,
     "sim/net": 602,
     "sim/node": 1348,
-    "sim/run": 1430,
-    "sim/workloads": 5142,
-    "tests": 57004,
+    "sim/run": 1316,
+    "sim/studies": 3551,
+    "sim/workloads": 2815,
+    "tests": 57025,
 }
 
 NO_CODE = {
