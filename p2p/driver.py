@@ -213,7 +213,7 @@ def on_host(
     send, add_addrs = host.send, host.add_addrs
 
     def carry_out_any(effect: Effect | HostEffect) -> None:
-        if isinstance(effect, Send):  # nearly all are
+        if isinstance(effect, Send):  # most are
             send(effect.peer, protocol, effect.data)
         elif isinstance(effect, AddAddrs):
             add_addrs(effect.peer, effect.addrs, effect.source)

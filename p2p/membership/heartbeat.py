@@ -153,7 +153,7 @@ class SignedHeartbeat:
 
     def __post_init__(self) -> None:
         heartbeat = self.heartbeat
-        digest = Digest(_key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
+        digest = Digest(key_of(heartbeat.peer), heartbeat.seqno, heartbeat.profile.policy)
         object.__setattr__(self, "digest", digest)
 
     @property
@@ -177,13 +177,9 @@ class SignedHeartbeat:
         return self.wire[-SIGNATURE_BYTES:]
 
 
-def key_of(peer: PeerId) -> bytes:
-    """The `KEY_BYTES` that name ``peer`` in digests; the same object for all who ask."""
-    return _key_of(peer)
-
-
 @functools.lru_cache(_PEERS)
-def _key_of(peer: PeerId) -> bytes:
+def key_of(peer: PeerId) -> bytes:
+    """Return the `KEY_BYTES` that name ``peer`` in digests; the same object for all."""
     return peer[KEY]
 
 
