@@ -25,8 +25,8 @@ from bench.report import Report
 from p2p.concurrency import Notifier
 from roles.contract.core.diloco import Codec
 from roles.diloco.core.pieces import PieceGrid
-from sim.lab.machines import EmulationConfig, open_emulation
 from sim.net.link import MBIT, LinkSpec
+from sim.studies.lab.machines import EmulationConfig, open_emulation
 
 GLOO: Final = "gloo"
 SUBJECTS: Final = (GLOO, "fp32", "int8", "int4")

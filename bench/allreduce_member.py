@@ -30,7 +30,7 @@ from roles.diloco.exchange import PieceClient, PieceServer
 from roles.diloco.reduction import Reduction
 from roles.diloco.store import MemberStore
 from roles.engines.config import EngineConfig
-from sim.lab.namespaces import address_of
+from sim.studies.lab.namespaces import address_of
 from sim.workloads.inner import FakeInner
 
 RUN: Final = b"all-reduce on shaped lines: 32 b"

@@ -22,11 +22,11 @@ from typing import Final
 import trio
 
 from bench.report import Ratio, Report
-from sim.lab.link_model.maxmin import broadcast_times
-from sim.lab.link_model.processes import open_lab
-from sim.lab.link_model.simulated import simulated_times
-from sim.lab.link_model.topologies import TOPOLOGIES, Topology
-from sim.lab.namespaces import CUBIC, reason_to_skip
+from sim.studies.lab.link_model.maxmin import broadcast_times
+from sim.studies.lab.link_model.processes import open_lab
+from sim.studies.lab.link_model.simulated import simulated_times
+from sim.studies.lab.link_model.topologies import TOPOLOGIES, Topology
+from sim.studies.lab.namespaces import CUBIC, reason_to_skip
 
 LAST: Final = "last machine"
 MACHINES: Final = "error of machines"

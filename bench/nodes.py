@@ -18,9 +18,9 @@ from statistics import median
 from typing import Final
 
 from bench.report import Report
-from sim.lab.namespaces import reason_to_skip
 from sim.run.runner import run_scenario
 from sim.run.scenario import Scenario, load_scenario
+from sim.studies.lab.namespaces import reason_to_skip
 
 FAR: Final = ("warm_far",)
 """Scenarios for level 1 alone."""

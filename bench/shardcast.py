@@ -17,9 +17,9 @@ receiver has the file whole, and "CPU s/GB", of all processes for each GB that a
 say what the programs cost; a star of curls wins.
 
 With ``--mbit`` each machine has a line of its own, of so many Mbit/s up and down, and frames
-take half of ``--rtt`` from one to the other (`sim.lab.switch`; Linux, as root). "seconds"
-begins when all processes are up, and the origin has the file but may not give it yet; "origin
-sent" is in copies, headers included.
+take half of ``--rtt`` from one to the other (`sim.studies.lab.switch`; Linux, as root).
+"seconds" begins when all processes are up, and the origin has the file but may not give it yet;
+"origin sent" is in copies, headers included.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ import trio
 from bench.report import Report
 from bench.store import write_weights
 from p2p.wire import MIB
-from sim.lab.machines import EmulationConfig, open_emulation
-from sim.lab.namespaces import environment
 from sim.net.link import LinkSpec
+from sim.studies.lab.machines import EmulationConfig, open_emulation
+from sim.studies.lab.namespaces import environment
 
 ROOT: Final = Path(__file__).parent.parent
 GB: Final = 1e9

@@ -61,13 +61,16 @@ def check_each(argument: str, values: Iterable[T], *kinds: type) -> tuple[T, ...
 
     A text is a sequence of texts, and bytes of numbers: neither is taken for a collection.
     """
-    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+    if type(values) is not tuple and (
+        isinstance(values, str | bytes) or not isinstance(values, Iterable)
+    ):
         raise TypeError(
             f"{argument} must be a list, not {_shown(values)}: write {argument}=[...]"
         )
-    found = tuple(values)
+    found = values if type(values) is tuple else tuple(values)
     for index, value in enumerate(found):
-        check(f"{argument}[{index}]", value, *kinds)
+        if type(value) not in kinds:  # else no name is made, which takes longest
+            check(f"{argument}[{index}]", value, *kinds)
     return found
 
 

@@ -184,7 +184,7 @@ def check_protocol(protocol: str) -> ProtocolId:
 
 def check_message(peer: PeerId, protocol: str, message: bytes) -> None:
     """Raise `TypeError` or `LocalProtocolError` unless this may be sent."""
-    if not (isinstance(peer, PeerId) and isinstance(message, bytes | bytearray | memoryview)):
+    if not (isinstance(peer, PeerId) and isinstance(message, bytes)):
         check("peer", peer, PeerId)
         check("message", message, bytes, bytearray, memoryview)
     if not isinstance(protocol, str):

@@ -33,15 +33,17 @@ class OwnTime:
         ``due`` is the own time of the core's next deadline. If it has been missed by more than
         `STALL`, own time goes on from the event before: when the stop began is not known.
         """
-        due = max(due, self._last)
-        if now - self._absent > due + STALL and self._last > -math.inf:
-            self._absent = now - self._last
-            self._on_resume(self._last)
-        elif now >= self.deadline(due):  # what has come must not be rounded away
-            self._last = max(now - self._absent, due)
-        else:
-            self._last = now - self._absent
-        return self._last
+        last, own = self._last, now - self._absent
+        if due < last:
+            due = last
+        if own > due + STALL and last > -math.inf:
+            self._absent = now - last
+            self._on_resume(last)
+            return last
+        if own < due and now >= due + self._absent:  # what has come must not be rounded away
+            own = due
+        self._last = own
+        return own
 
     def deadline(self, due: float) -> float:
         """Return the world's time of a deadline that is ``due`` in own time."""

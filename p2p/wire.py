@@ -272,7 +272,7 @@ def _check_depth(value: object, left: int) -> None:
         if not left:
             raise BadMessage("a message is nested too deep")
         for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(item, list | dict):
+            if (kind := type(item)) is list or kind is dict:
                 _check_depth(item, left - 1)
 
 
@@ -284,6 +284,8 @@ def fields_untrusted(value: object, *kinds: type | tuple[type, ...], what: str) 
     """
     if not isinstance(value, list) or len(value) != len(kinds):
         raise BadMessage(f"a {what} has {len(kinds)} fields")
+    if tuple(map(type, value)) == kinds:  # nearly always
+        return value
     for index, (item, kind) in enumerate(zip(value, kinds, strict=True)):
         is_bool = isinstance(item, bool) and kind is not bool and kind is not object
         if not isinstance(item, kind) or is_bool:

@@ -5,11 +5,12 @@ Each folder knows only those below it in this list, and opens with a map of its 
 - `sim.workloads`: what nodes do in the scenarios that come with the simulator
 - `sim.run`: scenario files, runs, sweeps, traces of two runs compared, reports (`sim.cli` calls
   it)
-- `sim.lab`: real processes on shaped lines, and how well the link model meets them
 - `sim.faults`: what goes wrong: plans of faults, and machines that come and go
 - `sim.node`: one simulated machine (world, disk, clock, host, network), and the swarm of them
 - `sim.net`: lines, wires and streams between machines
 - `sim.kernel`: the heap of events, trio on it, the trace, the seed's keys
+
+`sim.studies` stands beside them: published runs, and processes on shaped lines.
 
 Read `sim.kernel.queue` first (the heap), then `sim.kernel.virtual_time` (how trio runs on it)
 and `sim.node.swarm` (how a node lives and dies).

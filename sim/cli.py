@@ -38,12 +38,11 @@ from p2p.node.usage import (
     whole_number,
     write_text,
 )
-from sim.errors import SimulationError
+from sim.errors import LabUnavailable, SimulationError
 from sim.faults.plan import Fault, plan_from_table, save_plan
 from sim.faults.shrink import shrink
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.kernel.trace import EVERYTHING
-from sim.lab.namespaces import LabUnavailable
 from sim.run.catalogue import THEMES, cost
 from sim.run.diff import Side, first_difference
 from sim.run.observers import Progress as Report

@@ -31,3 +31,12 @@ class NodeFailed(SimulationError):
         self.node = node
         self.seconds = seconds
         self.error = error
+
+
+class LabError(SimulationError):
+    """The lab's links or processes could not be set up, or broke."""
+
+
+class LabUnavailable(LabError):
+    """This machine does not let us make shaped network namespaces; the message names what is
+    missing."""

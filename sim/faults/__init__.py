@@ -9,7 +9,7 @@
 
 How data flows: a scenario's ``[[faults]]`` and those that `draw_plan` draws are lists of
 `Fault`; `FaultInjector.apply` puts them on the heap; each is undone at its end. Level 3 takes
-the same plans: `sim.lab.faults` does them to processes.
+the same plans: `sim.studies.lab.faults` does them to processes.
 
 A newcomer writes ``[[faults]]`` in a scenario, or calls ``FaultInjector(swarm).apply(plan)``.
 """

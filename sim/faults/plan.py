@@ -3,11 +3,11 @@
 Theory of operation
 -------------------
 Each kind of fault is a row of `KINDS`: how bad it may be and how many nodes it may hit. What it
-does is in `sim.faults.injector` (simulated nodes) and `sim.lab.faults` (real processes). A
-drawn plan follows swarm testing (Groce et al., ISSTA 2012): each kind is off with probability
-one half, because a run in which everything happens always hides what only happens when
-something else does not. All faults end before the safety phase does; then every node is up and
-every link whole, and the swarm has a bounded time to converge (the liveness phase, as
+does is in `sim.faults.injector` (simulated nodes) and `sim.studies.lab.faults` (real
+processes). A drawn plan follows swarm testing (Groce et al., ISSTA 2012): each kind is off with
+probability one half, because a run in which everything happens always hides what only happens
+when something else does not. All faults end before the safety phase does; then every node is up
+and every link whole, and the swarm has a bounded time to converge (the liveness phase, as
 TigerBeetle's VOPR has it).
 """
 

@@ -6,9 +6,9 @@ charged to the reverse direction for acks. A stream may have three to five piece
 (`sim.net.stream.WINDOW_PIECES`). On six real shaped trees the time to the last node was met
 within 6.0 % under cubic and 5.3 % under bbr, 2.3 % and 1.6 % in the mean
 (docs/simulation-links.md), at a fraction of the cost of exact max-min sharing
-(`sim.lab.link_model.maxmin`, the oracle of the tests). Larger pieces are cheaper and worse: 256
-KiB with two under way add 15 % to a chain of five. What many parallel flows do to one narrow,
-full uplink is not in the model.
+(`sim.studies.lab.link_model.maxmin`, the oracle of the tests). Larger pieces are cheaper and
+worse: 256 KiB with two under way add 15 % to a chain of five. What many parallel flows do to
+one narrow, full uplink is not in the model.
 """
 
 from __future__ import annotations

@@ -182,7 +182,8 @@ class SimHost:
         self, peer: PeerId, addrs: Sequence[Multiaddr], source: AddrSource = AddrSource.OWNER
     ) -> None:
         """Remember where ``peer`` may be dialled."""
-        check("peer", peer, PeerId)
+        if type(peer) is not PeerId:
+            check("peer", peer, PeerId)
         addrs = check_each("addrs", addrs, Multiaddr)
         self._gater.add_addrs(peer, addrs, source)
 

@@ -1,13 +1,14 @@
 """Runs a scenario: checks it, and hands it to the level that it asks for.
 
 The way of a run: `sim.run.scenario` reads the TOML file, `run_scenario` opens its workload and
-checks level and parameters, `sim.run.simulated` (levels 0 to 2) or `sim.run.real` (level 3)
-plays it, and a `sim.run.result.Result` comes back.
+checks level and parameters, `sim.run.simulated` (levels 1 and 2) or a study
+(`STUDIES`) plays it, and a `sim.run.result.Result` comes back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -15,23 +16,21 @@ from p2p.errors import ConfigError
 from sim.faults.plan import Fault
 from sim.kernel.simulation import SimOptions, Simulation
 from sim.run.observers import Observers, Progress
-from sim.run.real import play_real
 from sim.run.result import Result
 from sim.run.scenario import (
-    BareWorkload,
     Levelled,
     Parameters,
     Parametrised,
     Scenario,
     Workload,
 )
-from sim.run.simulated import play_bare, play_swarm
+from sim.run.simulated import play_swarm
 
 Play = Callable[[Scenario, Workload, int, SimOptions, Observers], Result]
 """Plays a checked scenario with one seed."""
 
-LEVELS: Final[Mapping[int, Play]] = {0: play_bare, 1: play_swarm, 2: play_swarm, 3: play_real}
-"""The ladder of fidelity: what plays a scenario on each of its rungs."""
+STUDIES: Final[Mapping[int, str]] = {0: "sim.studies.bare", 3: "sim.studies.lab.real"}
+"""Modules whose ``play`` plays a level that is no simulation of nodes; imported when needed."""
 
 
 def run_scenario(
@@ -55,9 +54,9 @@ def run_scenario(
     parameters = _noting_reads(scenario, workload)
     scenario = replace(scenario, parameters=parameters)
     observers = Observers(progress, started, [] if plan is None else plan)
-    result = LEVELS[scenario.level](
-        scenario, workload, seed, options or SimOptions(), observers
-    )
+    study = STUDIES.get(scenario.level)
+    play: Play = play_swarm if study is None else importlib.import_module(study).play
+    result = play(scenario, workload, seed, options or SimOptions(), observers)
     parameters.check_read()
     return result
 
@@ -70,15 +69,8 @@ def check_scenario(scenario: Scenario) -> None:
     _noting_reads(scenario, workload)
 
 
-def levels_of(workload: Workload) -> Sequence[int]:
-    """The rungs of the ladder of fidelity on which a workload runs."""
-    if isinstance(workload, Levelled):
-        return workload.levels
-    return (0,) if isinstance(workload, BareWorkload) else (1,)
-
-
 def _check_level(scenario: Scenario, workload: Workload) -> None:
-    levels = levels_of(workload)
+    levels = workload.levels if isinstance(workload, Levelled) else (1,)
     if scenario.level not in levels:
         places = " and ".join(f"level {level}" for level in levels)
         raise ConfigError(

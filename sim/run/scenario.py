@@ -33,7 +33,6 @@ from typing import Any, ClassVar, Final, Protocol, runtime_checkable
 from p2p.errors import ConfigError
 from p2p.node.usage import did_you_mean
 from sim.faults.plan import KINDS, Fault, plan_from_table, plan_to_json
-from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec
 from sim.node.swarm import Swarm
 
@@ -63,20 +62,8 @@ class Workload(Protocol):
 
 
 @runtime_checkable
-class BareWorkload(Protocol):
-    """A workload that also runs at level 0: cores on the heap, no trio."""
-
-    def run_bare(
-        self, simulation: Simulation, scenario: Scenario
-    ) -> Mapping[str, float | int | str]:
-        """Set up, let ``simulation.queue`` run, and return metrics."""
-        ...
-
-
-@runtime_checkable
 class Levelled(Protocol):
-    """A workload that says on which levels it runs; others run at level 1, or `BareWorkload`s
-    at level 0."""
+    """A workload that says on which levels it runs; others run at level 1."""
 
     levels: ClassVar[Sequence[int]]
 

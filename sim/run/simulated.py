@@ -1,9 +1,7 @@
-"""Levels 0, 1 and 2, each by a function of its own: a scenario on virtual time.
+"""Levels 1 and 2: a scenario in a swarm on trio, on virtual time.
 
-Level 0 has no trio: the workload fills the heap and runs it (`play_bare`). Levels 1 and 2 run
-the workload in a swarm on trio (`play_swarm`); which of the two it is, the workload decides by
-what it opens on a node: an authenticated host (L1), or a raw network with real handshakes above
-it (L2).
+The workload decides which of the two it is by what it opens on a node: an authenticated host
+(L1), or a raw network with real handshakes above it (L2).
 """
 
 from __future__ import annotations
@@ -18,12 +16,12 @@ from sim.faults.injector import FaultInjector
 from sim.faults.plan import Fault, draw_plan, plan_to_json
 from sim.kernel.queue import SECOND
 from sim.kernel.simulation import SimOptions, Simulation
-from sim.kernel.virtual_time import Outcome, run_bare, run_simulation
+from sim.kernel.virtual_time import Outcome, run_simulation
 from sim.net.latency import RegionLatency
 from sim.node.swarm import Swarm, open_swarm
 from sim.run.observers import Observers, Progress
 from sim.run.result import Result, plain_metrics
-from sim.run.scenario import BareWorkload, Scenario, Workload
+from sim.run.scenario import Scenario, Workload
 
 HASHED_KEYS_FROM: Final = 200
 """From so many nodes on keyed hashes stand for Ed25519: verifying is most of the time of a
@@ -33,21 +31,6 @@ REPORTS: Final = 200
 bar."""
 
 Metrics = Mapping[str, float | int | str]
-
-
-def play_bare(
-    scenario: Scenario, workload: Workload, seed: int, options: SimOptions, observers: Observers
-) -> Result:
-    """Level 0: cores or flows on the bare heap."""
-    assert isinstance(workload, BareWorkload), "it says that it runs at level 0"
-
-    def main(simulation: Simulation) -> Metrics:
-        if observers.started is not None:
-            observers.started(simulation)
-        return workload.run_bare(simulation, scenario)
-
-    ended = run_bare(main, seed=seed, options=_adapted(options, scenario))
-    return _result(scenario, seed, ended, observers.plan)
 
 
 def play_swarm(
@@ -69,12 +52,12 @@ def play_swarm(
             played = await outcome.acapture(workload.run, swarm, scenario)
         return played.unwrap()
 
-    options = _adapted(options, scenario)
+    options = options_for(options, scenario)
     ended = run_simulation(main, seed=seed, horizon=scenario.horizon, options=options)
-    return _result(scenario, seed, ended, observers.plan)
+    return result_of(scenario, seed, ended, observers.plan)
 
 
-def _adapted(options: SimOptions, scenario: Scenario) -> SimOptions:
+def options_for(options: SimOptions, scenario: Scenario) -> SimOptions:
     """Options that follow from the scenario: which keys to use, and whether `World.buggify` may
     fire."""
     buggify = options.buggify or (scenario.draw is not None and scenario.draw.buggify)
@@ -109,7 +92,7 @@ def _report_progress(simulation: Simulation, progress: Progress, step: float) ->
     simulation.queue.watch(int(step * 1e9), lambda: progress(simulation.now, "playing"))
 
 
-def _result(
+def result_of(
     scenario: Scenario, seed: int, ended: Outcome[Metrics], plan: list[Fault]
 ) -> Result:
     metrics = plain_metrics(ended.value or {})

@@ -10,9 +10,9 @@ import pytest
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
 from sim.run.sweep import changed
-from sim.workloads.intellect1 import ours
-from sim.workloads.intellect1.ring import bottleneck_ring
-from sim.workloads.intellect1.sites import STAGES, Stage
+from sim.studies.intellect1 import ours
+from sim.studies.intellect1.ring import bottleneck_ring
+from sim.studies.intellect1.sites import STAGES, Stage
 
 
 def dearest(costs: list[list[float]], order: list[int]) -> float:

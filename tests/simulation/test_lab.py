@@ -17,13 +17,14 @@ import pytest
 import trio
 import trio.testing
 
-from sim.lab.link_model.broadcast import TreeBroadcast
-from sim.lab.link_model.maxmin import broadcast_times
-from sim.lab.link_model.processes import open_lab
-from sim.lab.link_model.simulated import simulated_times
-from sim.lab.link_model.topologies import TOPOLOGIES, Topology, TreeMember
-from sim.lab.namespaces import LabError, reason_to_skip
+from sim.errors import LabError
 from sim.net.link import LinkSpec
+from sim.studies.lab.link_model.broadcast import TreeBroadcast
+from sim.studies.lab.link_model.maxmin import broadcast_times
+from sim.studies.lab.link_model.processes import open_lab
+from sim.studies.lab.link_model.simulated import simulated_times
+from sim.studies.lab.link_model.topologies import TOPOLOGIES, Topology, TreeMember
+from sim.studies.lab.namespaces import reason_to_skip
 from tests.sweeps import swept
 
 RATE = 10.0
@@ -138,7 +139,7 @@ async def test_a_machine_that_dies_ends_the_run() -> None:
 
 ORPHANED = """
 import sys, trio
-from sim.lab.link_model.processes import open_lab
+from sim.studies.lab.link_model.processes import open_lab
 from tests.simulation.test_lab import ANY, CHAIN
 
 async def main():
@@ -174,5 +175,5 @@ async def test_an_impossible_line_is_reported_and_leaves_nothing_behind() -> Non
 
 
 def test_without_the_tools_the_lab_says_which_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sim.lab.namespaces.TOOLS", ("ip", "no-such-tool"))
+    monkeypatch.setattr("sim.studies.lab.namespaces.TOOLS", ("ip", "no-such-tool"))
     assert "no-such-tool" in (reason_to_skip() or "")

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from sim.lab.link_model.maxmin import broadcast_times
-from sim.lab.link_model.simulated import simulated_times
-from sim.lab.link_model.topologies import TOPOLOGIES, Topology
+from sim.studies.lab.link_model.maxmin import broadcast_times
+from sim.studies.lab.link_model.simulated import simulated_times
+from sim.studies.lab.link_model.topologies import TOPOLOGIES, Topology
 from tests.sweeps import swept
 
 

@@ -19,9 +19,14 @@ import trio
 from p2p.errors import ConfigError
 from p2p.node.process import locked_folder
 from sim.cli import EXIT_UNAVAILABLE, main
+from sim.errors import LabError
 from sim.faults.plan import Fault
 from sim.kernel.keys import KeyRing
-from sim.lab.machines import (
+from sim.net.link import LinkSpec
+from sim.run.result import Result
+from sim.run.runner import run_scenario
+from sim.run.scenario import DrawnFaults, Scenario, load_scenario
+from sim.studies.lab.machines import (
     FOLDER_PREFIX,
     Emulation,
     EmulationConfig,
@@ -29,15 +34,11 @@ from sim.lab.machines import (
     open_emulation,
     sweep_leftovers,
 )
-from sim.lab.namespaces import CAPABILITIES, LabError, _missing_capabilities, reason_to_skip
-from sim.net.link import LinkSpec
-from sim.run.real import MAX_NODES, check
-from sim.run.result import Result
-from sim.run.runner import run_scenario
-from sim.run.scenario import DrawnFaults, Scenario, load_scenario
+from sim.studies.lab.namespaces import CAPABILITIES, _missing_capabilities, reason_to_skip
+from sim.studies.lab.processes import toml_of
+from sim.studies.lab.real import MAX_NODES, check
 from sim.workloads.nodes.deployment import Deployment
 from sim.workloads.nodes.metrics import HealthLog, measure
-from sim.workloads.nodes.processes import toml_of
 from tests.support.scenarios import FEW_NODES
 
 KILLED = replace(
@@ -125,7 +126,7 @@ def test_without_namespaces_one_sentence_says_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "sim.lab.namespaces.reason_to_skip", lambda: "needs root, or CAP_NET_ADMIN"
+        "sim.studies.lab.namespaces.reason_to_skip", lambda: "needs root, or CAP_NET_ADMIN"
     )
     assert main(["run", "lab_broadcast", "--level", "3"]) == EXIT_UNAVAILABLE
     assert "needs root" in capsys.readouterr().err
@@ -188,7 +189,7 @@ def test_real_nodes_answer_the_same_question(
     """The lines bind (nobody beats the bound), a killed process comes back, and nothing is left
     behind.
     """
-    monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
+    monkeypatch.setattr("sim.studies.lab.machines.MEMORY", tmp_path)
     interfaces = sorted(os.listdir("/sys/class/net"))
     real = play(KILLED, 3)
     assert real.metrics.keys() == play(KILLED, 1).metrics.keys()
@@ -251,7 +252,7 @@ async def test_a_house_is_wiped_and_its_program_started_again() -> None:
 
 OWNER = """
 import json, os, sys, trio
-from sim.lab.machines import EmulationConfig, open_emulation
+from sim.studies.lab.machines import EmulationConfig, open_emulation
 from tests.simulation.test_nodes import one_machine, said_by
 
 PROGRAM = (
@@ -290,7 +291,7 @@ def test_nothing_outlives_a_street_whose_owner_is_killed() -> None:
 def test_leftovers_are_swept_and_streets_in_use_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sim.lab.machines.MEMORY", tmp_path)
+    monkeypatch.setattr("sim.studies.lab.machines.MEMORY", tmp_path)
     used, dead = tmp_path / f"{FOLDER_PREFIX}used", tmp_path / f"{FOLDER_PREFIX}dead"
     (dead / "n1").mkdir(parents=True)
     (dead / "n1" / "key").write_text("x")

@@ -16,12 +16,12 @@ from sim.net.link import MBIT
 from sim.run.result import Result
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
-from sim.workloads.intellect2.reference import FILE
-from sim.workloads.intellect2.shardcast import MAX_SPAN, Payload, digest_of
-from sim.workloads.intellect2.sites import generate
+from sim.studies.intellect2.reference import FILE
+from sim.studies.intellect2.shardcast import MAX_SPAN, Payload, digest_of
+from sim.studies.intellect2.sites import generate
+from sim.studies.profiles import DEVICES, MODELS, Machine, machine_named
 from sim.workloads.participants import ORIGIN, draw_participants
 from sim.workloads.policies import percentile
-from sim.workloads.profiles import DEVICES, MODELS, Machine, machine_named
 
 SMALL: Mapping[str, float] = {"policy_bytes": 600_000, "chunk_bytes": 32_768}
 

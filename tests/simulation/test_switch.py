@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from sim.lab.machines import EmulationConfig, open_emulation
-from sim.lab.namespaces import reason_to_skip
-from sim.lab.switch import VNET_HEADER, Downlink, wire_bytes
 from sim.net.link import LinkSpec
+from sim.studies.lab.machines import EmulationConfig, open_emulation
+from sim.studies.lab.namespaces import reason_to_skip
+from sim.studies.lab.switch import VNET_HEADER, Downlink, wire_bytes
 
 
 def test_a_large_frame_counts_as_the_packets_that_it_would_be() -> None:

@@ -22,10 +22,10 @@ from sim.node.swarm import SimNode, open_swarm
 from sim.run.result import Result
 from sim.run.runner import run_scenario
 from sim.run.scenario import load_scenario
-from sim.workloads.profiles import MODELS, machine_named
-from sim.workloads.volunteers.freight import Freight
-from sim.workloads.volunteers.plan import deal_machines, plan_of
-from sim.workloads.volunteers.timesheet import DECODING, IDLE, WAITING, Timesheet
+from sim.studies.profiles import MODELS, machine_named
+from sim.studies.volunteers.freight import Freight
+from sim.studies.volunteers.plan import deal_machines, plan_of
+from sim.studies.volunteers.timesheet import DECODING, IDLE, WAITING, Timesheet
 from tests.support.scenarios import few_volunteers
 
 TWO_4090S = {

@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from sim.lab.link_model.maxmin import Flow, broadcast_times, fair_rates
 from sim.net.link import PAYLOAD_SHARE, LinkSpec
+from sim.studies.lab.link_model.maxmin import Flow, broadcast_times, fair_rates
 
 NAMES = "abcdef"
 CHUNK = 256 * 1024

@@ -640,11 +640,17 @@ class MemberList:
 
 def _most_crowded(drawn: list[MemberState], otherwise: PeerId) -> PeerId:
     """One of those ``drawn`` whose network or introducer is the most frequent among them."""
-    introducers = Counter([member.introducer for member in drawn])
-    prefixes = Counter([member.prefix for member in drawn])
-    del prefixes[None]
-
-    def crowd(member: MemberState) -> int:
-        return max(prefixes[member.prefix], introducers[member.introducer])
-
-    return max(drawn, key=crowd).peer if drawn else otherwise
+    introducers: dict[PeerId | None, int] = {}
+    prefixes: dict[bytes, int] = {}
+    for member in drawn:
+        introducers[member.introducer] = introducers.get(member.introducer, 0) + 1
+        if member.prefix is not None:
+            prefixes[member.prefix] = prefixes.get(member.prefix, 0) + 1
+    most, evictee = 0, otherwise
+    for member in drawn:
+        crowd = introducers[member.introducer]
+        if member.prefix is not None:
+            crowd = max(crowd, prefixes[member.prefix])
+        if crowd > most:
+            most, evictee = crowd, member.peer
+    return evictee

@@ -80,7 +80,10 @@ class KeyedQuotas:
             left = (left if left < self._burst else self._burst) - count
         if left < _ROUNDING:
             return False
-        self._emptied[peer] = now - left / self._rate
+        if emptied is None:
+            self._emptied[peer] = now - left / self._rate
+        else:  # the table does not grow: past the check of its limit
+            dict.__setitem__(self._emptied, peer, now - left / self._rate)
         return True
 
     def has(self, peer: PeerId | bytes, now: float) -> bool:

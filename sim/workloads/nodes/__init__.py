@@ -2,6 +2,6 @@
 
 Read `workload` first. Three modules are the same on all levels: `roles` (what the nodes do),
 `deployment` (who takes part) and `metrics` (what nodes say of themselves, and the metrics that
-follow from it). `workload` plays all this in a simulation (L1, L2), `processes` as processes on
-shaped lines (L3).
+follow from it). `workload` plays all this in a simulation (L1, L2),
+`sim.studies.lab.processes` as processes on shaped lines (L3).
 """

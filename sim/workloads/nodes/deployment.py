@@ -30,6 +30,9 @@ HEARTBEAT: Final = 2.0
 """Seconds between heartbeats: so few nodes can afford it, and all are known sooner."""
 FIRST_AT: Final = 10.0
 """Second of the first publication: by then all have joined."""
+LINGER: Final = 2.0
+"""Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
+levels."""
 NEVER: Final = 2**32 - 1
 """When the run file expires: clocks differ between levels."""
 

@@ -7,7 +7,7 @@ the origin publishes once it knows them all, a version each ``interval``. Nothin
 behind the nodes' backs: the roster is what heartbeats say, announcements go by gossip.
 Parameters are those of `sim.workloads.participants` (without liars and drippers) and
 ``policy_bytes``, ``chunk_bytes``, ``versions``, ``interval``, ``first_at``; for real lines also
-``queue`` (seconds) and ``congestion`` (a name), see `sim.lab.machines.EmulationConfig`.
+``queue`` (seconds) and ``congestion`` (a name), see `sim.studies.lab.machines.EmulationConfig`.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ from p2p.host import Host
 from p2p.node.node import Node, open_node, run_roles
 from p2p.node.plugins import load_roles
 from p2p.node.role import Role
-from sim.lab.machines import Emulation
 from sim.net.link import PAYLOAD_SHARE
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
-from sim.workloads.nodes.deployment import Deployment
+from sim.workloads.nodes.deployment import LINGER, Deployment
 from sim.workloads.nodes.metrics import HealthLog, measure
-from sim.workloads.nodes.processes import LINGER, NodeProcesses
 from sim.workloads.participants import PARTICIPANT_PARAMETERS
 
 LOOK: Final = 0.5
@@ -67,12 +65,6 @@ class WholeNodes:
             self._plot(swarm)
         await swarm.sleep(LINGER)
         return measure(deployment, self._logs(swarm), [node.name for node in swarm.alive])
-
-    async def run_real(
-        self, emulation: Emulation, scenario: Scenario
-    ) -> Mapping[str, float | int | str]:
-        """Play with real processes, to the same end."""
-        return await NodeProcesses(emulation, scenario).play()
 
     # A node in a simulation
 

@@ -9,13 +9,13 @@ from typing import Final
 
 import trio
 
-from sim.lab.link_model.topologies import Topology
-from sim.lab.namespaces import (
+from sim.errors import LabError
+from sim.studies.lab.link_model.topologies import Topology
+from sim.studies.lab.namespaces import (
     CUBIC,
     MAX_LINE,
     MAX_MACHINES,
     Hub,
-    LabError,
     address_of,
     open_hub,
     open_process,
@@ -127,7 +127,7 @@ async def open_lab(topology: Topology, congestion: str = CUBIC) -> AsyncIterator
     """
     if len(topology.members) > MAX_MACHINES:
         raise LabError(f"{len(topology.members)} machines are too many for one bridge")
-    relay = [sys.executable, "-m", "sim.lab.link_model.relay", congestion]
+    relay = [sys.executable, "-m", "sim.studies.lab.link_model.relay", congestion]
     async with AsyncExitStack() as stack:
         machines = {
             name: RelayProcess(await stack.enter_async_context(open_process(relay)))

@@ -40,7 +40,7 @@ from sim.kernel.simulation import Simulation
 from sim.net.fabric import Direction
 from sim.net.link import MBIT
 from sim.run.scenario import Scenario
-from sim.workloads.intellect2.sites import SITE_PARAMETERS, Site, Sites
+from sim.studies.intellect2.sites import SITE_PARAMETERS, Site, Sites
 from sim.workloads.policies import depth_of
 
 RUN: Final = b"simulated run"
@@ -259,11 +259,8 @@ class CoreSwarm:
 class Intellect2:
     """The real core, striped relay forest and pull repair."""
 
+    levels: ClassVar = (0,)
     parameters: ClassVar[Sequence[str]] = (*SITE_PARAMETERS, "coarse")
-
-    async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Refuse level 1: 62 GB a node have no bytes."""
-        raise SimulationError("intellect2 runs at level 0 only: use --level 0")
 
     def run_bare(
         self, simulation: Simulation, scenario: Scenario

@@ -23,8 +23,8 @@ from roles.rl.recipes import SORTING
 from sim.kernel.simulation import Simulation
 from sim.net.link import LinkSpec, drawn_link
 from sim.run.scenario import Scenario
+from sim.studies.profiles import MODELS, TRAINING_BYTES, Machine, ModelSize, machine_named
 from sim.workloads.dht import STAMP_BITS
-from sim.workloads.profiles import MODELS, TRAINING_BYTES, Machine, ModelSize, machine_named
 from sim.workloads.spine import TRUST
 
 ENVIRONMENT: Final = "sort"

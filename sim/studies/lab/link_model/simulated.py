@@ -13,9 +13,9 @@ from p2p.host import Stream
 from p2p.multiaddr import Multiaddr
 from sim.kernel.simulation import Simulation
 from sim.kernel.virtual_time import run_simulation
-from sim.lab.link_model.broadcast import PROTOCOL_ID, TreeBroadcast
-from sim.lab.link_model.topologies import Topology
 from sim.node.swarm import SimNode, Swarm, open_swarm
+from sim.studies.lab.link_model.broadcast import PROTOCOL_ID, TreeBroadcast
+from sim.studies.lab.link_model.topologies import Topology
 
 LATENCY = 0.0001
 """Seconds one way: machines on one bridge, as in the lab."""

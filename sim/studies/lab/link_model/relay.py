@@ -1,6 +1,6 @@
 """One machine of a tree as a process, told what to do by lines on its standard input.
 
-It is started as ``python -m sim.lab.link_model.relay``.
+It is started as ``python -m sim.studies.lab.link_model.relay``.
 
 ``listen ADDR``, ``join ADDR|- CHILDREN`` (new streams to the parent and from the children) and
 ``play CHUNKS CHUNK_BYTES`` are answered by one line each; ``play`` by the seconds on the
@@ -18,7 +18,7 @@ from typing import Final
 
 import trio
 
-from sim.lab.link_model.broadcast import TreeBroadcast
+from sim.studies.lab.link_model.broadcast import TreeBroadcast
 
 PORT: Final = 4001
 """The port of every machine: each has an address of its own."""

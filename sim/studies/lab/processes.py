@@ -17,12 +17,12 @@ import trio
 from p2p.concurrency import Notifier
 from p2p.errors import ConfigError
 from p2p.identity import SEED_BYTES
+from sim.errors import LabError
 from sim.kernel.keys import KeyRing, derive
-from sim.lab.faults import is_final, play_faults
-from sim.lab.machines import Emulation, LabMachine
-from sim.lab.namespaces import LabError
 from sim.run.scenario import Scenario
-from sim.workloads.nodes.deployment import Deployment
+from sim.studies.lab.faults import is_final, play_faults
+from sim.studies.lab.machines import Emulation, LabMachine
+from sim.workloads.nodes.deployment import LINGER, Deployment
 from sim.workloads.nodes.metrics import HealthLog, measure
 from sim.workloads.participants import ORIGIN
 
@@ -30,9 +30,6 @@ PORT: Final = 4001
 """The port of every machine: each has an address of its own."""
 STATUS: Final = 0.5
 """Seconds between two healths of a node."""
-LINGER: Final = 2.0
-"""Seconds after the end for the last healths to come in; for latecomers among the bytes, on all
-levels."""
 START_SECONDS: Final = 60.0
 """Seconds for the nodes to start and find each other, plus `SECONDS_A_NODE` for each."""
 SECONDS_A_NODE: Final = 5.0

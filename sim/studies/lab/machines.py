@@ -32,13 +32,14 @@ from p2p.machine import open_world
 from p2p.node.process import locked_folder
 from p2p.wire import MIB
 from p2p.world import World
-from sim.lab.namespaces import (
+from sim.errors import LabError
+from sim.net.link import LinkSpec
+from sim.studies.lab.namespaces import (
     CUBIC,
     MAX_MACHINES,
     NETWORK,
     QUEUE,
     Hub,
-    LabError,
     address_of,
     open_hub,
     open_process,
@@ -46,7 +47,6 @@ from sim.lab.namespaces import (
     wait_ready,
     within,
 )
-from sim.net.link import LinkSpec
 
 FOLDER_PREFIX: Final = "shoal-emulation-"
 MEMORY: Final = Path("/dev/shm")

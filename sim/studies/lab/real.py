@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 from collections.abc import Mapping
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 import trio
 
@@ -13,12 +13,13 @@ from p2p.errors import ConfigError, ShoalError
 from sim.errors import SimulationError
 from sim.faults.plan import plan_to_json
 from sim.kernel.simulation import SimOptions
-from sim.lab.faults import check_faults
-from sim.lab.machines import Emulation, EmulationConfig, open_emulation
-from sim.lab.namespaces import CUBIC, QUEUE, require_lab
 from sim.run.observers import Observers, Progress
 from sim.run.result import Result, plain_metrics
 from sim.run.scenario import Scenario, Workload
+from sim.studies.lab.faults import check_faults
+from sim.studies.lab.machines import EmulationConfig, open_emulation
+from sim.studies.lab.namespaces import CUBIC, QUEUE, require_lab
+from sim.studies.lab.processes import NodeProcesses
 
 MAX_NODES: Final = 20
 """Processes that two cores can carry; more would measure the machine and not the lines."""
@@ -26,26 +27,16 @@ MAX_LATENCY: Final = 0.001
 """Seconds: what a bridge is anyway. More would need netem, which many kernels lack."""
 
 
-@runtime_checkable
-class RealWorkload(Protocol):
-    """A workload that also runs at level 3: processes on shaped lines."""
-
-    async def run_real(
-        self, emulation: Emulation, scenario: Scenario
-    ) -> Mapping[str, float | int | str]:
-        """Play the scenario with real processes and return the metrics of the other levels."""
-        ...
-
-
-def play_real(
+def play(
     scenario: Scenario, workload: Workload, seed: int, options: SimOptions, observers: Observers
 ) -> Result:
-    """Level 3. ``options`` are about simulations, and there is none.
+    """Play `WholeNodes`, the only workload with level 3, by `NodeProcesses`.
+
+    ``options`` are about simulations, and there is none.
 
     Must not be called where trio runs. Raises `ConfigError` for what level 3 cannot do,
     `LabUnavailable` where it may not, `LabError` if links or processes break.
     """
-    assert isinstance(workload, RealWorkload), "it says that it runs at level 3"
     if observers.started is not None:
         raise ConfigError(
             f"scenario {scenario.name}: the real world of level 3 leaves no trace"
@@ -59,7 +50,7 @@ def play_real(
     require_lab()
     spent = _cpu_seconds_of_children()
     try:
-        metrics, seconds = trio.run(_play, scenario, workload, config, observers.progress)
+        metrics, seconds = trio.run(_play, scenario, config, observers.progress)
     except BaseExceptionGroup as group:
         raise _reason(group) from group
     metrics = plain_metrics(metrics)
@@ -89,12 +80,11 @@ def _cpu_seconds_of_children() -> float:
 
 async def _play(
     scenario: Scenario,
-    workload: RealWorkload,
     config: EmulationConfig,
     progress: Progress | None,
 ) -> tuple[Mapping[str, float | int | str], float]:
     async with open_emulation(config, progress) as emulation:
-        return await workload.run_real(emulation, scenario), emulation.now()
+        return await NodeProcesses(emulation, scenario).play(), emulation.now()
 
 
 def check(scenario: Scenario) -> None:

@@ -18,10 +18,10 @@ from sim.net.fabric import Endpoint
 from sim.net.link import MBIT
 from sim.node.swarm import Swarm
 from sim.run.scenario import Scenario
+from sim.studies.profiles import PREFILL_FLOPS, TRAINING_FLOPS, Machine
+from sim.studies.volunteers.plan import Plan
+from sim.studies.volunteers.timesheet import ENCODING, IDLE, WAITING, Timesheet
 from sim.workloads.policies import percentile
-from sim.workloads.profiles import PREFILL_FLOPS, TRAINING_FLOPS, Machine
-from sim.workloads.volunteers.plan import Plan
-from sim.workloads.volunteers.timesheet import ENCODING, IDLE, WAITING, Timesheet
 
 Figures = dict[str, float | int | str]
 

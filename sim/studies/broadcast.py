@@ -19,7 +19,6 @@ from typing import ClassVar
 from p2p.identity import PeerId
 from p2p.shardcast.forest import Forest, Roster, RosterEntry, build_forest
 from p2p.shardcast.manifest import PolicyVersion
-from sim.errors import SimulationError
 from sim.kernel.queue import SECOND, Owner
 from sim.kernel.simulation import Simulation
 from sim.net.fabric import Direction, Fabric
@@ -65,6 +64,7 @@ class FlowNode:
 class Broadcast:
     """One policy, handed out once to everybody."""
 
+    levels: ClassVar = (0,)
     parameters: ClassVar[Sequence[str]] = (
         "chunks",
         "chunk_bytes",
@@ -77,10 +77,6 @@ class Broadcast:
         "deaths",
         "deaths_until",
     )
-
-    async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Refuse level 1: the roles' own workloads carry real chunks."""
-        raise SimulationError("broadcast runs at level 0 only: use --level 0")
 
     def run_bare(
         self, simulation: Simulation, scenario: Scenario

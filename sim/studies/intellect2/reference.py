@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Final
 
-from sim.errors import SimulationError
 from sim.kernel.queue import SECOND, nanoseconds
 from sim.kernel.simulation import Simulation
 from sim.net.fabric import Direction
 from sim.run.scenario import Scenario
-from sim.workloads.intellect2.sites import SITE_PARAMETERS, Site, Sites
-from sim.workloads.profiles import DISK_RATE
+from sim.studies.intellect2.sites import SITE_PARAMETERS, Site, Sites
+from sim.studies.profiles import DISK_RATE
 
 FILE: Final = 50_000_000
 """Bytes of one file (``SHARDCAST_SHARD_SIZE``)."""
@@ -144,11 +143,8 @@ class Downloader:
 class StaticTree:
     """An origin, relay servers that all clients know, and the clients."""
 
+    levels: ClassVar = (0,)
     parameters: ClassVar[Sequence[str]] = SITE_PARAMETERS
-
-    async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """Refuse level 1: 62 GB a node have no bytes."""
-        raise SimulationError("the static tree runs at level 0 only: use --level 0")
 
     def run_bare(
         self, simulation: Simulation, scenario: Scenario

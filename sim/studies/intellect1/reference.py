@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Final
 
-from sim.errors import SimulationError
 from sim.kernel.simulation import Simulation
 from sim.run.scenario import Scenario
-from sim.workloads.intellect1.ring import bottleneck_ring
-from sim.workloads.intellect1.sites import (
+from sim.studies.intellect1.ring import bottleneck_ring
+from sim.studies.intellect1.sites import (
     CARRIED,
     CITIES,
     LINE,
@@ -33,11 +32,8 @@ CONNECTIONS: Final = 8
 class PrimeRing:
     """Each stage of the published run."""
 
+    levels: ClassVar = (0,)
     parameters: ClassVar = ("carried",)
-
-    async def run(self, swarm: object, scenario: Scenario) -> Mapping[str, float | int | str]:
-        """There is no L1 side."""
-        raise SimulationError("PRIME's ring runs at level 0 only: use --level 0")
 
     def run_bare(
         self, simulation: Simulation, scenario: Scenario

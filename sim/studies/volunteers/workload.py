@@ -4,13 +4,13 @@ One trainer's site, validators, a few servers that only relay, and many voluntee
 machines and lines are drawn from the scenario's distributions and who come and go. Every node
 is `p2p.node.open_node` with its production role: membership, gossip, DHT, SHARDCAST, run file,
 ledger, outbox, pool. The fake engine computes; how long everything takes comes from
-`sim.workloads.profiles`, and what a policy or a submission weighs on the lines from
-`sim.workloads.volunteers.freight`. The rules:
+`sim.studies.profiles`, and what a policy or a submission weighs on the lines from
+`sim.studies.volunteers.freight`. The rules:
 
 - A token of a simulated answer stands for 856: engines and lines are charged for answers of
   6,000.
 - A chunk of 4 KiB stands for ``coarse`` chunks of 4 MiB, as in
-  `sim.workloads.intellect2.shardcast`. Patience grows with the chunk; what SHARDCAST computes
+  `sim.studies.intellect2.shardcast`. Patience grows with the chunk; what SHARDCAST computes
   over a policy takes as long as for the full size.
 - Heartbeats and gossip are slowed down (parameters), or hours of 200 nodes would cost hours.
 
@@ -43,10 +43,10 @@ from sim.faults.churn import HOUR, Churn, ChurnModel, Lognormal
 from sim.net.link import MBIT, LinkSpec
 from sim.node.swarm import NodeMain, SimNode, Swarm
 from sim.run.scenario import Scenario
-from sim.workloads.profiles import Machine
-from sim.workloads.volunteers.figures import VALIDATOR, VOLUNTEER, Journal, figures, plot
-from sim.workloads.volunteers.freight import Freight, Weigh
-from sim.workloads.volunteers.plan import (
+from sim.studies.profiles import Machine
+from sim.studies.volunteers.figures import VALIDATOR, VOLUNTEER, Journal, figures, plot
+from sim.studies.volunteers.freight import Freight, Weigh
+from sim.studies.volunteers.plan import (
     PLAN_PARAMETERS,
     Plan,
     deal_machines,
@@ -55,7 +55,7 @@ from sim.workloads.volunteers.plan import (
     plan_of,
     write_run,
 )
-from sim.workloads.volunteers.timesheet import TimedWorld, Timesheet
+from sim.studies.volunteers.timesheet import TimedWorld, Timesheet
 
 TRAINER: Final = "trainer"
 CLAIM: Final = 0.9

@@ -32,9 +32,7 @@ from sim.net.link import LinkSpec
 from sim.net.relink import relink
 from sim.node.swarm import SimNode, Swarm
 from sim.run.scenario import Scenario
-from sim.workloads.diloco import RUN
-from sim.workloads.inner import STEP_RATE, FakeInner
-from sim.workloads.intellect1.sites import (
+from sim.studies.intellect1.sites import (
     CITIES,
     PHASE,
     STAGES,
@@ -44,6 +42,8 @@ from sim.workloads.intellect1.sites import (
     round_trip,
     shared_line,
 )
+from sim.workloads.diloco import RUN
+from sim.workloads.inner import STEP_RATE, FakeInner
 from sim.workloads.supervision import supervise
 
 FOUNDERS: Final = 4

@@ -11,9 +11,9 @@ a namespace and its links live as long as some process is in it, and every proce
 with its standard input. So nothing is left over however the caller ends, kill -9 included.
 
 A bridge validates bandwidth: it adds no delay and no loss (that would need netem, which many
-kernels lack). With a delay, `sim.lab.switch` takes the bridge's place and shapes the downlinks.
-That costs CPU, 8 seconds a GB: the lab stays on the bridge, and the benchmark that compares
-programs over distance uses the switch.
+kernels lack). With a delay, `sim.studies.lab.switch` takes the bridge's place and shapes the
+downlinks. That costs CPU, 8 seconds a GB: the lab stays on the bridge, and the benchmark that
+compares programs over distance uses the switch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from typing import IO, Final
 
 import trio
 
-from sim.errors import SimulationError
-from sim.lab import switch
+from sim.errors import LabError, LabUnavailable
 from sim.net.link import MBIT, LinkSpec
+from sim.studies.lab import switch
 
 BURST: Final = "32kb"
 QUEUE: Final = 0.1
@@ -55,15 +55,6 @@ _PROBE = (
     "ip link add b0 type bridge; ip link add v0 type veth peer name v1; tc qdisc add dev v0"
     " root tbf rate 8000kbit burst 32kb latency 100ms"
 )
-
-
-class LabError(SimulationError):
-    """The lab's links or processes could not be set up, or broke."""
-
-
-class LabUnavailable(LabError):
-    """This machine does not let us make shaped network namespaces; the message names what is
-    missing."""
 
 
 def reason_to_skip() -> str | None:
@@ -174,7 +165,7 @@ class Hub:
 
 
 class DelayingHub(Hub):
-    """`sim.lab.switch` in a bridge's place."""
+    """`sim.studies.lab.switch` in a bridge's place."""
 
     def __init__(self, process: trio.Process, queue: float) -> None:
         super().__init__(process, queue)

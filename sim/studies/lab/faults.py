@@ -10,8 +10,8 @@ from typing import Final
 from p2p.errors import ConfigError
 from sim.faults.overlapping_faults import OverlappingChanges
 from sim.faults.plan import Fault
-from sim.lab.machines import Emulation, LabMachine
 from sim.net.link import LinkSpec
+from sim.studies.lab.machines import Emulation, LabMachine
 
 Undo = Callable[[], Awaitable[None]]
 Act = Callable[["EmulationFaults", LabMachine, Fault], Awaitable[Undo]]

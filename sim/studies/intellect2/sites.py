@@ -1,6 +1,6 @@
 """A trainer's site and many volunteers: their lines, their machines, and their policies.
 
-Both `sim.workloads.intellect2.shardcast` workloads play on these sites with the same draws, so
+Both `sim.studies.intellect2.shardcast` workloads play on these sites with the same draws, so
 that a seed gives the same lines, machines and deaths to both ways of distribution. Everything
 is stated in the scenario; nothing is fitted.
 
@@ -26,8 +26,7 @@ from sim.kernel.simulation import Simulation
 from sim.net.fabric import Endpoint, Fabric
 from sim.net.link import MBIT, LinkSpec, drawn_link
 from sim.run.scenario import Scenario
-from sim.workloads.policies import percentile
-from sim.workloads.profiles import (
+from sim.studies.profiles import (
     DEVICES,
     MODELS,
     PREFILL_FLOPS,
@@ -35,6 +34,7 @@ from sim.workloads.profiles import (
     Machine,
     machine_named,
 )
+from sim.workloads.policies import percentile
 
 MODEL = MODELS["32B"]
 FILE_BYTES = 62e9

@@ -3,9 +3,9 @@
 As a program, ``switch.py DELAY QUEUE`` says "up" and then answers each line of its input by one
 line. ``NUMBER BYTES_PER_SECOND`` gives a port its downlink; the first time it makes the port,
 a TAP device named mNUMBER in the network namespace that the program runs in.
-`sim.lab.namespaces` moves it into a machine's namespace; the other end stays here. ``sent``
-asks for the bytes that each machine has sent, as JSON. The program ends, and the devices with
-it, when its input does. It imports nothing of ours, so that it starts at once.
+`sim.studies.lab.namespaces` moves it into a machine's namespace; the other end stays here.
+``sent`` asks for the bytes that each machine has sent, as JSON. The program ends, and the
+devices with it, when its input does. It imports nothing of ours, so that it starts at once.
 
 Theory of operation
 -------------------

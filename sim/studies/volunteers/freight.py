@@ -9,7 +9,7 @@ line, its *freight line*. What a stream of such a protocol is given goes there f
 behind the sender's other freight, travels, queues at the receiver's line, and only when it
 would have arrived do its few bytes follow on the ordinary stream. At most two frames of a
 stream are under way, and `send_all` returns when a frame has left its own line, as
-`sim.workloads.intellect2.shardcast` does it at level 0 (the window was calibrated on shaped
+`sim.studies.intellect2.shardcast` does it at level 0 (the window was calibrated on shaped
 links).
 
 What that distorts: frames are as coarse as the chunks, so each hop of store and forward takes
