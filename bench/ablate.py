@@ -108,6 +108,10 @@ RULES: Final[Mapping[str, Rule]] = {
     "roster is dialled": Rule(
         "no root is reported before its children are there", {"handout:MESH": 10**9}
     ),
+    "busy origin": Rule(
+        "asking does not keep the origin's line from its roots",
+        {"upload:Upload.lanes": fixed(0)},
+    ),
     "settle": Rule("those that come together get one roster", {"origin:_SETTLE": 0.0}),
     "line credit": Rule("a long line is filled", {"queue:Line.credit": always(2)}),
     "two classes": Rule(

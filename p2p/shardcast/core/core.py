@@ -271,7 +271,8 @@ class ShardcastCore:
             if chunk >= download.count:
                 self._ban(peer, "wants a chunk that does not exist")
                 return
-            if not self._origin.ask(download.name, chunk, peer, self._now):
+            lanes = self._upload.lanes
+            if not self._origin.ask(download.name, chunk, peer, self._now, lanes):
                 self._upload.serve(peer, download, chunk)
 
     def _policy_news(self, news: PolicyNews, gossip: bool) -> None:

@@ -553,17 +553,21 @@ class HandOut:
                 self._advance(gift.chunk, GiftEvent.ASK)
         return True
 
-    def ask(self, number: int, by: PeerId, now: float) -> bool:
-        """A peer asks the origin itself for a chunk.
+    def ask(self, number: int, by: PeerId, now: float, lanes: int) -> bool:
+        """A peer asks the origin itself for a chunk. Something is under way to ``lanes`` peers.
 
         True if the chunk comes along a stripe, which serves every peer that misses it: when a
         second peer asks it is given again, once. The first is answered directly: mostly the
-        chunk is on its way.
+        chunk is on its way. What is still to be given is not brought twice by a line that is
+        busy for most roots.
         """
         chunk = self._chunk(number)
         roster = chunk.gift.roster if chunk.gift is not None else self.forest.roster
-        if by not in roster.positions or chunk.stage is GiftStage.FRESH:
-            return False  # no stripe failed it: it came later, or the chunk will
+        if by not in roster.positions:
+            return False  # it came later: no stripe failed it
+        is_soon_given = 2 * lanes > len(self._active) > 0
+        if chunk.stage is GiftStage.FRESH:
+            return is_soon_given
         if self._told is not None:
             self._doubt_what_is_rare(self._told)
         is_sure = (
@@ -571,7 +575,7 @@ class HandOut:
         )
         chunk.asker = chunk.asker or by
         if chunk.stage.is_urgent:
-            return False
+            return is_soon_given
         had = chunk.gift.root if chunk.gift is not None else None
         is_repeated = chunk.repeated > -math.inf and chunk.stage is not GiftStage.DOUBTED
         if not is_repeated and any(peer != had for peer in self._active):

@@ -181,15 +181,16 @@ class Origin:
         if handout is not None and header.stripe != NO_STRIPE:
             handout.note_left(peer, now)
 
-    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float) -> bool:
-        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone."""
+    def ask(self, policy: bytes, chunk: int, by: PeerId, now: float, lanes: int) -> bool:
+        """Whether a chunk that ``by`` asks for is given along the forest, not to it alone.
+        Something is under way to ``lanes`` peers."""
         handout = self._handouts.get(policy)
         if handout is None:
             return False
         root = handout.suspect(chunk, by, now)
         if root is not None:
             self._report(handout, root, by, now)
-        return handout.ask(chunk, by, now)
+        return handout.ask(chunk, by, now, lanes)
 
     def _report(self, handout: HandOut, root: PeerId, by: PeerId, now: float) -> None:
         if handout.report(root, by):

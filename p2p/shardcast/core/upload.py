@@ -371,6 +371,11 @@ class Upload:
         self._queue(peer).push(header)
         self._ready[peer] = None
 
+    @property
+    def lanes(self) -> int:
+        """Peers for which a chunk along a stripe waits or is under way."""
+        return sum(queue.backlog > 0 for queue in self._queues.values())
+
     def has_room(self, root: PeerId) -> bool:
         """Whether a root can be given a further chunk of a hand-out."""
         queue = self._queues.get(root)
