@@ -20,11 +20,13 @@ ROOT = Path(__file__).parent.parent
 LIMITS = {
     "p2p": 2261,
     "p2p/cast": 1406,
+    "p2p/circuit": 900,
     "p2p/dht": 2581,
     "p2p/gossip": 1310,
     "p2p/ledger": 1356,
     "p2p/membership": 2947,
     "p2p/node": 4496,
+    "p2p/reach": 700,
     "p2p/sandbox": 913,
     "p2p/shardcast": 7677,
     "p2p/swarm": 1877,

@@ -24,11 +24,11 @@ def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
 
     Loopback, private and memory addresses name no network: a laboratory, a home and a
     simulation are one place each, and a peer that is in them was let in. Names are not resolved
-    for strangers, and do not count.
+    for strangers, and do not count; nor do circuits, whose network is the relay's.
     """
     for addr in addrs:
         kind, value = addr.parts[0]
-        if kind in ("ip4", "ip6"):
+        if kind in ("ip4", "ip6") and addr.relay is None:
             ip = ipaddress.ip_address(value)
             if ip.is_global:
                 return ip.packed[: IPV4_BYTES if kind == "ip4" else IPV6_BYTES]
