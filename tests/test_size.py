@@ -18,18 +18,18 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2261,
+    "p2p": 2280,
     "p2p/cast": 1406,
-    "p2p/circuit": 900,
+    "p2p/circuit": 193,
     "p2p/dht": 2581,
     "p2p/gossip": 1310,
     "p2p/ledger": 1356,
     "p2p/membership": 2947,
     "p2p/node": 4496,
-    "p2p/reach": 700,
+    "p2p/reach": 102,
     "p2p/sandbox": 913,
     "p2p/shardcast": 7677,
-    "p2p/swarm": 1877,
+    "p2p/swarm": 1880,
     "p2p/transport": 2728,
     "proofs": 1020,
     "roles/calibrate": 683,
@@ -57,7 +57,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5142,
-    "tests": 57004,
+    "tests": 57206,
 }
 
 NO_CODE = {
