@@ -2,7 +2,14 @@
 
 The files, in the order in which to read them
 ---------------------------------------------
-`messages` has the wire formats.
+`messages` has the wire formats. `relay` serves others, within the limits that `core` keeps.
+`network` makes circuits look like any other network.
 
-`core` has decisions without I/O.
+How a connection comes about
+----------------------------
+::
+
+    listener --- RESERVE ---> relay                       an hour, renewed before it ends
+    dialer ---- CONNECT ----> relay ---- CONNECT ----> listener
+    dialer <======== Noise and Yamux, end to end ========> listener
 """

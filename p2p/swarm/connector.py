@@ -290,8 +290,14 @@ class Connector:
         return tuple(self._connections)
 
     def live(self, peer: PeerId) -> Connection | None:
-        """The newest connection that takes streams."""
-        return next((c for c in reversed(self._connections.get(peer, ())) if c.is_open), None)
+        """The newest connection that takes streams; a direct one if there is one."""
+        found = None
+        for connection in reversed(self._connections.get(peer, ())):
+            if connection.is_open:
+                if not connection.is_circuit:
+                    return connection
+                found = found or connection
+        return found
 
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
         """Call the watchers, unless the host is closing."""
@@ -395,7 +401,8 @@ class Connector:
                     places = self.gater.places_to_dial(peer, self._world.now())
                     ready, addr = await race(peer, places, partial(self._dial_addr, peer))
             self.gater.addr_answered(peer, addr)
-            if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
+            place = _named(peer, addr)
+            if not self._adopt(ready.raw, ready.secured, dialer=True, addr=place):
                 await trio.aclose_forcefully(ready)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
             dial.error = None
@@ -420,7 +427,7 @@ class Connector:
     async def _dial_as_known(self, peer: PeerId, addr: Multiaddr) -> _Ready:
         if addr in self.gater.book.certain(peer):
             return await self._dial_place(peer, addr)
-        group, now = group_of(addr), self._world.now()
+        group, now = group_of(_named(peer, addr)), self._world.now()
         if not self._targets.begin(group, now):
             raise PeerUnreachable(f"{addr} was named too often and did not answer")
         answered = False
@@ -433,7 +440,7 @@ class Connector:
 
     async def _dial_place(self, peer: PeerId, addr: Multiaddr) -> _Ready:
         with trio.fail_after(CONNECT_TIMEOUT) as patience:
-            raw = await self._network.dial(addr)
+            raw = await self._network.dial(_named(peer, addr))
             patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
             try:
                 secured = await secure(
@@ -601,6 +608,7 @@ class Connector:
             turns=self.turns,
         )
         connection.remote_addr = addr
+        connection.is_circuit = addr is not None and addr.relay is not None
         usage = self._usage.get(peer) or Usage(now, now)
         held = HeldConnection(peer, group_of(addr), not dialer, usage, connection.abort)
         victims = self.budget.admit(held)
@@ -639,7 +647,8 @@ class Connector:
             self._world.sometimes(
                 "connector/saw a protocol broken", connection.failure is not None
             )
-            if connection.failure is not None:
+            if connection.failure is not None and not connection.is_circuit:
+                # a relay can break what it carries: that is no fault of the peer
                 self.penalise(peer, Offence.VIOLATION.points, str(connection.failure))
             if not siblings:
                 self.tell(peer, PeerState.DISCONNECTED)  # at last: a watcher may raise
@@ -677,3 +686,8 @@ class Connector:
         with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
             for connection in connections:
                 await connection.wait_closed()
+
+
+def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
+    """A relay has to be told who is meant."""
+    return addr if addr.relay is None else addr.with_peer(peer)

@@ -27,7 +27,9 @@ from typing import Final
 import trio
 
 from p2p.bounded import TokenBucket
-from p2p.concurrency import leaves, open_bare_nursery, require_trio
+from p2p.circuit.messages import STOP_ID
+from p2p.circuit.network import CircuitNetwork
+from p2p.concurrency import Notifier, leaves, open_bare_nursery, require_trio
 from p2p.door import (
     check,
     check_each,
@@ -143,9 +145,11 @@ class SwarmHost:
     ) -> None:
         self.world = world
         """The machine this host runs on."""
-        self._network = network
         self._config = config
         self._static = StaticKey.create(key, world.entropy(32))
+        self.news = Notifier()
+        """Notified when a peer connected, identified itself or left, or when `addrs`
+        changed."""
         self._nursery: trio.Nursery | None = None
         self._is_over = False
         self._listeners: list[Listener] = []
@@ -155,6 +159,8 @@ class SwarmHost:
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
+        self.network = CircuitNetwork(world, self, network)
+        """What this host dials and listens at."""
         callbacks = Callbacks(
             serves=self._handlers.__contains__,
             on_stream=self._serve_soon,
@@ -166,7 +172,7 @@ class SwarmHost:
         )
         self._connector = Connector(
             world,
-            network,
+            self.network,
             self._static,
             config.connection,
             config.limits,
@@ -175,6 +181,7 @@ class SwarmHost:
         )
         self.set_handler(identify.PROTOCOL_ID, self._serve_identify)
         self.set_handler(identify.PING_ID, identify.serve_ping)
+        self.set_handler(STOP_ID, self.network.serve_stop)
 
     # Who and where.
 
@@ -193,6 +200,12 @@ class SwarmHost:
     def connected(self) -> tuple[PeerId, ...]:
         """Peers with a live connection, oldest first."""
         return self._connector.connected
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Return True if there is a connection to ``peer`` that needs no relay."""
+        check("peer", peer, PeerId)
+        connection = self._connector.live(peer)
+        return connection is not None and not connection.is_circuit
 
     @property
     def protocols(self) -> tuple[ProtocolId, ...]:
@@ -550,10 +563,12 @@ class SwarmHost:
     # Connections come and go.
 
     def _welcome(self, connection: Connection) -> None:
+        self.news.notify_all()
         if self._config.identify and not self.world.buggify("swarm/does not identify"):
             self._spawn(self._on_behalf, connection.peer, self._identify, connection)
 
     def _forget(self, connection: Connection) -> None:
+        self.news.notify_all()
         self._outbox.lost(connection)
         if self._connector.usage(connection.peer) is None:
             self._infos.pop(connection.peer, None)
@@ -584,6 +599,7 @@ class SwarmHost:
             if self._connector.usage(connection.peer) is None:
                 return  # it has gone meanwhile, and `_forget` will not be called again
             self._infos[connection.peer] = info
+            self.news.notify_all()
             seen = connection.remote_addr
             reach = self._own_reach() if seen is None else reach_of(seen)
             self._connector.gater.add_addrs(
@@ -592,26 +608,46 @@ class SwarmHost:
 
     # Life.
 
-    async def listen(self, addr: Multiaddr) -> None:
-        """Accept connections at ``addr`` as well. Raises `ConfigError`."""
+    async def listen(self, addr: Multiaddr) -> Listener:
+        """Accept connections at ``addr`` as well, until the listener is closed. Raises
+        `ConfigError`.
+
+        At ``/…/p2p/RELAY/p2p-circuit`` that is a reservation at a relay, which ends when the
+        relay renews it no more.
+        """
         check("addr", addr, Multiaddr)
         self._check_open()
-        self._listeners.append(await self._network.listen(addr))
+        listener = await self.network.listen(addr)
+        self._listeners.append(listener)
+        self.news.notify_all()
         if self._nursery is not None:
-            self._spawn(self._connector.accept_from, self._listeners[-1])
+            self._spawn(self._accept_from, listener)
+        return listener
+
+    async def _accept_from(self, listener: Listener) -> None:
+        try:
+            await self._connector.accept_from(listener)
+        except trio.ClosedResourceError:
+            self._listeners.remove(listener)
+            self.news.notify_all()
 
     @asynccontextmanager
     async def running(self, addrs: Sequence[Multiaddr]) -> AsyncIterator[None]:
         """Listen at ``addrs`` and carry everything for the length of the block."""
         try:
             for addr in addrs:
-                await self.listen(addr)
+                if addr.relay is None:
+                    await self.listen(addr)
             async with open_bare_nursery() as nursery:
                 self._nursery = nursery
                 for listener in self._listeners:
-                    self._spawn(self._connector.accept_from, listener)
+                    self._spawn(self._accept_from, listener)
                 try:
-                    yield
+                    with self.watching(self.network.on_peer):
+                        for addr in addrs:
+                            if addr.relay is not None:
+                                await self.listen(addr)
+                        yield
                 finally:
                     await self._connector.wind_down()
                     nursery.cancel_scope.cancel()
