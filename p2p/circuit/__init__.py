@@ -3,7 +3,8 @@
 The files, in the order in which to read them
 ---------------------------------------------
 `messages` has the wire formats. `relay` serves others, within the limits that `core` keeps.
-`network` makes circuits look like any other network.
+`network` makes circuits look like any other network. `punch` replaces a circuit by a direct
+connection.
 
 How a connection comes about
 ----------------------------

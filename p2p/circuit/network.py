@@ -27,7 +27,7 @@ from p2p.errors import BadMessage, ConfigError, PeerUnreachable
 from p2p.host import AddrSource, PeerEvent, PeerState, Stream, send_frame
 from p2p.identity import PeerId
 from p2p.multiaddr import Multiaddr
-from p2p.network import Listener, Network
+from p2p.network import Listener, Network, PunchingNetwork
 from p2p.world import World
 
 BACKLOG: Final = 16
@@ -163,6 +163,13 @@ class CircuitNetwork:
         connect = HopMessage(kind=HopType.CONNECT, peer=addr.peer_id)
         stream, _ = await self._ask(addr.relay, connect)
         return CircuitStream(stream, addr)
+
+    async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Dial ``addr`` from our listener's port, if the network below can. Raises
+        `PeerUnreachable`."""
+        if not isinstance(self._below, PunchingNetwork):
+            raise PeerUnreachable("this network has no routers")
+        return await self._below.punch(addr)
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen at ``addr``; behind a relay, by a reservation. Raises `ConfigError`."""

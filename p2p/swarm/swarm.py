@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,8 +28,9 @@ from typing import Final
 import trio
 
 from p2p.bounded import TokenBucket
-from p2p.circuit.messages import STOP_ID
+from p2p.circuit.messages import DCUTR_ID, STOP_ID
 from p2p.circuit.network import CircuitNetwork
+from p2p.circuit.punch import Puncher
 from p2p.concurrency import Notifier, leaves, open_bare_nursery, require_trio
 from p2p.door import (
     check,
@@ -121,6 +123,10 @@ class SwarmConfig:
     identify: bool = True
     """Whether to ask every new peer for its protocols and addresses."""
 
+    punch: bool = False
+    """Whether to replace connections through a relay by direct ones, from the port at which we
+    listen."""
+
     strict: bool = False
     """Whether a handler's crash ends the host. Tests and simulations say yes."""
 
@@ -182,6 +188,9 @@ class SwarmHost:
         self.set_handler(identify.PROTOCOL_ID, self._serve_identify)
         self.set_handler(identify.PING_ID, identify.serve_ping)
         self.set_handler(STOP_ID, self.network.serve_stop)
+        self._puncher = Puncher(world, self)
+        if config.punch:
+            self.set_handler(DCUTR_ID, self._puncher.serve)
 
     # Who and where.
 
@@ -204,8 +213,37 @@ class SwarmHost:
     def is_direct(self, peer: PeerId) -> bool:
         """Return True if there is a connection to ``peer`` that needs no relay."""
         check("peer", peer, PeerId)
+        return self._connector.is_direct(peer)
+
+    def has_dialled_circuit(self, peer: PeerId) -> bool:
+        """Return True if we dialled ``peer`` through a relay and have no direct connection."""
         connection = self._connector.live(peer)
-        return connection is not None and not connection.is_circuit
+        return connection is not None and connection.is_circuit and connection.dialer
+
+    @property
+    def observed(self) -> tuple[Multiaddr, ...]:
+        """Our own addresses as others may see them: the hosts at which peers see us, with the
+        ports at which we listen. Most routers keep the port."""
+        ports = [
+            listener.addr.host_port[1]
+            for listener in self._listeners
+            if listener.addr.relay is None and listener.addr.parts[-1][0] == "tcp"
+        ]
+        seen = [info.observed_addr for info in self._infos.values()]
+        hosts = [
+            addr.parts[0][1]
+            for addr in seen
+            if addr is not None and addr.relay is None and addr.parts[-1][0] == "tcp"
+        ]
+        likeliest = [host for host, _ in Counter(hosts).most_common(2)]
+        return tuple(Multiaddr.tcp(host, port) for host in likeliest for port in ports)
+
+    async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
+        """Try for a few seconds to make a direct connection from the port at which we listen.
+        Return True if there is one. Names no place that is nearer than ours."""
+        own = self._own_reach()
+        near = [addr for addr in addrs if reach_of(addr) >= own]
+        return await self._connector.punch(peer, near, is_client=is_client)
 
     @property
     def protocols(self) -> tuple[ProtocolId, ...]:
@@ -596,6 +634,10 @@ class SwarmHost:
             async with connection.open_stream(identify.PROTOCOL_ID) as stream:
                 info = await identify.receive_info(stream)
             connection.learn(info.protocols)
+            if self._config.punch and connection.is_circuit and not connection.dialer:
+                self._spawn(
+                    self._on_behalf, connection.peer, self._puncher.upgrade, connection.peer
+                )
             if self._connector.usage(connection.peer) is None:
                 return  # it has gone meanwhile, and `_forget` will not be called again
             self._infos[connection.peer] = info
