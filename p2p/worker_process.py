@@ -46,9 +46,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-MAX_WORKER_FRAME: Final = 1024 * MIB
-"""Bytes of one request or reply of a worker that is not confined: our own child, so this only
-stops a runaway, not an attacker."""
 WORKER_VARIABLES: Final = {"PYTHONHASHSEED": "0"}
 """Of a child's environment. Sets of text then come in one order in every worker process, on
 every node: in another order five of the 106 families of reasoning-gym make another task of a
@@ -186,12 +183,16 @@ class ProcessWorker:
         self._process = process
         self._name = name
         self._is_nested = is_nested
-        self._most = MAX_WORKER_FRAME if confined is None else confined.reply
+        # Bytes of one request or reply of a worker that is not confined: our own child, so this
+        # only stops a runaway, not an attacker.
+        self._most = (1024 * MIB) if confined is None else confined.reply
         self._chatter = 0 if confined is None else confined.chatter or 0
         self._rests = is_nested and confined is not None and confined.rests
         self._stdin = _stream_of(process.stdin.fileno())
         self._stdout = _stream_of(process.stdout.fileno())
         self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
+        self._ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        """Can be read when the child has ended; None where there is no such thing."""
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -275,6 +276,22 @@ class ProcessWorker:
 
     async def _exchange(self, request: bytes) -> bytes | ShoalError:
         """The reply, or why there is none."""
+        async with trio.open_nursery() as nursery:
+            if self._ended is not None:
+                nursery.start_soon(self._let_go, self._ended)
+            answer = await self._ask(request)
+            nursery.cancel_scope.cancel()
+        return answer
+
+    async def _let_go(self, ended: int) -> None:
+        """When the child has ended, end what it started as well: that holds its pipes, and the
+        reply would be waited for for ever. What is in no group of ours keeps them."""
+        await trio.lowlevel.wait_readable(ended)
+        self._kill_group()
+        await trio.sleep(KILL_AFTER)  # noqa: TID251 - no world
+        await self._stdout.aclose()
+
+    async def _ask(self, request: bytes) -> bytes | ShoalError:
         try:
             await self._stdin.send_all(len(request).to_bytes(4, "big") + request)
             length = int.from_bytes(await self._read(4), "big")
@@ -319,8 +336,12 @@ class ProcessWorker:
         await self._wait()
         while self._resting:
             os.close(self._resting.pop())
+        if self._ended is not None:
+            os.close(self._ended)
+            self._ended = None
         for orphan in self._inner:
-            await trio.to_thread.run_sync(_bury, orphan)
+            with contextlib.suppress(ChildProcessError):
+                await trio.to_thread.run_sync(os.waitpid, orphan, 0)
         await self._hear_out()
         await self._stdout.aclose()
         if self._stderr is not None:
@@ -371,13 +392,6 @@ def _children_of(pid: int) -> list[int]:
     except OSError:  # it has ended
         return []
     return list(map(int, words))
-
-
-def _bury(pid: int) -> None:
-    """Take note of the end of an orphan. It went to the first process of this machine, which in
-    a container may be this node: there each would keep its number for ever."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitpid(pid, 0)
 
 
 def _stream_of(descriptor: int) -> trio.lowlevel.FdStream:

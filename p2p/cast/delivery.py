@@ -16,8 +16,8 @@ from typing import Final
 
 from p2p.errors import NoRoom, StorageError, Unnameable
 from p2p.naming import derived, unencodable
+from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
-from p2p.shardcast.selection import Selection
 
 _TEMPORARY: Final = ".shoal-part"
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})

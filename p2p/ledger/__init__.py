@@ -16,7 +16,7 @@ and `Ledger.entries`; every other method is for the package itself.
 """
 
 from p2p.ledger.config import ExchangeConfig, LedgerConfig
-from p2p.ledger.core.chain import Entry, LedgerFork
+from p2p.ledger.core.chain import Entry, Statement
 from p2p.ledger.ledger import Ledger, OwnLedger, open_ledger
 from p2p.ledger.service import LedgerExchange, open_exchange
 
@@ -26,8 +26,8 @@ __all__ = [
     "Ledger",
     "LedgerConfig",
     "LedgerExchange",
-    "LedgerFork",
     "OwnLedger",
+    "Statement",
     "open_exchange",
     "open_ledger",
 ]

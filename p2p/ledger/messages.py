@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, ProtocolId, decode_peer_id_untrusted
 from p2p.ledger.core.chain import (
     DIGEST_BYTES,
     DOMAIN,
-    LedgerFork,
     Statement,
     decode_fork_untrusted,
     decode_statement_untrusted,
@@ -68,7 +68,7 @@ class Answer:
     """What the one who answers has beyond that."""
 
     statements: Sequence[Statement] = ()
-    forks: Sequence[LedgerFork] = ()
+    forks: Sequence[Equivocation[Statement]] = ()
     is_behind: bool = False
     """Whether the one who asked has something that the one who answers lacks."""
     size: int = field(default=0, compare=False)

@@ -8,12 +8,13 @@ from __future__ import annotations
 import logging
 from functools import partial
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.gossip import Gossip, Validity
 from p2p.gossip.messages import MAX_DATA
 from p2p.host import Host
 from p2p.identity import PeerId
-from p2p.ledger import LedgerExchange, LedgerFork
+from p2p.ledger import LedgerExchange, Statement
 from p2p.membership import Membership
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity
         return Validity.REJECT
 
 
-def tell_fork(gossip: Gossip, topic: str, fork: LedgerFork) -> None:
+def tell_fork(gossip: Gossip, topic: str, fork: Equivocation[Statement]) -> None:
     """Pass a proof on that was found here. One that is too long for gossip goes from question
     to question."""
     if len(data := fork.encode()) <= MAX_DATA:

@@ -15,6 +15,7 @@ from p2p.cast.ticket import PREFIX
 from p2p.node.usage import CommandParser, say
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.publisher import Digester
+from p2p.shardcast.store import Cores
 
 
 def inspect(argv: Sequence[str]) -> int:
@@ -63,7 +64,9 @@ async def _contents(path: Path) -> dict[str, Any]:
     """Describe what a push of ``path`` would send."""
     with tempfile.TemporaryDirectory(prefix="shoal-") as state:
         async with mounted(Path(state), path) as (world, source):
-            index = (await Digester(world, ShardcastConfig()).digest(source)).index
+            index = (
+                await Digester(world, ShardcastConfig(), Cores(world)).digest(source)
+            ).index
     return {
         "files": [f"{file.size:>14,}  {file.path or path.name}" for file in index.files],
         "bytes": index.size,

@@ -38,8 +38,8 @@ from p2p.node.process import Ending, locked_folder, until_told_to_end
 from p2p.node.usage import SOON, CommandParser, expanded
 from p2p.policy import NO_POLICY, PolicyVersion
 from p2p.shardcast import Manifest, Shardcast, ShardcastConfig
+from p2p.shardcast.chunkset import Selection
 from p2p.shardcast.index import Index
-from p2p.shardcast.selection import Selection
 from p2p.swarm.swarm import open_host
 
 _T = TypeVar("_T")

@@ -19,9 +19,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from p2p.equivocation import Equivocation
 from p2p.errors import BadMessage
 from p2p.identity import PeerId, Verify
-from p2p.ledger.core.chain import Entry, LedgerFork, SignedHead, Statement
+from p2p.ledger.core.chain import Entry, SignedHead, Statement
 from p2p.ledger.core.shelf import Extent, Shelf
 from p2p.ledger.messages import (
     ANSWER_BYTES,
@@ -41,7 +42,7 @@ MOST: Final = 2 * MIB
 LEAST: Final = 64 * KI
 """Of one author, where it names very many: the largest entry there can be, just."""
 
-News = Entry | LedgerFork
+News = Entry | Equivocation[Statement]
 """What a merge brings: an entry that was not here, or the proof that an author lies."""
 
 
@@ -53,7 +54,7 @@ class Exchange:
         self._shelves: dict[PeerId, Shelf] = {}
         self._questions = 0
         self._answers = 0
-        self.forks: dict[PeerId, LedgerFork] = {}
+        self.forks: dict[PeerId, Equivocation[Statement]] = {}
         """Who has told two stories, and the proof."""
 
     def follow(self, authors: Iterable[PeerId]) -> None:
@@ -108,18 +109,20 @@ class Exchange:
         is_news = shelf.add(statement)
         return statement if is_news and isinstance(statement, Entry) else None
 
-    def take_fork_untrusted(self, fork: LedgerFork) -> LedgerFork | None:
+    def take_fork_untrusted(
+        self, fork: Equivocation[Statement]
+    ) -> Equivocation[Statement] | None:
         """Take up a proof; None if it is no news here. Raise `BadMessage` if it proves
         nothing."""
-        if fork.culprit in self.forks:
+        if fork.author in self.forks:
             return None
-        if not fork.is_proven(self._verify):
+        if not all(one.is_signed(self._verify) for one in (fork.first, fork.second)):
             raise BadMessage("a proof of two ledgers bears a wrong signature")
-        return self._convict(fork) if fork.culprit in self._shelves else None
+        return self._convict(fork) if fork.author in self._shelves else None
 
-    def _convict(self, fork: LedgerFork) -> LedgerFork:
-        self.forks[fork.culprit] = fork
-        self._shelves[fork.culprit] = Shelf(LEAST)
+    def _convict(self, fork: Equivocation[Statement]) -> Equivocation[Statement]:
+        self.forks[fork.author] = fork
+        self._shelves[fork.author] = Shelf(LEAST)
         return fork
 
     def question(self) -> Question:
@@ -173,9 +176,9 @@ class Exchange:
             yield other
         yield from shelf.missing(extent)
 
-    def hears_head(self, head: SignedHead) -> tuple[LedgerFork | None, bool]:
+    def hears_head(self, head: SignedHead) -> tuple[Equivocation[Statement] | None, bool]:
         """The proof, if a heartbeat's head is another story than what is here; and whether it
         is ahead of what is here. Raise `BadMessage` if it is not signed."""
         news = self.take_untrusted(head)
         is_ahead = head.author in self._shelves and head.seqno > self.top(head.author)
-        return (news if isinstance(news, LedgerFork) else None), is_ahead
+        return (news if isinstance(news, Equivocation) else None), is_ahead

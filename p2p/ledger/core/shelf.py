@@ -11,7 +11,7 @@ says what is here, holes included, in so few bytes that another node can hand ov
 missing (`Shelf.missing`).
 
 Whatever comes is first held against what is there: a statement that binds its author to another
-digest of some entry is a `LedgerFork`, and ends the shelf.
+digest of some entry is a `Equivocation`, and ends the shelf.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from itertools import chain, zip_longest
 from typing import Final
 
 from p2p.bounded import BoundedDict
+from p2p.equivocation import Equivocation, conflict
 from p2p.ledger.core.chain import (
     Entry,
-    LedgerFork,
     SignedHead,
     Statement,
-    bound_by,
 )
 from p2p.wire import KI
 
@@ -165,7 +164,7 @@ class Shelf:
     def digest(self, seqno: int) -> bytes:
         """Of entry ``seqno``, as far as anything here says; else empty."""
         said = self.get(seqno)
-        return b"" if said is None else bound_by(said).get(seqno, b"")
+        return b"" if said is None else said.bound.get(seqno, b"")
 
     def has(self, statement: Statement) -> bool:
         """Whether it is here already: then its signature need not be looked at."""
@@ -174,12 +173,12 @@ class Shelf:
         kept = self._window.get(statement.seqno) or self._lasting.get(statement.seqno)
         return kept is not None and kept.digest == statement.digest
 
-    def contradicted_by(self, statement: Statement) -> LedgerFork | None:
+    def contradicted_by(self, statement: Statement) -> Equivocation[Statement] | None:
         """The proof, if ``statement``, which is signed, is another story than what is here."""
-        for seqno, digest in bound_by(statement).items():
+        for seqno in statement.bound:
             said = self.get(seqno)
-            if said is not None and bound_by(said).get(seqno, digest) != digest:
-                return LedgerFork(said, statement)
+            if said is not None and conflict(said.bound, statement.bound) is not None:
+                return Equivocation(said, statement)
         return None
 
     def add(self, statement: Statement) -> bool:

@@ -53,9 +53,13 @@ _CLEAR: Final = "\x1b[2J\x1b[H"
 """Empties a terminal and goes to its first line (ECMA-48, ED and CUP)."""
 
 
-def status_main(argv: Sequence[str]) -> int:
+Notes = Callable[[Path], list[tuple[str, str]]]
+"""Gives facts that a node's folder shows and the node cannot know, each with its label."""
+
+
+def status_main(argv: Sequence[str], notes: Notes = lambda _: []) -> int:
     """Say what the node in a folder does now."""
-    return _run("shoal status", status_main.__doc__, argv, _status)
+    return _run("shoal status", status_main.__doc__, argv, partial(_status, notes))
 
 
 def peers_main(argv: Sequence[str]) -> int:
@@ -118,8 +122,9 @@ def _ask(
     return FAILED if failures else 0
 
 
-async def _status(options: argparse.Namespace) -> None:
+async def _status(notes: Notes, options: argparse.Namespace) -> None:
     whole = json.loads(await read(options.data, "/api/picture"))
+    whole["picture"]["facts"] += notes(options.data)
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
 
 
