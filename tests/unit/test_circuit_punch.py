@@ -10,7 +10,7 @@ import trio
 
 from p2p import SwarmConfig, SwarmHost, open_host
 from p2p.circuit.messages import DCUTR_ID, HolePunch, PunchType
-from p2p.host import request, send_frame, serve_requests
+from p2p.host import request, serve_requests
 from p2p.multiaddr import Multiaddr
 from tests.unit.test_circuit import ECHO, KEYS, echo, open_relay, run, until
 
@@ -68,11 +68,10 @@ def test_only_a_peer_that_we_dialled_through_a_relay_may_make_us_punch() -> None
             open_host(key=KEYS[3], strict=True) as victim,
         ):
             await stranger.connect_addr(host.addrs[0])
-            async with await stranger.open_stream(host.peer_id, DCUTR_ID) as stream:
-                place = Multiaddr.tcp(*victim.addrs[0].host_port)
-                await send_frame(stream, HolePunch(PunchType.CONNECT, (place,)).encode())
-                with pytest.raises(trio.BrokenResourceError):
-                    await stream.receive_some()
+            place = Multiaddr.tcp(*victim.addrs[0].host_port)
+            punch = HolePunch(PunchType.CONNECT, (place,)).encode()
+            with pytest.raises(trio.BrokenResourceError):
+                await request(stranger, host.peer_id, DCUTR_ID, punch)
             assert victim.connected == ()
 
     run(main)
