@@ -59,7 +59,7 @@ LIMITS = {
     "sim/node": 1348,
     "sim/run": 1430,
     "sim/workloads": 5143,
-    "tests": 56017,
+    "tests": 56018,
 }
 
 NO_CODE = {
