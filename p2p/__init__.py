@@ -29,7 +29,8 @@ misbehaviour costs), `equivocation` (the proof that an author signed two differe
 members get as answers, all together).
 
 The host of production, a package with a map of its own: `swarm`, a `Host` on any network, above
-`transport`, which proves and multiplexes connections. `machine` is the world of production;
+`transport`, which proves and multiplexes connections; `circuit` has connections through a
+relay, `reach` finds out which addresses others can dial. `machine` is the world of production;
 `worker_process` starts its processes, which `sandbox` confines.
 
 The services, packages with a map of their own: `membership` (who is alive), `gossip` (publish

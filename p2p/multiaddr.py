@@ -1,5 +1,8 @@
 """Self-describing addresses: ``/ip4/1.2.3.4/tcp/4001/p2p/12D3Koo…`` or ``/memory/7``.
 
+A peer behind a router may have ``/ip4/…/tcp/…/p2p/RELAY/p2p-circuit``: through that relay
+(`p2p.circuit`). A circuit over a circuit is no address, so no loop can be written down.
+
 The subset of multiformats' multiaddr that this stack can dial; ``/memory`` is within
 one process. An address from a peer is only a hint: the peer that answers must prove the id
 (`p2p.transport`).
@@ -35,15 +38,16 @@ _CODES: Final = {
     "dns6": 55,
     "memory": 777,
     "p2p": 421,
+    "p2p-circuit": 290,
 }
 """multiformats' numbers of the protocols that we know."""
 _NAMES: Final = {code: name for name, code in _CODES.items()}
-_FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8}
+_CIRCUIT: Final = "p2p-circuit"
+_FIXED_BYTES: Final = {"ip4": 4, "tcp": 2, "ip6": 16, "memory": 8, _CIRCUIT: 0}
 """Bytes of the values that have a fixed length; others are behind a varint."""
 _HOSTNAME: Final = re.compile(r"[A-Za-z0-9._-]{1,253}")
-_PLACES: Final = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {
-    ("memory",)
-}
+_PLACES = {(host, "tcp") for host in ("ip4", "ip6", "dns", "dns4", "dns6")} | {("memory",)}
+_PLACES |= {(*place, "p2p", _CIRCUIT) for place in _PLACES}
 """The protocols of everything that can be dialled."""
 
 
@@ -85,7 +89,7 @@ class Multiaddr:
         for name, value in self.parts:
             _check_part(name, value)
         names = tuple(name for name, _ in self.parts)
-        if "p2p" in names[:-1]:
+        if "p2p" in names[:-1] and _CIRCUIT not in names:
             raise ValueError(f"/p2p/ must come last in {self}")
         if names == ("p2p",):
             raise ValueError(f"{self} names a peer but no place to dial")
@@ -103,6 +107,8 @@ class Multiaddr:
                 f"an address of {len(text)} characters is too long (at most {MAX_MULTIADDR})"
             )
         words = text.split("/")
+        if _CIRCUIT in words:  # which has no value
+            words.insert(words.index(_CIRCUIT) + 1, "")
         if words[0] or len(words) < 3 or len(words) % 2 == 0:
             raise ValueError(
                 f"{text!r} is no address; write for example /ip4/127.0.0.1/tcp/4001"
@@ -134,6 +140,17 @@ class Multiaddr:
         return Multiaddr((*self.transport.parts, ("p2p", str(peer))))
 
     @property
+    def relay(self) -> Multiaddr | None:
+        """Address of the relay, with its id, if this is a place behind one."""
+        place = self.transport.parts
+        return _place(self.transport) if place[-1][0] == _CIRCUIT else None
+
+    @property
+    def through(self) -> Multiaddr:
+        """The place behind this relay, whose address must name its peer."""
+        return Multiaddr((*self.parts, (_CIRCUIT, "")))
+
+    @property
     def host_port(self) -> tuple[str, int]:
         """Host and port of a TCP address. Raise `ValueError` if it is another kind."""
         place = self.transport.parts
@@ -153,7 +170,9 @@ class Multiaddr:
         return bytes(out)
 
     def __str__(self) -> str:
-        return "".join(f"/{name}/{value}" for name, value in self.parts)
+        return "".join(
+            f"/{name}/{value}" if value else f"/{name}" for name, value in self.parts
+        )
 
     def __repr__(self) -> str:
         return f"Multiaddr({self})"
@@ -180,6 +199,9 @@ def _check_part(name: str, value: str) -> None:
             _check_number(value, 2**63 - 1)
         elif name == "p2p":
             PeerId.from_base58(value)
+        elif name == _CIRCUIT:
+            if value:
+                raise ValueError("it has no value")
         elif not _HOSTNAME.fullmatch(value):
             raise ValueError("no host name")
     except ValueError as error:
@@ -198,7 +220,7 @@ def _value_to_bytes(name: str, value: str) -> bytes:
         return int(value).to_bytes(_FIXED_BYTES[name], "big")
     if name == "p2p":
         return PeerId.from_base58(value).digest
-    return value.encode()
+    return value.encode()  # a name, or nothing
 
 
 def _value_from_bytes(name: str, data: bytes) -> str:

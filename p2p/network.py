@@ -5,7 +5,7 @@ What comes out is a plain byte stream to an unproven peer; who it is, `p2p.trans
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 
@@ -40,4 +40,14 @@ class Network(Protocol):
 
     async def listen(self, addr: Multiaddr) -> Listener:
         """Listen at ``addr``. Raises `ConfigError` if the address cannot be had."""
+        ...
+
+
+@runtime_checkable
+class PunchingNetwork(Protocol):
+    """A network that can dial from the port at which it listens."""
+
+    async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Dial ``addr`` from our listener's port, again while it refuses. The caller sets the
+        deadline. Raises `PeerUnreachable`."""
         ...

@@ -1,8 +1,8 @@
 """The part of protobuf that libp2p's messages need, by hand: varint, length-delimited fields.
 
-A message is a sequence of (field number, value): an int for a varint field, bytes for a
-length-delimited one. Fixed-width fields are read over, as protobuf asks of readers that do not
-know them.
+A message is a sequence of (field number, value): an int for a varint or fixed64 field, bytes
+for a length-delimited one. Other fixed-width fields are read over, as protobuf asks of readers
+that do not know them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from p2p.errors import BadMessage
 from p2p.wire import decode_varint_untrusted, encode_varint
 
 _VARINT: Final = 0
-"""Wire types of protobuf: the first and the third are read, the two of fixed width are read
-over."""
+"""Wire types of protobuf: the last is read over."""
 _FIXED64: Final = 1
 _BYTES: Final = 2
 _FIXED32: Final = 5
@@ -29,6 +28,11 @@ def field(number: int, value: int | bytes | str | bool) -> bytes:
         return encode_varint(number << 3 | _VARINT) + encode_varint(int(value))
     data = value.encode() if isinstance(value, str) else value
     return encode_varint(number << 3 | _BYTES) + encode_varint(len(data)) + data
+
+
+def fixed64(number: int, value: int) -> bytes:
+    """One field of eight bytes, whatever the value."""
+    return encode_varint(number << 3 | _FIXED64) + value.to_bytes(8, "little")
 
 
 class FieldBudget:
@@ -50,9 +54,9 @@ def fields_untrusted(
     """Yield (field number, value) as sent. Raise `BadMessage`, and nothing else, whatever the
     bytes.
 
-    An int is a varint field, bytes a length-delimited one. Fixed-width fields are checked for
-    their length and left out. The size of ``data`` must have been limited by the caller. Each
-    field, known or not, is taken from ``budget``.
+    An int is a varint or fixed64 field, bytes a length-delimited one. Fields of 32 bits are
+    checked for their length and left out. The size of ``data`` must have been limited by the
+    caller. Each field, known or not, is taken from ``budget``.
     """
     offset = 0
     while offset < len(data):
@@ -83,6 +87,8 @@ def fields_untrusted(
             raise BadMessage("a protobuf field is cut off")
         if kind == _BYTES:
             yield number, bytes(data[offset:end])
+        elif kind == _FIXED64:
+            yield number, int.from_bytes(data[offset:end], "little")
         offset = end
 
 

@@ -18,17 +18,19 @@ ROOT = Path(__file__).parent.parent
 # directly in them; `tests` is all tests, in code lines too. The first numbers were those of
 # commit eb244e04 (tests: 57007).
 LIMITS = {
-    "p2p": 2301,
-    "p2p/cast": 1409,
+    "p2p": 2324,
+    "p2p/cast": 1430,
+    "p2p/circuit": 788,
     "p2p/dht": 2239,
     "p2p/gossip": 1147,
     "p2p/ledger": 1338,
     "p2p/membership": 2515,
-    "p2p/node": 4502,
+    "p2p/node": 4513,
+    "p2p/reach": 102,
     "p2p/sandbox": 913,
     "p2p/shardcast": 6937,
-    "p2p/swarm": 1754,
-    "p2p/transport": 2593,
+    "p2p/swarm": 1904,
+    "p2p/transport": 2632,
     "proofs": 1020,
     "roles": 6,
     "roles/calibrate": 683,
@@ -57,7 +59,7 @@ LIMITS = {
     "sim/run": 1316,
     "sim/studies": 3551,
     "sim/workloads": 2816,
-    "tests": 55413,
+    "tests": 56032,
 }
 
 NO_CODE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -13,14 +14,15 @@ from typing import Final
 
 import trio
 
+from p2p.circuit.relay import relaying
 from p2p.concurrency import leaves
 from p2p.errors import BadMessage, ConfigError, ShoalError
 from p2p.host import Host
-from p2p.identity import verify
+from p2p.identity import PeerId, verify
 from p2p.machine import KEY, load_or_create_key, open_world, raise_descriptor_limit
 from p2p.membership.heartbeat import MAX_NAME
 from p2p.multiaddr import Multiaddr
-from p2p.node.admission import SignedRun
+from p2p.node.admission import Capability, SignedRun
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.sockets import open_faces
 from p2p.node.invite import MAX_TEXT, PREFIX, decode_invite_untrusted
@@ -37,7 +39,7 @@ from p2p.node.process import (
     until_told_to_end,
 )
 from p2p.node.role import Role
-from p2p.node.rundoc import MAX_DOCUMENT, PATH
+from p2p.node.rundoc import MAX_DOCUMENT, PATH, RunBook
 from p2p.node.usage import (
     DATA,
     FAILED,
@@ -277,17 +279,22 @@ async def _run_node(start: Start) -> None:
                 sight,
                 url,
             ),
+            AsyncExitStack() as stack,
         ):
             has_run = document is not None or (options.data / PATH).exists()
             containment = await world.containment()
             asking = bool(config.bootstrap)
             _report_start(options, host, containment, url, has_run=has_run, asking=asking)
             joined = False
+            runs: list[RunBook] = []
+            relay = relaying(world, host, world.signer, config.relay, partial(_is_member, runs))
             try:
+                stack.enter_context(relay)
                 if not has_run and not config.bootstrap:
                     await trio.sleep_forever()
                 async with open_node(world, host, config, document=document) as node:
                     joined = True
+                    runs.append(node.book)
                     node.membership.me.update(version=_software())
                     _report_run(options, node.run, host, has_run=has_run)
                     sight.open(node)
@@ -303,6 +310,10 @@ async def _run_node(start: Start) -> None:
                 if not joined and not options.json:
                     terminal.say(f"ended    no run was joined; {ENDED}")
                 raise
+
+
+def _is_member(runs: Sequence[RunBook], peer: PeerId) -> bool:
+    return any(book.may(peer, Capability.GOSSIP) for book in runs)
 
 
 def _software() -> str:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+from p2p.circuit.core.book import RelayConfig
 from p2p.dht import DhtConfig
 from p2p.errors import ConfigError
 from p2p.gossip import GossipConfig
@@ -35,8 +36,11 @@ class NodeConfig:
     bootstrap: tuple[Multiaddr, ...] = ()
     """Peers to start from; each address ends in ``/p2p/`` and an id."""
 
-    host: SwarmConfig = field(default_factory=SwarmConfig)
+    host: SwarmConfig = field(default_factory=partial(SwarmConfig, punch=True))
     """Connections."""
+
+    relay: RelayConfig = field(default_factory=RelayConfig)
+    """What this node relays between members of its run that routers keep apart."""
 
     run: RunConfig = field(default_factory=RunConfig)
     """Finding the run."""

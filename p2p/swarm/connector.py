@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -23,6 +23,8 @@ from typing import Final
 import trio
 
 from p2p.bounded import RateLimit
+from p2p.circuit.network import CircuitNetwork
+from p2p.concurrency import Notifier
 from p2p.errors import (
     LimitExceeded,
     PeerUnreachable,
@@ -33,7 +35,7 @@ from p2p.errors import (
 from p2p.host import PeerEvent, PeerFinders, PeerState, PeerWatchers
 from p2p.identity import PeerId, ProtocolId
 from p2p.multiaddr import Multiaddr
-from p2p.network import Listener, Network
+from p2p.network import Listener
 from p2p.offence import Offence
 from p2p.own_time import STALL
 from p2p.swarm.core.gater import ConnectionGater
@@ -56,6 +58,11 @@ from p2p.transport.upgrade import Secured, secure
 from p2p.transport.wakeup import AddressedStream, Turns
 from p2p.world import World, dawdle, lateness
 
+PUNCH_TIMEOUT: Final = 5.0
+"""Seconds of one try to punch: a packet and its repetitions after one and three seconds."""
+CIRCUIT_GRACE: Final = 5.0
+"""Seconds that a circuit lives on beside a new direct connection, so that what is under way on
+it comes to its end."""
 MAX_HEARSAY_DIALS: Final = 16
 """Peers dialled at a time on hearsay alone. At `HEARSAY_TIMEOUT` each, contacts at silent
 addresses make us dial two a second, and at most 64 addresses at once; each counts for its host
@@ -231,7 +238,7 @@ class Connector:
     def __init__(
         self,
         world: World,
-        network: Network,
+        network: CircuitNetwork,
         static: StaticKey,
         config: ConnectionConfig,
         limits: ResourceLimits,
@@ -260,6 +267,9 @@ class Connector:
         # Seconds; as long as a peer is refused (`peers.REFUSAL`).
         self._offences = FadingCounts(300.0)
         self._replaced = FadingCounts(REPLACED_HALF_LIFE)
+        self._adopted = Notifier()
+        self._punched: dict[str, PeerId] = {}
+        """Hosts that we punch a hole to as a client, and which peer is there."""
         self._turns = _Turns(limits.handshakes // 4)
         self._sweeping = False
         self._sweep_due = math.inf
@@ -271,8 +281,14 @@ class Connector:
         return tuple(self._connections)
 
     def live(self, peer: PeerId) -> Connection | None:
-        """The newest connection that takes streams."""
-        return next((c for c in reversed(self._connections.get(peer, ())) if c.is_open), None)
+        """The newest connection that takes streams; a direct one if there is one."""
+        found = None
+        for connection in reversed(self._connections.get(peer, ())):
+            if connection.is_open:
+                if not connection.is_circuit:
+                    return connection
+                found = found or connection
+        return found
 
     def tell(self, peer: PeerId, state: PeerState, *, dialled: bool = False) -> None:
         """Call the watchers, unless the host is closing."""
@@ -376,7 +392,8 @@ class Connector:
                     places = self.gater.places_to_dial(peer, self._world.now())
                     ready, addr = await race(peer, places, partial(self._dial_addr, peer))
             self.gater.addr_answered(peer, addr)
-            if not self._adopt(ready.raw, ready.secured, dialer=True, addr=addr):
+            place = _named(peer, addr)
+            if not self._adopt(ready.raw, ready.secured, dialer=True, addr=place):
                 await trio.aclose_forcefully(ready)
                 raise PeerUnreachable(f"{peer} is not wanted any more")
             dial.error = None
@@ -393,7 +410,8 @@ class Connector:
             dial.done.set()
 
     async def _dial_addr(self, peer: PeerId, addr: Multiaddr) -> _Ready:
-        is_hearsay, group = addr not in self.gater.book.certain(peer), group_of(addr)
+        group = group_of(_named(peer, addr))
+        is_hearsay = addr not in self.gater.book.certain(peer)
         answered = False
         try:
             if not is_hearsay:
@@ -414,7 +432,7 @@ class Connector:
         # Seconds for a TCP connection: the first packet and two repetitions, after one and
         # three seconds.
         with trio.fail_after(5.0) as patience:
-            raw = await self._network.dial(addr)
+            raw = await self._network.dial(_named(peer, addr))
             patience.deadline += HANDSHAKE_TIMEOUT  # and what the connection left over
             try:
                 secured = await secure(
@@ -426,6 +444,80 @@ class Connector:
                 await trio.aclose_forcefully(raw)
                 raise
         return _Ready(raw, secured)
+
+    # Punching.
+
+    async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
+        """Dial ``addrs`` from our listener's port until there is a direct connection, or
+        `PUNCH_TIMEOUT` is over. Return True if there is one.
+
+        Either side's packet may arrive at the other's listener. The client then begins the
+        handshake on what it accepts, as if it had dialled.
+        """
+        hosts = [group_of(addr).host for addr in addrs] if is_client else []
+        self._punched.update(dict.fromkeys(hosts, peer))
+        try:
+            with trio.move_on_after(PUNCH_TIMEOUT):
+                async with trio.open_nursery() as nursery:
+                    for addr in addrs:
+                        nursery.start_soon(self._punch_addr, peer, addr, is_client)
+                    while not self.is_direct(peer):
+                        await self._adopted.wait()
+                    nursery.cancel_scope.cancel()
+        finally:
+            for host in hosts:
+                self._punched.pop(host, None)
+        return self.is_direct(peer)
+
+    async def _punch_addr(self, peer: PeerId, addr: Multiaddr, is_client: bool) -> None:
+        group = group_of(addr)
+        if not self._targets.begin(group, self._world.now()):
+            return
+        answered = False
+        try:
+            raw = await self._network.punch(addr)
+            answered = True
+            await self._secure_punched(raw, peer, addr, is_client)
+        except DIAL_FAILURES as error:
+            logger.debug("a punch to %s failed: %s", addr, error)
+        finally:
+            self._targets.end(group, self._world.now(), answered=answered)
+
+    async def _secure_punched(
+        self,
+        raw: trio.abc.HalfCloseableStream,
+        peer: PeerId,
+        addr: Multiaddr | None,
+        is_client: bool,
+    ) -> None:
+        adopted = False
+        try:
+            with trio.fail_after(HANDSHAKE_TIMEOUT):
+                secured = await secure(
+                    raw,
+                    self._static,
+                    self._world.entropy,
+                    dialer=is_client,
+                    expected=peer if is_client else None,
+                )
+            if secured.peer == peer:
+                adopted = self._adopt(raw, secured, dialer=is_client, addr=addr)
+        finally:
+            if not adopted:
+                await trio.aclose_forcefully(raw)
+
+    async def _greet_punched(
+        self, raw: trio.abc.HalfCloseableStream, peer: PeerId, addr: Multiaddr | None
+    ) -> None:
+        try:
+            await self._secure_punched(raw, peer, addr, True)
+        except DIAL_FAILURES as error:
+            logger.debug("an accepted punch failed: %s", error)
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Return True if there is a connection to ``peer`` that needs no relay."""
+        connection = self.live(peer)
+        return connection is not None and not connection.is_circuit
 
     # Accepting.
 
@@ -456,6 +548,10 @@ class Connector:
             # Eight, because a laboratory may share one address.
             if self._offences.count(group_of(addr).host, self._world.now()) >= 8.0:
                 await trio.aclose_forcefully(raw)
+                continue
+            punched = self._punched.pop(group_of(addr).host, None)
+            if punched is not None:
+                self._spawn(self._greet_punched, raw, punched, addr)
                 continue
             scope = trio.move_on_after(HANDSHAKE_TIMEOUT)
             pending = PendingHandshake(
@@ -577,6 +673,7 @@ class Connector:
             turns=self.turns,
         )
         connection.remote_addr = addr
+        connection.is_circuit = addr is not None and addr.relay is not None
         usage = self._usage.get(peer) or Usage(now, now)
         held = HeldConnection(peer, group_of(addr), not dialer, usage, connection.abort)
         victims = self.budget.admit(held)
@@ -592,6 +689,11 @@ class Connector:
         siblings.append(connection)
         self._world.sometimes("connector/both dialled", len(siblings) > 1)
         self.gater.connected(peer)
+        if not connection.is_circuit:
+            for sibling in siblings:
+                if sibling.is_circuit:
+                    self._world.call_at(now + CIRCUIT_GRACE, sibling.close)
+        self._adopted.notify_all()
         self._spawn(self._carry, connection, held)
         if not self._sweeping:
             self._sweep_later()
@@ -615,7 +717,8 @@ class Connector:
             self._world.sometimes(
                 "connector/saw a protocol broken", connection.failure is not None
             )
-            if connection.failure is not None:
+            if connection.failure is not None and not connection.is_circuit:
+                # a relay can break what it carries: that is no fault of the peer
                 self.penalise(peer, Offence.VIOLATION.points, str(connection.failure))
             if not siblings:
                 self.tell(peer, PeerState.DISCONNECTED)  # at last: a watcher may raise
@@ -653,3 +756,8 @@ class Connector:
         with trio.move_on_after(CLOSE_TIMEOUT, shield=True):
             for connection in connections:
                 await connection.wait_closed()
+
+
+def _named(peer: PeerId, addr: Multiaddr) -> Multiaddr:
+    """A relay has to be told who is meant."""
+    return addr if addr.relay is None else addr.with_peer(peer)

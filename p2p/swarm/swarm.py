@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,7 +29,10 @@ import trio
 
 from p2p import door, host as hosts
 from p2p.bounded import TokenBucket
-from p2p.concurrency import leaves, open_bare_nursery, require_trio
+from p2p.circuit.messages import DCUTR_ID, STOP_ID
+from p2p.circuit.network import CircuitNetwork
+from p2p.circuit.punch import Puncher
+from p2p.concurrency import Notifier, leaves, open_bare_nursery, require_trio
 from p2p.errors import (
     ConfigError,
     LimitExceeded,
@@ -92,6 +96,10 @@ class SwarmConfig:
     identify: bool = True
     """Whether to ask every new peer for its protocols and addresses."""
 
+    punch: bool = False
+    """Whether to replace connections through a relay by direct ones, from the port at which we
+    listen."""
+
     strict: bool = False
     """Whether a handler's crash ends the host. Tests and simulations say yes."""
 
@@ -116,9 +124,11 @@ class SwarmHost:
     ) -> None:
         self.world = world
         """The machine this host runs on."""
-        self._network = network
         self._config = config
         self._static = StaticKey.create(key, world.entropy(32))
+        self.news = Notifier()
+        """Notified when a peer connected, identified itself or left, or when `addrs`
+        changed."""
         self._nursery: trio.Nursery | None = None
         self._is_over = False
         self._listeners: list[Listener] = []
@@ -128,6 +138,8 @@ class SwarmHost:
         self._incoming_lanes: dict[tuple[PeerId, ProtocolId], ServedStream] = {}
         self._idle_servers: list[Server] = []
         self._outbox = Outbox(self._start_lane)
+        self.network = CircuitNetwork(world, self, network)
+        """What this host dials and listens at."""
         callbacks = Callbacks(
             serves=self._handlers.__contains__,
             on_stream=self._serve_soon,
@@ -139,7 +151,7 @@ class SwarmHost:
         )
         self._connector = Connector(
             world,
-            network,
+            self.network,
             self._static,
             config.connection,
             config.limits,
@@ -148,6 +160,10 @@ class SwarmHost:
         )
         self.set_handler(identify.PROTOCOL_ID, self._serve_identify)
         self.set_handler(identify.PING_ID, identify.serve_ping)
+        self.set_handler(STOP_ID, self.network.serve_stop)
+        self._puncher = Puncher(world, self)
+        if config.punch:
+            self.set_handler(DCUTR_ID, self._puncher.serve)
 
     # Who and where.
 
@@ -166,6 +182,41 @@ class SwarmHost:
     def connected(self) -> tuple[PeerId, ...]:
         """Peers with a live connection, oldest first."""
         return self._connector.connected
+
+    def is_direct(self, peer: PeerId) -> bool:
+        """Return True if there is a connection to ``peer`` that needs no relay."""
+        door.check("peer", peer, PeerId)
+        return self._connector.is_direct(peer)
+
+    def has_dialled_circuit(self, peer: PeerId) -> bool:
+        """Return True if we dialled ``peer`` through a relay and have no direct connection."""
+        connection = self._connector.live(peer)
+        return connection is not None and connection.is_circuit and connection.dialer
+
+    @property
+    def observed(self) -> tuple[Multiaddr, ...]:
+        """Our own addresses as others may see them: the hosts at which peers see us, with the
+        ports at which we listen. Most routers keep the port."""
+        ports = [
+            listener.addr.host_port[1]
+            for listener in self._listeners
+            if listener.addr.relay is None and listener.addr.parts[-1][0] == "tcp"
+        ]
+        seen = [info.observed_addr for info in self._infos.values()]
+        hosts = [
+            addr.parts[0][1]
+            for addr in seen
+            if addr is not None and addr.relay is None and addr.parts[-1][0] == "tcp"
+        ]
+        likeliest = [host for host, _ in Counter(hosts).most_common(2)]
+        return tuple(Multiaddr.tcp(host, port) for host in likeliest for port in ports)
+
+    async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
+        """Try for a few seconds to make a direct connection from the port at which we listen.
+        Return True if there is one. Names no place that is nearer than ours."""
+        own = self._own_reach()
+        near = [addr for addr in addrs if reach_of(addr) >= own]
+        return await self._connector.punch(peer, near, is_client=is_client)
 
     @property
     def protocols(self) -> tuple[ProtocolId, ...]:
@@ -519,10 +570,12 @@ class SwarmHost:
     # Connections come and go.
 
     def _welcome(self, connection: Connection) -> None:
+        self.news.notify_all()
         if self._config.identify and not self.world.buggify("swarm/does not identify"):
             self._spawn(self._on_behalf, connection.peer, self._identify, connection)
 
     def _forget(self, connection: Connection) -> None:
+        self.news.notify_all()
         self._outbox.lost(connection)
         if self._connector.usage(connection.peer) is None:
             self._infos.pop(connection.peer, None)
@@ -550,9 +603,14 @@ class SwarmHost:
             async with connection.open_stream(identify.PROTOCOL_ID) as stream:
                 info = await identify.receive_info(stream)
             connection.learn(info.protocols)
+            if self._config.punch and connection.is_circuit and not connection.dialer:
+                self._spawn(
+                    self._on_behalf, connection.peer, self._puncher.upgrade, connection.peer
+                )
             if self._connector.usage(connection.peer) is None:
                 return  # it has gone meanwhile, and `_forget` will not be called again
             self._infos[connection.peer] = info
+            self.news.notify_all()
             seen = connection.remote_addr
             reach = self._own_reach() if seen is None else reach_of(seen)
             self._connector.gater.add_addrs(
@@ -561,26 +619,46 @@ class SwarmHost:
 
     # Life.
 
-    async def listen(self, addr: Multiaddr) -> None:
-        """Accept connections at ``addr`` as well. Raises `ConfigError`."""
+    async def listen(self, addr: Multiaddr) -> Listener:
+        """Accept connections at ``addr`` as well, until the listener is closed. Raises
+        `ConfigError`.
+
+        At ``/…/p2p/RELAY/p2p-circuit`` that is a reservation at a relay, which ends when the
+        relay renews it no more.
+        """
         door.check("addr", addr, Multiaddr)
         self._check_open()
-        self._listeners.append(await self._network.listen(addr))
+        listener = await self.network.listen(addr)
+        self._listeners.append(listener)
+        self.news.notify_all()
         if self._nursery is not None:
-            self._spawn(self._connector.accept_from, self._listeners[-1])
+            self._spawn(self._accept_from, listener)
+        return listener
+
+    async def _accept_from(self, listener: Listener) -> None:
+        try:
+            await self._connector.accept_from(listener)
+        except trio.ClosedResourceError:
+            self._listeners.remove(listener)
+            self.news.notify_all()
 
     @asynccontextmanager
     async def running(self, addrs: Sequence[Multiaddr]) -> AsyncIterator[None]:
         """Listen at ``addrs`` and carry everything for the length of the block."""
         try:
             for addr in addrs:
-                await self.listen(addr)
+                if addr.relay is None:
+                    await self.listen(addr)
             async with open_bare_nursery() as nursery:
                 self._nursery = nursery
                 for listener in self._listeners:
-                    self._spawn(self._connector.accept_from, listener)
+                    self._spawn(self._accept_from, listener)
                 try:
-                    yield
+                    with self.watching(self.network.on_peer):
+                        for addr in addrs:
+                            if addr.relay is not None:
+                                await self.listen(addr)
+                        yield
                 finally:
                     await self._connector.wind_down()
                     nursery.cancel_scope.cancel()

@@ -686,6 +686,8 @@ class Connection:
         self.mux.allowance = _CROWD
         self.remote_addr: Multiaddr | None = None
         """Where the peer was dialled, or seems to come from."""
+        self.is_circuit = False
+        """Whether it runs through a relay."""
         self.spoken: dict[ProtocolId, None] = {}
         """Protocols that the peer is known to speak: streams of these open without waiting."""
         self.failure: RemoteProtocolError | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import operator
+import random
 import select
 import socket
 import struct
@@ -49,6 +50,8 @@ DNS_TIMEOUT: Final = 5.0
 ACCEPT_BATCH: Final = 64
 """Connections accepted in one pass of the scheduler, 20 µs each. With one a pass, as trio's
 server does, a backlog of 340 built up in a flood."""
+PUNCH_AGAIN: Final = (0.002, 0.04)
+"""Least and most seconds until a refused punch is tried again."""
 _FAMILY: Final = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 # For each wildcard: a family, an address reserved for documentation (RFC 5737, RFC 3849), and
 # loopback.
@@ -286,6 +289,26 @@ class TcpListener:
                 self._outward = _outward(self._host)
         return Multiaddr.tcp(self._outward, self._port)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it listens."""
+        return self._sock.fileno() >= 0
+
+    @property
+    def family(self) -> socket.AddressFamily:
+        """IPv4 or IPv6."""
+        return self._sock.family
+
+    def share_port(self) -> tuple[str, int]:
+        """Let dials leave from this listener's port; returns where to bind them.
+
+        The option is set after the listener was bound, so a second process that would listen
+        here still fails: it binds without it.
+        """
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        host, port = self._sock.getsockname()[:2]
+        return host, port
+
     async def accept(self) -> trio.abc.HalfCloseableStream:
         """The next connection. Raises `LimitExceeded` while the machine is out of sockets.
 
@@ -347,6 +370,7 @@ class TcpNetwork:
 
     def __init__(self) -> None:
         self._name_threads = trio.CapacityLimiter(DNS_THREADS)
+        self._listeners: list[TcpListener] = []
 
     @property
     def descriptors(self) -> int:
@@ -395,7 +419,40 @@ class TcpNetwork:
             raise ConfigError(f"cannot listen at {addr}: {error}") from error
         for extra in listeners[1:]:
             await extra.aclose()
-        return TcpListener(_detached(listeners[0].socket))
+        listener = TcpListener(_detached(listeners[0].socket))
+        self._listeners = [one for one in self._listeners if one.is_open] + [listener]
+        return listener
+
+    async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Dial ``addr`` from our listener's port, again while it refuses. The caller sets the
+        deadline. Raises `PeerUnreachable`.
+
+        A router that gets our first packet before the other side's has left may answer with a
+        reset, which closes both holes; the next packet opens them again. The jitter keeps two
+        peers from dialling in step (measured: 0 of 40 without, 80 of 80 with it).
+        """
+        host, port = addr.host_port
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listeners = [one for one in self._listeners if one.is_open and one.family == family]
+        if not listeners:
+            raise PeerUnreachable(f"there is no listener from whose port to dial {addr}")
+        place = listeners[-1].share_port()
+        while True:
+            sock = trio.socket.socket(family, socket.SOCK_STREAM)
+            try:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                await sock.bind(place)
+                await sock.connect((host, port))
+                return _adopt(trio.SocketStream(sock))
+            except OSError as error:
+                sock.close()
+                if error.errno != errno.ECONNREFUSED:
+                    raise PeerUnreachable(f"{addr} does not answer: {error}") from error
+            except BaseException:
+                sock.close()
+                raise
+            await trio.sleep(random.uniform(*PUNCH_AGAIN))  # noqa: TID251 - real routers
 
 
 async def _first(hosts: Sequence[str], port: int) -> TcpStream:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import pytest
 import trio
 
+from p2p.circuit.core.book import RelayConfig
+from p2p.circuit.relay import relaying
 from p2p.host import Host
 from p2p.identity import KeyPair
 from p2p.machine import open_world
@@ -133,6 +135,31 @@ async def _idle(node: SimNode) -> None:
     await trio.sleep_forever()
 
 
+ANYTHING = RelayConfig(
+    strangers=True, request_rate=1e6, per_peer=10**4, rate=2**40, total_rate=2**40, bytes=2**40
+)
+
+
+def on_circuits(law: NetworkLaw) -> None:
+    """Two hosts with reservations at a third."""
+
+    async def main() -> None:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(trio.fail_after(PATIENCE))
+            keys = [KeyPair(bytes([seed]) * 32) for seed in (1, 2, 3, 4)]
+            config = SwarmConfig(connection=ConnectionConfig(yield_every=0))
+            relay, one, other = [
+                await stack.enter_async_context(open_host(key=key, strict=True, config=config))
+                for key in keys[:3]
+            ]
+            stack.enter_context(relaying(relay.world, relay, keys[0], ANYTHING))
+            place = relay.addrs[0].through
+            nowhere = place.with_peer(keys[3].peer_id)
+            await law(Networks(one.network, other.network, place, nowhere))
+
+    trio.run(main)
+
+
 def on_simulation(law: NetworkLaw) -> None:
     async def main(simulation: Simulation) -> None:
         async with open_swarm(simulation) as swarm:
@@ -198,6 +225,7 @@ NETWORKS: dict[str, Callable[[NetworkLaw], None]] = {
     "memory": on_memory,
     "tcp": on_tcp,
     "simulated": on_simulation,
+    "circuits": on_circuits,
 }
 HOSTS: dict[str, Callable[[HostLaw], None]] = {
     "memory": swarm_on_memory,
@@ -210,6 +238,12 @@ HOSTS: dict[str, Callable[[HostLaw], None]] = {
 @pytest.fixture(params=list(NETWORKS))
 def networks(request: pytest.FixtureRequest) -> Callable[[NetworkLaw], None]:
     """Runs a law over two networks."""
+    return NETWORKS[request.param]
+
+
+@pytest.fixture(params=[name for name in NETWORKS if name != "circuits"])
+def places(request: pytest.FixtureRequest) -> Callable[[NetworkLaw], None]:
+    """The same, where a listener has a place of its own, whoever it is."""
     return NETWORKS[request.param]
 
 

@@ -129,7 +129,7 @@ def test_a_closed_listener_is_unreachable(networks) -> None:
     networks(law)
 
 
-def test_the_peer_id_of_an_address_is_ignored(networks) -> None:
+def test_the_peer_id_of_an_address_is_ignored(places) -> None:
     async def law(nets: Networks) -> None:
         listener = await nets.listener.listen(nets.anywhere)
         named = listener.addr.with_peer(KeyPair(bytes(32)).peer_id)
@@ -137,10 +137,10 @@ def test_the_peer_id_of_an_address_is_ignored(networks) -> None:
             pass
         await listener.aclose()
 
-    networks(law)
+    places(law)
 
 
-def test_a_listener_knows_where_it_really_is(networks) -> None:
+def test_a_listener_knows_where_it_really_is(places) -> None:
     async def law(nets: Networks) -> None:
         one = await nets.listener.listen(nets.anywhere)
         other = await nets.listener.listen(nets.anywhere)
@@ -149,7 +149,7 @@ def test_a_listener_knows_where_it_really_is(networks) -> None:
         await one.aclose()
         await other.aclose()
 
-    networks(law)
+    places(law)
 
 
 def test_an_address_can_be_had_only_once(networks) -> None:

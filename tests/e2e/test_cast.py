@@ -5,13 +5,21 @@ from __future__ import annotations
 import os
 import urllib.request
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 
+from p2p import open_host
 from p2p.cast.delivery import deliver
+from p2p.cast.ticket import decode_ticket_untrusted
+from p2p.circuit.core.book import RelayConfig
+from p2p.circuit.relay import relaying
+from p2p.identity import KeyPair
+from p2p.multiaddr import Multiaddr
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.cast_process import FILES, LOCAL, cast, contents, folder_at, wait_until
 from tests.e2e.forked import Forks, Surroundings
@@ -216,3 +224,24 @@ def test_a_delivery_replaces_what_was_there_and_leaves_the_rest(tmp_path: Path) 
     for _ in range(2):
         deliver(weights, index, out, "x")
     assert contents(out) == {"a": b"new", "b/c": b"new", "mine": b"mine"}
+
+
+def test_a_pusher_that_nobody_can_dial_is_reached_through_a_relay(tmp_path: Path) -> None:
+    """The ticket that is pulled names no place of the pusher's own."""
+    source, out, key = folder_at(tmp_path / "model"), tmp_path / "out", KeyPair(b"\x01" * 32)
+
+    def push_and_pull(relay: Multiaddr) -> None:
+        with cast("push", source, "--relay", relay, "--data", tmp_path / "p", *LOCAL) as push:
+            ticket = decode_ticket_untrusted(push.said("ticket")["ticket"])
+            assert ticket.addrs[-1] == relay.through
+            ticket = replace(ticket, addrs=ticket.addrs[-1:])
+            with cast("pull", ticket, "--out", out, *LOCAL) as pull:
+                assert pull.end() == 0
+        assert contents(out) == FILES
+
+    async def main() -> None:
+        async with open_host(key=key) as host:
+            with relaying(host.world, host, key, RelayConfig(strangers=True)):
+                await trio.to_thread.run_sync(push_and_pull, host.addrs[0])
+
+    trio.run(main)

@@ -12,6 +12,7 @@ import trio
 import trio.testing
 
 import p2p
+from p2p.circuit.messages import STOP_ID
 from p2p.errors import (
     BadMessage,
     ConfigError,
@@ -276,7 +277,12 @@ async def test_observed_and_listen_addresses_are_learnt() -> None:
         info = one.info(other.peer_id)
         assert info is not None
         assert info.agent == identify.AGENT
-        assert set(info.protocols) == {identify.PROTOCOL_ID, identify.PING_ID, ECHO}
+        assert set(info.protocols) == {
+            identify.PROTOCOL_ID,
+            identify.PING_ID,
+            STOP_ID,
+            ECHO,
+        }
         assert info.observed_addr is not None
         assert info.observed_addr.host_port[0] == "127.0.0.1"
         assert other.addrs_of(one.peer_id)[0] == one.addrs[0]

@@ -23,6 +23,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.process import check_platform
 from p2p.node.usage import host_port, interruptible
 from p2p.policy import PolicyVersion
+from p2p.swarm.swarm import SwarmConfig
 from p2p.world import World
 
 LISTEN: Final = "/ip4/0.0.0.0/tcp/0"
@@ -40,6 +41,17 @@ def add_common(parser: argparse.ArgumentParser) -> None:
         help=f"multiaddr to listen at (default: {LISTEN})")  # fmt: skip
     add("--http", type=host_port, metavar="HOST:PORT", help="offer it over HTTP as well")
     add("--json", action="store_true", help="one JSON object a line, instead of bars")
+
+
+PUNCHING: Final = SwarmConfig(punch=True)
+
+
+def relay_addr(text: str) -> Multiaddr:
+    """The address of a relay, for argparse."""
+    addr = _addr(text)
+    if addr.peer_id is None or addr.relay is not None:
+        raise argparse.ArgumentTypeError(f"{addr} must end in /p2p/ and the relay's id")
+    return addr
 
 
 def _addr(text: str) -> Multiaddr:

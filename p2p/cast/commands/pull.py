@@ -14,6 +14,7 @@ import trio
 
 from p2p.cast.commands.line import (
     LISTEN,
+    PUNCHING,
     Meter,
     add_common,
     duration,
@@ -107,7 +108,8 @@ async def _pull(options: argparse.Namespace) -> int:
             enter = stack.enter_async_context
             ending = await enter(until_told_to_end(is_done=False))
             world = await enter(open_world(state))
-            host = await enter(open_host(world=world, listen=options.listen or [LISTEN]))
+            listen = options.listen or [LISTEN]
+            host = await enter(open_host(world=world, listen=listen, config=PUNCHING))
             with teller.patience(world, "checking", f"checking {out}"):
                 node = await enter(
                     open_cast(

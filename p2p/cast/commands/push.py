@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from p2p.cast.commands.line import LISTEN, Meter, add_common, offering, run_command
+from p2p.cast.commands.line import (
+    LISTEN,
+    PUNCHING,
+    Meter,
+    add_common,
+    offering,
+    relay_addr,
+    run_command,
+)  # fmt: skip
 from p2p.cast.commands.listening import listen_again
 from p2p.cast.commands.source import (
     SOURCE,
@@ -58,6 +66,8 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     add("--expect", type=whole_number(1, _MAX_WAITED), metavar="N",
         help="end when N machines have it whole (default: on Ctrl-C)")  # fmt: skip
     add_common(parser)
+    add("--relay", action="append", default=[], type=relay_addr, metavar="ADDR",
+        help="node through which pullers come past a router; it ends in /p2p/ID")  # fmt: skip
     add("--data", type=Path, metavar="DIR",
         help="where its key is kept (default: one for each path)")  # fmt: skip
     return parser.parse_args(argv)
@@ -76,11 +86,13 @@ async def _push(options: argparse.Namespace) -> int:
             ending = await enter(until_told_to_end(is_done=options.expect is None))
             world, source = await enter(mounted(state, path))
             secret = await join_secret(world)
-            host = await enter(open_host(world=world, listen=[]))
+            host = await enter(open_host(world=world, listen=[], config=PUNCHING))
             listen = options.listen or [Multiaddr.parse(LISTEN)]
             for port in await listen_again(world, host, listen):
                 words = f"port     another program has {port}, which tickets until now name:"
                 teller.event("taken", f"{words} give your pullers the one below", port=port)
+            for relay in options.relay:
+                await host.listen(relay.through)
             node = await enter(
                 open_cast(world, host, config, pusher=host.peer_id, secret=secret)
             )

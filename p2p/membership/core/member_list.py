@@ -62,7 +62,7 @@ def prefix_of(addrs: tuple[Multiaddr, ...]) -> bytes | None:
     """
     for addr in addrs:
         kind, value = addr.parts[0]
-        if kind in ("ip4", "ip6"):
+        if kind in ("ip4", "ip6") and addr.relay is None:  # else it is the relay's network
             ip = ipaddress.ip_address(value)
             if ip.is_global:
                 # A /24: the least that is routed on its own.

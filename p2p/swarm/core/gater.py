@@ -323,6 +323,10 @@ class ConnectionGater:
             addrs = [addr for addr in addrs if reach_of(addr) >= reach][:MAX_HEARSAY_ADDRS]
         if self.book.add(peer, addrs, source):
             self._unreachable.pop(peer, None)
+        if source is AddrSource.OWNER:  # who may name a relay by its DNS name
+            for relay in [addr.relay for addr in addrs if addr.relay is not None]:
+                if relay.peer_id is not None:
+                    self.add_addrs(relay.peer_id, [relay], source)
 
     def addrs_of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """The last known addresses of ``peer``, each ending in ``/p2p/`` and its id."""
@@ -334,7 +338,8 @@ class ConnectionGater:
         return self.is_protected(peer) or bool(self.book.certain(peer))
 
     def places_to_dial(self, peer: PeerId, now: float) -> tuple[Multiaddr, ...]:
-        """Return the addresses of ``peer`` to dial now, where it answered last first.
+        """Return the addresses of ``peer`` to dial now, where it answered last first, and
+        those behind a relay last.
 
         Those that rest are left out, but for the one that rested longest if all do: a caller
         that wants the peer is not sent away without a try.
@@ -342,6 +347,7 @@ class ConnectionGater:
         known, answered = self.book.of(peer), self._answered.get(peer)
         if answered in known:
             known = (answered, *(addr for addr in known if addr != answered))
+        known = tuple(sorted(known, key=lambda addr: addr.relay is not None))
         until = [self._failures.get((peer, addr), (0, now))[1] for addr in known]
         due = tuple(addr for addr, end in zip(known, until, strict=True) if end <= now)
         return due or tuple(known[until.index(end)] for end in sorted(until)[:1])

@@ -143,7 +143,15 @@ UNKNOWN: Final = NetGroup("", "", limited=False)
 
 @functools.lru_cache(_MEMO)
 def group_of(addr: Multiaddr | None) -> NetGroup:
-    """The host and the network of an address."""
+    """The host and the network of an address.
+
+    A peer behind a relay is not counted under the relay's address, or one relay's clients would
+    be one host, and the relay would pay for what each of them does. They are a network of their
+    own.
+    """
+    if addr is not None and addr.relay is not None:
+        network = f"circuit/{addr.relay.peer_id}"
+        return NetGroup(f"{network}/{addr.peer_id}", network, limited=True)
     kind, value = ("", "") if addr is None else addr.parts[0]
     if kind not in {"ip4", "ip6"}:
         return UNKNOWN

@@ -1,0 +1,1 @@
+"""Decisions without I/O: `book` says what a relay grants to whom."""

@@ -1,0 +1,278 @@
+"""Circuits as a `p2p.network.Network`: a dial asks a relay for one, listening is a reservation.
+
+What a dial returns is the raw stream through the relay; Noise and Yamux run inside of it, end
+to end, as over TCP. Addresses that name no relay go to the network below.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+import trio
+
+from p2p.circuit.messages import (
+    HOP_ID,
+    HopMessage,
+    HopStatus,
+    HopType,
+    StopMessage,
+    StopType,
+    check_voucher_untrusted,
+    decode_hop_untrusted,
+    decode_stop_untrusted,
+)
+from p2p.circuit.relay import PATIENCE, STREAM_FAILURES, CircuitHost, receive_message
+from p2p.errors import BadMessage, ConfigError, PeerUnreachable
+from p2p.host import AddrSource, PeerEvent, PeerState, Stream, send_frame
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+from p2p.network import Listener, Network, PunchingNetwork
+from p2p.world import World
+
+BACKLOG: Final = 16
+"""Circuits that wait until they are accepted."""
+RENEWAL: Final = 120.0
+"""Seconds before its end at which a reservation is renewed, or half of its life if that is
+less."""
+MIN_RENEWAL: Final = 15.0
+"""Seconds between two renewals at least, whatever the relay says."""
+MAX_LIFE: Final = 7200.0
+"""Seconds of a reservation that are believed."""
+
+logger = logging.getLogger(__name__)
+
+
+class CircuitStream(trio.abc.HalfCloseableStream):
+    """A byte stream through a relay (a `p2p.transport.wakeup.AddressedStream`)."""
+
+    def __init__(self, stream: Stream, remote_addr: Multiaddr) -> None:
+        self._stream = stream
+        self.remote_addr = remote_addr
+        self.closed = trio.Event()
+
+    def has_gone(self) -> bool:
+        """Return False: only who reads can tell."""
+        return False
+
+    def has_spoken(self) -> bool:
+        """Return False: only who reads can tell."""
+        return False
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        """Send, waiting while the relay takes nothing."""
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        """Return when the stream to the relay has room."""
+        await self._stream.wait_send_all_might_not_block()
+
+    async def send_eof(self) -> None:
+        """End the outgoing direction."""
+        await self._stream.send_eof()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        """Return what came, or ``b""`` at the end."""
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        """Close both directions."""
+        self.closed.set()
+        await self._stream.aclose()
+
+
+class CircuitListener:
+    """Accepts circuits at one relay for as long as the reservation there is renewed."""
+
+    def __init__(self, network: CircuitNetwork, addr: Multiaddr, relay: PeerId) -> None:
+        self._network = network
+        self._addr = addr
+        self.relay = relay
+        self.renew_at = 0.0
+        """When the reservation must be renewed, on the world's monotonic clock."""
+        self._send, self._receive = trio.open_memory_channel[CircuitStream | None](BACKLOG)
+
+    @property
+    def addr(self) -> Multiaddr:
+        """Where we can be dialled, through the relay."""
+        return self._addr
+
+    def offer(self, stream: CircuitStream | None) -> bool:
+        """Put a circuit into the backlog if there is room. None asks for a new reservation."""
+        try:
+            self._send.send_nowait(stream)
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            return False
+        return True
+
+    async def accept(self) -> trio.abc.HalfCloseableStream:
+        """Return the next circuit, renewing the reservation meanwhile. Raises
+        `trio.ClosedResourceError` once closed, or when the relay renews it no more."""
+        while True:
+            with trio.move_on_after(max(0.0, self.renew_at - self._network.now())):
+                try:
+                    stream = await self._receive.receive()
+                except trio.EndOfChannel:
+                    raise trio.ClosedResourceError("this listener was closed") from None
+                if stream is not None:
+                    return stream
+            try:
+                await self._network.reserve(self)
+            except PeerUnreachable as error:
+                logger.info("lost the reservation at %r: %s", self.relay, error)
+                await self.aclose()
+
+    async def aclose(self) -> None:
+        """Accept no more circuits. The relay forgets the reservation in time."""
+        self._network.forget(self)
+        self._send.close()
+        while True:
+            try:
+                stream = self._receive.receive_nowait()
+                if stream is not None:
+                    await stream.aclose()
+            except (trio.WouldBlock, trio.EndOfChannel, trio.ClosedResourceError):
+                break
+        await trio.lowlevel.checkpoint()
+
+
+class CircuitNetwork:
+    """All that a host dials and listens at: circuits, and what the network below reaches."""
+
+    def __init__(self, world: World, host: CircuitHost, below: Network) -> None:
+        self._world = world
+        self._host = host
+        self._below = below
+        self._listeners: dict[PeerId, CircuitListener] = {}
+
+    def now(self) -> float:
+        """The world's monotonic time."""
+        return self._world.now()
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """The relays at which there is a reservation."""
+        return tuple(self._listeners)
+
+    async def dial(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Open a stream to ``addr``. Raises `PeerUnreachable`."""
+        if addr.relay is None:
+            return await self._below.dial(addr)
+        if addr.peer_id is None:
+            raise PeerUnreachable(f"{addr} does not say who is behind the relay")
+        connect = HopMessage(kind=HopType.CONNECT, peer=addr.peer_id)
+        stream, _ = await self._ask(addr.relay, connect)
+        return CircuitStream(stream, addr)
+
+    async def punch(self, addr: Multiaddr) -> trio.abc.HalfCloseableStream:
+        """Dial ``addr`` from our listener's port, if the network below can. Raises
+        `PeerUnreachable`."""
+        if not isinstance(self._below, PunchingNetwork):
+            raise PeerUnreachable("this network has no routers")
+        return await self._below.punch(addr)
+
+    async def listen(self, addr: Multiaddr) -> Listener:
+        """Listen at ``addr``; behind a relay, by a reservation. Raises `ConfigError`."""
+        relay = addr.relay
+        if relay is None:
+            return await self._below.listen(addr)
+        assert relay.peer_id is not None
+        listener = CircuitListener(self, addr.with_peer(self._host.peer_id), relay.peer_id)
+        if listener.relay in self._listeners:
+            raise ConfigError(f"cannot listen at {addr}: there is a reservation at that relay")
+        self._listeners[listener.relay] = listener
+        try:
+            await self.reserve(listener)
+        except PeerUnreachable as error:
+            await listener.aclose()
+            raise ConfigError(f"cannot listen at {addr}: {error}") from error
+        except BaseException:
+            self.forget(listener)
+            raise
+        return listener
+
+    async def reserve(self, listener: CircuitListener) -> None:
+        """Make or renew a reservation. Raises `PeerUnreachable` if the relay grants none."""
+        assert listener.addr.relay is not None
+        stream, answer = await self._ask(listener.addr.relay, HopMessage(kind=HopType.RESERVE))
+        await stream.aclose()
+        self._host.protect("relays", self._listeners)
+        granted = answer.reservation
+        if granted is None:
+            raise PeerUnreachable(f"{listener.relay} answers without a reservation")
+        if granted.voucher:
+            try:
+                check_voucher_untrusted(granted.voucher, listener.relay, self._host.peer_id)
+            except BadMessage as error:
+                raise PeerUnreachable(f"the voucher of {listener.relay}: {error}") from error
+        life = min(granted.expires - self._world.wall(), MAX_LIFE)
+        wait = max(life - RENEWAL, life / 2, MIN_RENEWAL)
+        listener.renew_at = self._world.now() + wait
+
+    async def _ask(self, relay: Multiaddr, question: HopMessage) -> tuple[Stream, HopMessage]:
+        """Ask a relay, and return the stream if the answer is yes. Raises
+        `PeerUnreachable`."""
+        peer = relay.peer_id
+        assert peer is not None
+        self._host.add_addrs(peer, [relay], AddrSource.HEARSAY)
+        stream = None
+        try:
+            with trio.fail_after(PATIENCE):
+                stream = await self._host.open_stream(peer, HOP_ID)
+                if not self._host.is_direct(peer):
+                    raise PeerUnreachable(f"{peer} is itself behind a relay")
+                await send_frame(stream, question.encode())
+                answer = decode_hop_untrusted(await receive_message(stream))
+        except BaseException as error:
+            if stream is not None:
+                stream.reset()
+            if isinstance(error, STREAM_FAILURES):
+                reason = str(error) or "no answer"
+                raise PeerUnreachable(f"the relay {peer} is of no use: {reason}") from error
+            raise
+        if answer.kind is not HopType.STATUS or answer.status != HopStatus.OK:
+            stream.reset()
+            raise PeerUnreachable(f"the relay {peer} refuses: {_name(answer.status)}")
+        return stream, answer
+
+    async def serve_stop(self, stream: Stream) -> None:
+        """Take a circuit that a relay brings, and keep its stream open while it is in use."""
+        message = None
+        with trio.move_on_after(PATIENCE):
+            message = decode_stop_untrusted(await receive_message(stream))
+        if message is None:
+            return
+        listener = self._listeners.get(stream.peer)
+        source = message.peer
+        status = HopStatus.OK
+        if message.kind is not StopType.CONNECT or source is None:
+            status = HopStatus.UNEXPECTED_MESSAGE
+        elif listener is None or source in (self._host.peer_id, stream.peer):
+            status = HopStatus.PERMISSION_DENIED
+        await send_frame(stream, StopMessage(kind=StopType.STATUS, status=status).encode())
+        if status is not HopStatus.OK or listener is None or source is None:
+            return
+        circuit = CircuitStream(stream, listener.addr.with_peer(source))
+        if listener.offer(circuit):
+            await circuit.closed.wait()
+        else:
+            stream.reset()
+
+    def on_peer(self, event: PeerEvent) -> None:
+        """A reservation ends with the last connection to its relay: ask for another."""
+        listener = self._listeners.get(event.peer)
+        if listener is not None and event.state is PeerState.DISCONNECTED:
+            listener.offer(None)
+
+    def forget(self, listener: CircuitListener) -> None:
+        """The listener has closed."""
+        if self._listeners.get(listener.relay) is listener:
+            del self._listeners[listener.relay]
+            self._host.protect("relays", self._listeners)
+
+
+def _name(status: int) -> str:
+    try:
+        return HopStatus(status).name
+    except ValueError:
+        return str(status)

@@ -1,0 +1,132 @@
+"""DCUtR: two peers that talk through a relay open a direct connection at the same moment.
+
+Each dials the other from the port at which it listens. Each router then takes the other's first
+packet for an answer to its own. The peer that accepted the circuit (B) starts and is the server
+in what follows; the dialer of the circuit (A) is the client. Specification: libp2p/specs,
+relay/DCUtR.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from p2p.circuit.messages import (
+    DCUTR_ID,
+    MAX_ADDRS,
+    HolePunch,
+    PunchType,
+    decode_punch_untrusted,
+)
+from p2p.circuit.relay import PATIENCE, STREAM_FAILURES, CircuitHost, receive_message
+from p2p.errors import BadMessage
+from p2p.host import Stream, send_frame
+from p2p.identity import PeerId
+from p2p.multiaddr import Multiaddr
+from p2p.world import World
+
+TRIES: Final = 3
+MAX_PUNCHES: Final = 8
+"""Punches of one host at a time."""
+MIN_PORT: Final = 1024
+"""Lowest port that a peer can make us dial: no router maps a client to a lower one."""
+
+logger = logging.getLogger(__name__)
+
+
+class PunchHost(CircuitHost, Protocol):
+    """A host that can dial from the port at which it listens."""
+
+    @property
+    def observed(self) -> tuple[Multiaddr, ...]:
+        """Our own addresses as others may see them, the likeliest first."""
+        ...
+
+    def has_dialled_circuit(self, peer: PeerId) -> bool:
+        """Return True if we dialled ``peer`` through a relay and have no direct connection."""
+        ...
+
+    async def punch(self, peer: PeerId, addrs: Sequence[Multiaddr], *, is_client: bool) -> bool:
+        """Try for a few seconds to make a direct connection. Return True if there is one."""
+        ...
+
+
+class Puncher:
+    """Makes direct connections of circuits, in both parts."""
+
+    def __init__(self, world: World, host: PunchHost) -> None:
+        self._world = world
+        self._host = host
+        self._busy: set[PeerId] = set()
+
+    async def upgrade(self, peer: PeerId) -> None:
+        """Replace a circuit that we accepted from ``peer`` (part B)."""
+        if not self._begin(peer):
+            return
+        try:
+            for number in range(1, TRIES + 1):
+                if self._host.is_direct(peer) or await self._try(peer):
+                    logger.info("punch.direct peer=%s tries=%d", peer.short, number)
+                    return
+        except STREAM_FAILURES as error:
+            logger.info("punch.failed peer=%s reason=%s", peer.short, error)
+        finally:
+            self._busy.discard(peer)
+
+    async def _try(self, peer: PeerId) -> bool:
+        async with await self._host.open_stream(peer, DCUTR_ID) as stream:
+            started = self._world.now()
+            with trio.fail_after(PATIENCE):
+                await send_frame(stream, self._connect())
+                theirs = await _receive(stream, PunchType.CONNECT)
+                round_trip = self._world.now() - started
+                await send_frame(stream, HolePunch(PunchType.SYNC).encode())
+            await self._world.sleep(round_trip / 2)
+        return await self._host.punch(peer, _worth_dialling(theirs), is_client=False)
+
+    async def serve(self, stream: Stream) -> None:
+        """Answer a peer that accepted our circuit (part A)."""
+        peer = stream.peer
+        if not (self._host.has_dialled_circuit(peer) and self._begin(peer)):
+            stream.reset()
+            return
+        try:
+            with trio.fail_after(PATIENCE):
+                theirs = await _receive(stream, PunchType.CONNECT)
+                await send_frame(stream, self._connect())
+                await _receive(stream, PunchType.SYNC)
+            await self._host.punch(peer, _worth_dialling(theirs), is_client=True)
+        except trio.TooSlowError:
+            stream.reset()
+        finally:
+            self._busy.discard(peer)
+
+    def _begin(self, peer: PeerId) -> bool:
+        if peer in self._busy or len(self._busy) >= MAX_PUNCHES:
+            return False
+        self._busy.add(peer)
+        return True
+
+    def _connect(self) -> bytes:
+        return HolePunch(PunchType.CONNECT, self._host.observed[:MAX_ADDRS]).encode()
+
+
+async def _receive(stream: Stream, kind: PunchType) -> tuple[Multiaddr, ...]:
+    message = decode_punch_untrusted(await receive_message(stream))
+    if message.kind is not kind:
+        raise BadMessage(f"a hole punch sent {message.kind.name} for {kind.name}")
+    return message.addrs
+
+
+def _worth_dialling(addrs: Iterable[Multiaddr]) -> list[Multiaddr]:
+    """TCP addresses that a router may have given to a client."""
+    return [
+        addr
+        for addr in addrs
+        if addr.relay is None
+        and addr.parts[0][0] in ("ip4", "ip6")
+        and addr.host_port[1] >= MIN_PORT
+    ]

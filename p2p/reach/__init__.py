@@ -1,0 +1,8 @@
+"""Which of a node's addresses others can dial, and what to do if none can.
+
+The files, in the order in which to read them
+---------------------------------------------
+`messages` has the wire format of AutoNAT v2.
+
+`core` has decisions without I/O.
+"""
