@@ -39,7 +39,7 @@ EXEMPT = {
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",
-    "p2p/node/dashboard/sockets.py": "listens for HTTP, at an address and in the node's folder",
+    "p2p/node/dashboard/server.py": "listens for HTTP, at an address and in the node's folder",
     "p2p/node/config.py": "names the configuration file",
     "p2p/node/live.py": "a line on a person's terminal",
     "p2p/node/process.py": "signals, log file and lock of a real process",
@@ -97,7 +97,7 @@ BROAD_EXCEPTS = {
     # the library that reads a stranger's tokenizer.json raises plain `Exception`, and panics
     "roles/models/tokenizer.py": 1,
     # whatever a role's health raises, or a lie that finds a bug there: showing ends no work
-    "p2p/node/dashboard/feed.py": 1,
+    "p2p/node/dashboard/snapshots.py": 1,
     # what a package's role says of itself only shows, and ends no node
     "p2p/node/border.py": 1,
     # hypercorn is foreign code: what one client triggers in it ends that client's connection

@@ -22,7 +22,7 @@ from p2p.membership.heartbeat import MAX_NAME
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import SignedRun
 from p2p.node.config import NodeConfig, load_config
-from p2p.node.dashboard.sockets import open_faces
+from p2p.node.dashboard.server import open_dashboard
 from p2p.node.invite import MAX_TEXT, PREFIX, decode_invite_untrusted
 from p2p.node.live import ENDED, LiveScreen, Terminal
 from p2p.node.logs import FORMATS
@@ -273,8 +273,8 @@ async def _run_node(start: Start) -> None:
             until_told_to_end(with_parent=options.die_with_parent),
             open_world(options.data, trims=True) as world,
             open_host(world=world, listen=config.listen, config=config.host) as host,
-            open_faces(world, host, start.roles, options.data, options.dashboard) as (
-                sight,
+            open_dashboard(world, host, start.roles, options.data, options.dashboard) as (
+                own,
                 url,
             ),
         ):
@@ -290,7 +290,7 @@ async def _run_node(start: Start) -> None:
                     joined = True
                     node.membership.me.update(version=_software())
                     _report_run(options, node.run, host, has_run=has_run)
-                    sight.open(node)
+                    own.node = node
                     async with trio.open_nursery() as nursery:
                         if options.status is not None:
                             nursery.start_soon(

@@ -14,7 +14,7 @@ import pytest
 from p2p.errors import ConfigError
 from p2p.node.border import Border
 from p2p.node.dashboard.commands import ASK_SECONDS, read
-from p2p.node.dashboard.sockets import SOCKET
+from p2p.node.dashboard.server import SOCKET
 from p2p.node.live import progress_of
 from p2p.node.role import Fact, Progress
 from roles.own.__main__ import main as run_main
