@@ -34,8 +34,10 @@ FORBIDDEN_CALLS = {"open", "hash", "input", "print", "exec", "eval", "__import__
 
 # Who may, and why. A trailing slash stands for a folder.
 EXEMPT = {
-    "p2p/cast/commands/": "command lines: paths in, text out",
-    "p2p/cast/delivery.py": "links files into the folder that a person named",
+    "p2p/cast/commandline.py": "command lines: paths in, text out",
+    "p2p/cast/puller.py": "a command line: links files into the folder that a person named",
+    "p2p/cast/pull_http.py": "a command line: servers' versions into a folder",
+    "p2p/cast/pusher.py": "a command line: paths in, text out",
     "p2p/machine.py": "is the real World",
     "p2p/node/cli.py": "a command line: paths in, text out",
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",
@@ -114,7 +116,7 @@ BROAD_EXCEPTS = {
 SLEEP_IN_LOOP = {
     "p2p/swarm/connector.py": "a listener without free sockets pauses, as trio's own does",
     "roles/trainer/desk.py": "counts the seconds in which it serves: time itself is waited for",
-    "p2p/cast/commands/pull_http.py": "shardcast's servers tell of a version only when asked",
+    "p2p/cast/pull_http.py": "shardcast's servers tell of a version only when asked",
 }
 
 
@@ -423,7 +425,7 @@ def test_shoal_pull_imports_what_it_needs() -> None:
     """No run document, no DHT, no roles; rich only where somebody reads bars."""
     loaded = python(
         "import sys; from p2p.node.commands import load_command; load_command('pull');"
-        " import p2p.cast.commands.pull; print([name for name in sys.modules if"
+        " import p2p.cast.puller; print([name for name in sys.modules if"
         " name.startswith(('p2p.dht', 'p2p.ledger', 'roles', 'torch', 'rich', 'aiohttp'))])"
     )
     assert loaded.strip() == "[]"

@@ -47,6 +47,7 @@ from p2p.node.usage import (
     expanded,
     host_port,
     interruptible,
+    multiaddr,
     say,
     seconds,
     tell,
@@ -155,14 +156,14 @@ def _parse(argv: Sequence[str] | None) -> Options:
     add(
         "--bootstrap",
         action="append",
-        type=_addr,
+        type=multiaddr,
         metavar="ADDR",
         help="a member: /ip4/../tcp/../p2p/..",
     )
     add(
         "--listen",
         action="append",
-        type=_addr,
+        type=multiaddr,
         metavar="ADDR",
         help="default /ip4/0.0.0.0/tcp/0",
     )
@@ -224,13 +225,6 @@ def _parse(argv: Sequence[str] | None) -> Options:
         die_with_parent=parsed.die_with_parent,
         trust_environments=parsed.trust_environments,
     )
-
-
-def _addr(text: str) -> Multiaddr:
-    try:
-        return Multiaddr.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _invite(value: str) -> str:

@@ -13,7 +13,7 @@ from random import Random
 
 import pytest
 
-from p2p.cast.delivery import deliver
+from p2p.cast.puller import deliver
 from p2p.shardcast.index import Index, PolicyFile
 from tests.e2e.cast_process import FILES, LOCAL, cast, contents, folder_at, wait_until
 
