@@ -43,9 +43,9 @@ EXEMPT = {
     "p2p/node/dashboard/commands.py": "a command line: a node's folder in, text out",
     "p2p/node/dashboard/server.py": "listens for HTTP, at an address and in the node's folder",
     "p2p/node/config.py": "names the configuration file",
-    "p2p/node/live.py": "a line on a person's terminal",
+    "p2p/node/screen.py": "a line on a person's terminal",
     "p2p/node/process.py": "signals, log file and lock of a real process",
-    "p2p/node/toml.py": "reads the configuration file before there is a world",
+    "p2p/node/tables.py": "reads the configuration file before there is a world",
     "p2p/node/usage.py": "what command lines share: paths, Ctrl-C, text out",
     "p2p/sandbox/entry.py": "runs inside the worker process",
     "p2p/sandbox/installation.py": "looks where this machine keeps Python",
@@ -101,7 +101,7 @@ BROAD_EXCEPTS = {
     # whatever a role's health raises, or a lie that finds a bug there: showing ends no work
     "p2p/node/dashboard/snapshots.py": 1,
     # what a package's role says of itself only shows, and ends no node
-    "p2p/node/border.py": 1,
+    "p2p/node/role.py": 1,
     # hypercorn is foreign code: what one client triggers in it ends that client's connection
     "p2p/shardcast/http/server.py": 1,
     "p2p/swarm/swarm.py": 1,  # a bug that one peer can trigger must not take every peer down
@@ -479,7 +479,7 @@ def test_no_two_files_need_each_other_not_even_for_types() -> None:
     """In a circle there is no first file to read."""
     files = {module_of(path): path for path in SOURCES}
     graph = {name: imports_of(path, set(files)) - {name} for name, path in files.items()}
-    assert {"p2p.host", "p2p.world"} <= graph["p2p.node.services"]
+    assert {"p2p.host", "p2p.world"} <= graph["p2p.node.role"]
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 

@@ -19,10 +19,17 @@ from p2p.errors import BadMessage, ConfigError, StorageError
 from p2p.host import Host, request, serve_requests
 from p2p.identity import PeerId, ProtocolId
 from p2p.meter import StrangerMeter
-from p2p.node.admission import Capability, SignedRun
-from p2p.node.credential import MAX_SHOWN, Credential
-from p2p.node.guests import why_not_by
-from p2p.node.invite import MAX_PASS, Invite, check_grant, decode_invite_untrusted
+from p2p.node.admission import (
+    MAX_PASS,
+    MAX_SHOWN,
+    Capability,
+    Credential,
+    Invite,
+    SignedRun,
+    check_grant,
+    decode_invite_untrusted,
+    why_not_by,
+)
 from p2p.node.rundoc import RunBook
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.world import World

@@ -48,20 +48,18 @@ from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import (
     Capability,
+    Credential,
+    GuestBook,
     OtherRun as OtherRun,  # where this module's callers look for it
     RunReader,
     SignedRun,
     UnusableEdition,
     check_same_run,
-)
-from p2p.node.credential import (
-    Credential,
     decode_credential_untrusted,
     work_bits,
     work_cost,
     work_untrusted,
 )
-from p2p.node.guests import GuestBook
 from p2p.node.rival import (
     MAX_RIVAL_REQUEST,
     RIVAL_PROTOCOL,
@@ -194,9 +192,7 @@ class _Refusal:
 
 
 class RunBook:
-    """The newest document of this node's one run. An `Admission`: its answers follow the
-    document.
-    """
+    """The newest document of this node's one run. Its answers follow the document."""
 
     def __init__(self, world: World, reader: RunReader) -> None:
         self._world = world

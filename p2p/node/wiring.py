@@ -6,6 +6,8 @@ Heartbeats find the members that are near in the overlay; the DHT finds the rest
 publishes a record under the name of its run; a node that has no neighbours, or misses a trainer
 or a validator, looks it up. The two ways are tried side by side: a swarm whose heartbeats were
 cut in two heals through the DHT.
+
+Proofs that an officer of the run has told two stories travel by gossip.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import trio
@@ -21,17 +24,65 @@ import trio
 from p2p.concurrency import AutoResetEvent
 from p2p.dht import Namespace, PublisherKind, Record
 from p2p.errors import BadMessage, ConfigError
+from p2p.gossip import Gossip, Validity
+from p2p.gossip.messages import MAX_DATA
 from p2p.host import AddrSource, Host
 from p2p.identity import PeerId
+from p2p.ledger import LedgerExchange, LedgerFork
 from p2p.membership import Change, MemberEvent, Membership
 from p2p.multiaddr import Multiaddr, decode_multiaddr_untrusted
 from p2p.node.admission import Capability, SignedRun
 from p2p.node.bearer import ask_admission, shown_by
+from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
-from p2p.node.services import Node
 from p2p.node.trouble import PEER_TROUBLE
 from p2p.policy import PolicyVersion
 from p2p.wire import pack, unpack_untrusted
+
+logger = logging.getLogger(__name__)
+
+
+def fork_topic(run_id: bytes) -> str:
+    """The gossip topic on which proofs of two stories travel."""
+    return f"/shoal/run/{run_id.hex()}/stories"
+
+
+def fellows(membership: Membership, host: Host, run_id: bytes) -> list[PeerId]:
+    """Whom to ask: members of the run that are connected, of whom each has five or more."""
+    connected = dict.fromkeys(host.connected)
+    return [
+        one.peer for one in membership.members() if one.run == run_id and one.peer in connected
+    ]
+
+
+def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None:
+    """Hear proofs on the topic of the run, and tell those that are found here; nothing in a run
+    whose nodes do not exchange ledgers."""
+    if ledgers.is_on:
+        topic = fork_topic(run_id)
+        gossip.subscribe(topic, partial(judge_fork, ledgers), _taken_when_judged)
+        ledgers.on_found(partial(tell_fork, gossip, topic))
+
+
+def _taken_when_judged(_: PeerId, __: bytes) -> None:
+    """The ledgers took the proof when they judged it."""
+
+
+def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
+    """Whether gossip passes a proof on: only one that proves something, and is news."""
+    try:
+        return Validity.ACCEPT if ledgers.hear_fork_untrusted(data) else Validity.IGNORE
+    except BadMessage as error:
+        logger.info("ledger.proof_refused author=%r reason=%s", author, error)
+        return Validity.REJECT
+
+
+def tell_fork(gossip: Gossip, topic: str, fork: LedgerFork) -> None:
+    """Pass a proof on that was found here. One that is too long for gossip goes from question
+    to question."""
+    if len(data := fork.encode()) <= MAX_DATA:
+        gossip.publish(topic, data)
+
 
 RUN_ID_BYTES: Final = 32
 """A run's id is a SHA-256 digest."""
@@ -49,8 +100,6 @@ do.
 UPLOAD_SHARE: Final = 0.9
 """Share of its uplink that a node offers to policies: a line filled to the brim starves its own
 acknowledgements."""
-
-logger = logging.getLogger(__name__)
 
 
 async def find_peer(membership: Membership, host: Host, book: RunBook, peer: PeerId) -> None:

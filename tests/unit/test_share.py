@@ -16,8 +16,7 @@ from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.node.config import NodeConfig, load_config
 from p2p.node.dashboard.snapshots import OwnView, in_words
-from p2p.node.rest import PAUSED, Rest
-from p2p.node.share import ShareConfig
+from p2p.node.share import PAUSED, Rest, ShareConfig
 from p2p.policy import PolicyVersion
 from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.throttle import Throttle
