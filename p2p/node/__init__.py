@@ -10,16 +10,16 @@ The files, in the order in which to read them
 services learn from each other, and how a node finds its fellows; `policies` is the part of it
 that `p2p.cast` has as well. `rundoc` keeps the run document: where it comes from, what may
 replace it, which peer gets it; `rival` keeps the proof if its owner has signed two of one
-epoch; `admission` says who may do what, by the document or by invite, and `bearer` is a node
-that has an invite. `clock` tells peers the time; `share` is what an owner lends of the machine,
+epoch; `admission` says who may do what, by the document or by invite, and `guests` counts who
+is in by invite. `clock` tells peers the time; `share` is what an owner lends of the machine,
 and when. `trouble` is what one peer may cause, and what a person can look into then.
 
-Around that, a process: `commands` (the command line ``shoal``, and what other packages bring),
+Around that, a process: `commands` (the command line ``shoal``),
 `cli` (``shoal node``), `usage` (what all our command lines do alike), `process` (folder, lock,
 log, signals), `screen` (what a person is shown on a terminal), `dashboard` (the page, the
 numbers, the commands that ask), to which roles contribute `panels`. Configuration: `config`
 (one table per component), read into frozen dataclasses by `tables`. `plugins` finds roles and
-readers of run documents in other packages.
+readers of run documents in other packages, by their `entries`.
 
 How data flows
 --------------

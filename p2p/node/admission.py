@@ -16,22 +16,13 @@ identity.
     owner --run file--> inviter --invite (text, secret)--> volunteer --pass (no secret)--> all
 
 One key an invite, and not one a use: bearers of one text would have to agree on who takes
-which. So uses are counted by who judges passes (`GuestBook`): the first so many
+which. So uses are counted by who judges passes (`p2p.node.guests`): the first so many
 identities that a node meets are in, for good. All members hear all heartbeats, so they count
 the same ones; a text that is handed to too many at a time may have each count its own first.
 
 Delegation is one step deep: an inviter is named by the owner's signature on an edition, and
 cannot name others. Editions take back, too: an invite, or all of an inviter's. And as no node
 can know when a pass was made, expiry ends what the invite admitted to, not only its use.
-
-A *guest* is an identity whose pass this node has judged: signed by an inviter of the newest
-edition, for this run and this identity, not over, not taken back, and among the first so many
-that came with that invite. Guests are kept on disk, so that who was counted before a restart is
-counted after it. What the edition says now, and what the clock says, is asked each time anew:
-an invite that was taken back admits nobody from the next edition on.
-
-Bounded: `MAX_GUESTS` in all and a quarter of them for each inviter, so that one who invites the
-whole world leaves the others their places. Only an inviter's signature makes an entry.
 
 A heartbeat shows a *credential*: a place in the DHT, an invite, work for the run.
 
@@ -48,17 +39,14 @@ from __future__ import annotations
 
 import base64
 import binascii
-import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import Enum
 from typing import Final, Protocol
 
-from p2p.concurrency import Notifier
 from p2p.dht.stamp import NONCE_BYTES, SECONDS_PER_TRY, find_nonce, zero_bits
-from p2p.errors import BadMessage, StorageError
+from p2p.errors import BadMessage
 from p2p.identity import (
     SEED_BYTES,
     SIGNATURE_BYTES,
@@ -69,9 +57,6 @@ from p2p.identity import (
     decode_peer_id_untrusted,
 )
 from p2p.wire import fields_untrusted, pack, unpack_untrusted
-from p2p.world import World
-
-logger = logging.getLogger(__name__)
 
 
 class UnusableEdition(BadMessage):
@@ -483,200 +468,3 @@ def find_work(run: bytes, peer: PeerId, bits: int, first: int) -> bytes:
     """The first nonce worth ``bits`` of the `TRIES` from ``first`` on, or nothing: a pure
     function, for a worker thread."""
     return find_nonce(_WORK_DOMAIN + run + peer.digest, bits, range(first, first + TRIES))
-
-
-GUESTS: Final = "guests"
-"""Folder of the passes that were judged good, a file for each guest."""
-MAX_GUESTS: Final = 4_096
-"""Identities that are in by invite: more than the lists of a run file name. 2 MiB."""
-MAX_GUESTS_OF_ONE: Final = MAX_GUESTS // 4
-"""Of one inviter."""
-TIDY: Final = 60.0
-"""Seconds between two looks at who is in no more, while there is no place: 2 ms each."""
-MAX_KEPT: Final = MAX_PASS + 64
-"""Bytes of a guest's file."""
-
-
-def why_not_by(grant: Grant, run: SignedRun, wall: float) -> str:
-    """Why the newest edition, or the clock, does not let a grant admit; empty if they do."""
-    ask = "ask the run's owner for another one"
-    if grant.inviter != run.owner and grant.inviter not in run.guest_rules.inviters:
-        return (
-            f"the invite is forged, or its inviter {grant.inviter} may not invite any more:"
-            f" {ask}"
-        )
-    if wall > grant.expiry + EXPIRY_TOLERANCE:
-        return f"the invite expired on {grant.until}: {ask}"
-    if grant.id in run.guest_rules.revoked:
-        return f"the invite {grant.id} was revoked by the run's owner: {ask}"
-    return ""
-
-
-def _gives_more(new: Grant, old: Grant) -> bool:
-    """Whether ``new`` admits to all that ``old`` does, and to more, or for longer."""
-    mine, before = ROLES[new.role], ROLES[old.role]
-    return mine >= before and (mine > before or new.expiry > old.expiry)
-
-
-class GuestBook:
-    """The guests that this node knows."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._guests: dict[PeerId, Pass] = {}
-        self._taken: Counter[PeerId] = Counter()
-        """Uses of each invite, by its key."""
-        self._of: Counter[PeerId] = Counter()
-        """Guests of each inviter."""
-        self._tidied: tuple[int, float] = (0, 0.0)
-        """The edition and the minute in which was looked who is in no more."""
-        self._unkept: dict[PeerId, None] = {}
-        """Guests that the disk has not taken yet."""
-        self._came = Notifier()
-
-    def __len__(self) -> int:
-        return len(self._guests)
-
-    def admit(self, run: SignedRun, peer: PeerId, data: bytes) -> None:
-        """Judge a pass; from now on its bearer is a guest. Raises `Uninvited`, with the remedy,
-        or `BadMessage`."""
-        shown = decode_pass_untrusted(data)
-        grant, known = shown.grant, self._guests.get(peer)
-        wall = self._world.wall()
-        why_not = why_not_by(grant, run, wall)
-        if why_not:
-            raise Uninvited(why_not)
-        # Passes are no secret: whoever shows an old one of a guest takes nothing from it.
-        if known is not None and (
-            known.grant == grant
-            or not (_gives_more(grant, known.grant) or why_not_by(known.grant, run, wall))
-        ):
-            return
-        shown.check(run.id, peer, self._world.verify)
-        if self._taken[grant.key] >= grant.uses:
-            raise Uninvited(
-                f"all {grant.uses} uses of the invite {grant.id} are taken by others: ask"
-                f" {grant.inviter} for one of your own"
-            )
-        self._make_room(run, grant)
-        self._enter(peer, shown)
-        self._unkept[peer] = None
-        self._came.notify_all()
-
-    def _make_room(self, run: SignedRun, grant: Grant) -> None:
-        """Raise `Uninvited` unless there is a place; who is in no more gives up its own."""
-        if not self._has_room(grant.inviter):
-            self._tidy(run)
-        if not self._has_room(grant.inviter):
-            raise Uninvited(
-                f"{grant.inviter} has invited more than a node remembers: ask the run's owner"
-                " to name you in the run file (allowed, in [admission])"
-            )
-
-    def _has_room(self, inviter: PeerId) -> bool:
-        return len(self._guests) < MAX_GUESTS and self._of[inviter] < MAX_GUESTS_OF_ONE
-
-    def _tidy(self, run: SignedRun) -> None:
-        """Forget who is in no more: once for each edition and minute, as it looks at all, and
-        whoever has the text of an invite can ask for it."""
-        wall = self._world.wall()
-        moment = run.epoch, wall // TIDY
-        if moment == self._tidied:
-            return
-        self._tidied = moment
-        gone = [who for who, one in self._guests.items() if why_not_by(one.grant, run, wall)]
-        for who in gone:
-            self._leave(who)
-            self._unkept[who] = None
-
-    def _enter(self, peer: PeerId, shown: Pass) -> None:
-        self._leave(peer)
-        self._guests[peer] = shown
-        self._taken[shown.grant.key] += 1
-        self._of[shown.grant.inviter] += 1
-
-    def _leave(self, peer: PeerId) -> None:
-        """It has the use of its invite no more, nor a place; harmless if it has none."""
-        shown = self._guests.pop(peer, None)
-        if shown is None:
-            return
-        for counts, of in ((self._taken, shown.grant.key), (self._of, shown.grant.inviter)):
-            counts[of] -= 1
-            if not counts[of]:
-                del counts[of]
-
-    def may(self, run: SignedRun, peer: PeerId, capability: Capability) -> bool:
-        """Whether an invite gives ``peer`` this, as of now."""
-        return peer in self._guests and not self.why_not(run, peer, capability)
-
-    def is_guest(self, run: SignedRun, peer: PeerId) -> bool:
-        """Whether an invite lets ``peer`` into the run, whatever it may do there."""
-        return self.may(run, peer, Capability.GOSSIP)
-
-    def why_not(self, run: SignedRun, peer: PeerId, capability: Capability) -> str:
-        """Why no invite gives ``peer`` this, with the remedy; empty if one does."""
-        shown = self._guests.get(peer)
-        if shown is None:
-            return (
-                f"{peer} is not on the run's list, and no invite of it is known here: ask the"
-                " run's owner for one, and start the node with --invite"
-            )
-        why_not = why_not_by(shown.grant, run, self._world.wall())
-        if not why_not and capability not in ROLES[shown.grant.role]:
-            return (
-                f"its invite is for the role {shown.grant.role}, not to {capability.value}: ask"
-                " the run's owner for one that is"
-            )
-        return why_not
-
-    # On disk.
-
-    async def recall(self, run: SignedRun) -> None:
-        """Read who was counted in earlier lives; what admits nobody any more is removed."""
-        disk = self._world.disk
-        for name in (await disk.list(GUESTS))[:MAX_GUESTS]:
-            path = f"{GUESTS}/{name}"
-            try:
-                peer, shown = _kept_untrusted(await disk.read(path, 0, MAX_KEPT))
-                shown.check(run.id, peer, self._world.verify)
-            except BadMessage as error:
-                logger.warning("guest_void %s: %s", path, error)
-                await self._remove(path)
-                continue
-            self._enter(peer, shown)
-
-    async def keep_forever(self) -> None:
-        """Write down who has come, until cancelled; what the disk refuses is tried again with
-        the next."""
-        while True:
-            refused: list[PeerId] = []
-            while self._unkept:
-                peer = next(iter(self._unkept))
-                del self._unkept[peer]
-                if not await self._keep(peer):
-                    refused.append(peer)
-            self._unkept.update(dict.fromkeys(refused))
-            await self._came.wait()
-
-    async def _keep(self, peer: PeerId) -> bool:
-        path, shown = f"{GUESTS}/{peer.public_key.hex()}", self._guests.get(peer)
-        if shown is None:
-            await self._remove(path)
-            return True
-        try:
-            await self._world.disk.replace(path, pack([peer.digest, shown.to_bytes()]))
-        except StorageError as error:
-            logger.warning("guest_not_kept %s: %s", path, error)
-            return False
-        return True
-
-    async def _remove(self, path: str) -> None:
-        try:
-            await self._world.disk.remove(path)
-        except StorageError as error:
-            logger.warning("guest_not_removed %s: %s", path, error)
-
-
-def _kept_untrusted(data: bytes) -> tuple[PeerId, Pass]:
-    peer, shown = fields_untrusted(unpack_untrusted(data), bytes, bytes, what="guest")
-    return decode_peer_id_untrusted(peer), decode_pass_untrusted(shown)

@@ -1,43 +1,20 @@
 """The command line ``shoal``: it finds a command, and imports nothing that only others need.
 
 Most of what ``shoal pull --help`` costs is imports: a node's would make it a third more.
-
-Entry points are what other packages bring, by name.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points, version
+from importlib.metadata import version
 from typing import Final, cast
 
 from p2p.errors import ConfigError
+from p2p.node.entries import installed, load
 from p2p.node.usage import WRONG_USAGE, did_you_mean, interruptible, say
-
-
-def installed(group: str) -> dict[str, EntryPoint]:
-    """The entry points of one group, of all installed packages."""
-    return {point.name: point for point in entry_points(group=group)}
-
-
-def load(target: str, name: str, what: str) -> object:
-    """Import ``target``, given as ``module:attribute``. Raises `ConfigError`, which calls it
-    the ``what`` called ``name``."""
-    module, _, attribute = target.partition(":")
-    try:
-        found: object = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"the {what} {name!r} cannot be loaded from {target}: {error}"
-        ) from error
-    return found
-
 
 COMMANDS: Final = "shoal.commands"
 

@@ -40,7 +40,6 @@ from p2p.membership import Membership, open_membership
 from p2p.meter import StrangerMeter
 from p2p.multiaddr import Multiaddr
 from p2p.node.admission import Capability, RunReader, decode_credential_untrusted
-from p2p.node.bearer import serve_admission, shown_by, take_invite
 from p2p.node.clock import PeerClocks, serve_clock
 from p2p.node.config import NodeConfig
 from p2p.node.plugins import open_run_untrusted
@@ -48,7 +47,16 @@ from p2p.node.policies import judge_announcement, policy_topic, roster
 from p2p.node.role import Node, Role
 from p2p.node.rundoc import RunBook
 from p2p.node.share import Rest
-from p2p.node.wiring import Wiring, fellows, find_peer, run_records, tell_stories
+from p2p.node.wiring import (
+    Wiring,
+    fellows,
+    find_peer,
+    run_records,
+    serve_admission,
+    shown_by,
+    take_invite,
+    tell_stories,
+)
 from p2p.shardcast import open_shardcast
 from p2p.world import World
 

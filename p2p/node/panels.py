@@ -13,7 +13,7 @@ from enum import Enum
 from typing import Final, cast
 
 from p2p.errors import ConfigError
-from p2p.node.commands import installed, load
+from p2p.node.entries import installed, load
 
 PANELS: Final = "shoal.panels"
 

@@ -13,7 +13,7 @@ from typing import Final, cast
 from p2p.errors import BadMessage, ConfigError
 from p2p.identity import Verify
 from p2p.node.admission import OtherRun, RunReader, SignedRun
-from p2p.node.commands import installed, load
+from p2p.node.entries import installed, load
 from p2p.node.role import Role
 from p2p.node.usage import did_you_mean
 

@@ -49,8 +49,7 @@ from p2p.multiaddr import Multiaddr
 from p2p.node.admission import (
     Capability,
     Credential,
-    GuestBook,
-    OtherRun as OtherRun,  # where this module's callers look for it
+    OtherRun as OtherRun,
     RunReader,
     SignedRun,
     UnusableEdition,
@@ -60,6 +59,7 @@ from p2p.node.admission import (
     work_cost,
     work_untrusted,
 )
+from p2p.node.guests import GuestBook
 from p2p.node.rival import (
     MAX_RIVAL_REQUEST,
     RIVAL_PROTOCOL,

@@ -21,11 +21,11 @@ from rich.live import Live
 from p2p.concurrency import leaves
 from p2p.errors import ConfigError, ShoalError, StorageError
 from p2p.machine import open_world
-from p2p.node.commands import installed
 from p2p.node.dashboard.core.picture import NodeView, SwarmView
 from p2p.node.dashboard.page import write_report
 from p2p.node.dashboard.server import Dashboard
 from p2p.node.dashboard.snapshots import Snapshots
+from p2p.node.entries import installed
 from p2p.node.panels import PANELS, load_panels
 from p2p.node.process import told_by_signals
 from p2p.node.usage import ignore_interrupts, is_interrupt

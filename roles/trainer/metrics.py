@@ -20,7 +20,7 @@ from typing import Final, Protocol, cast
 import trio
 
 from p2p.errors import ConfigError, MissingDependency
-from p2p.node.commands import installed, load
+from p2p.node.entries import installed, load
 from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)

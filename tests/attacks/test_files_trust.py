@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import trio
 
-from p2p.node.admission import GUESTS, Capability
-from p2p.node.bearer import PASS_PATH, shown_by, take_invite
+from p2p.node.admission import Capability
+from p2p.node.guests import GUESTS
 from p2p.node.share import PAUSED, Rest, ShareConfig
+from p2p.node.wiring import PASS_PATH, shown_by, take_invite
 from roles.contract.core.file import AdmissionRules, sign_run
 from roles.inference.work_stamp import WORK_PATH, keep_stamped
 from tests.unit.test_invites import GENERATE, GUEST, Wall, book_at, invite, shown

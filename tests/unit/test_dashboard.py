@@ -28,7 +28,6 @@ from p2p.host import PeerEvent, PeerState
 from p2p.identity import KeyPair
 from p2p.machine import open_world
 from p2p.multiaddr import Multiaddr
-from p2p.node.commands import installed
 from p2p.node.dashboard.commands import describe, following, peer_lines, read
 from p2p.node.dashboard.core.picture import (
     GONE_SECONDS,
@@ -47,6 +46,7 @@ from p2p.node.dashboard.metrics import write_metrics
 from p2p.node.dashboard.page import PARTS, STATIC, write_report
 from p2p.node.dashboard.server import SOCKET, Dashboard
 from p2p.node.dashboard.snapshots import MAX_VIEWERS, OwnView, Snapshots
+from p2p.node.entries import installed
 from p2p.node.panels import PANELS, Kind, Panel, Value, load_panels
 
 ROLES = load_panels(installed(PANELS))

@@ -23,9 +23,9 @@ from p2p.node.admission import (
     decode_invite_untrusted,
     sign_invite,
 )
-from p2p.node.bearer import PASS_PATH, ask_admission, invite_pass
 from p2p.node.cli import _parse
 from p2p.node.rundoc import RunBook, RunConfig
+from p2p.node.wiring import PASS_PATH, ask_admission, invite_pass
 from p2p.transport.memory import MemoryNetwork
 from roles.contract.core.file import AdmissionMode, AdmissionRules, Run, open_run, sign_run
 from roles.own.__main__ import main

@@ -13,8 +13,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from p2p.node.commands import installed
 from p2p.node.dashboard.core.picture import Health, SwarmView, find, plain
+from p2p.node.entries import installed
 from p2p.node.panels import Kind, Panels, Value
 from p2p.node.plugins import NO_ROLE, ROLES
 from p2p.shardcast.config import ShardcastStats

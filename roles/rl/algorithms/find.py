@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2p.errors import ConfigError
-from p2p.node.commands import installed, load
+from p2p.node.entries import installed, load
 from roles.rl.algorithms.base import Algorithm, Group, Sequences, Tokens, check_range, k3
 
 if TYPE_CHECKING:

@@ -1,0 +1,28 @@
+"""Entry points: what other packages bring, by name."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+
+from p2p.errors import ConfigError
+
+
+def installed(group: str) -> dict[str, EntryPoint]:
+    """The entry points of one group, of all installed packages."""
+    return {point.name: point for point in entry_points(group=group)}
+
+
+def load(target: str, name: str, what: str) -> object:
+    """Import ``target``, given as ``module:attribute``. Raises `ConfigError`, which calls it
+    the ``what`` called ``name``."""
+    module, _, attribute = target.partition(":")
+    try:
+        found: object = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"the {what} {name!r} cannot be loaded from {target}: {error}"
+        ) from error
+    return found
