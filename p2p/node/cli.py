@@ -134,12 +134,13 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="print the node's health, a JSON line, that often; implies --json")
     add("--dashboard", type=host_port, metavar="HOST:PORT",
         help="show a page there, such as 127.0.0.1:8080; elsewhere it asks for a token")
-    add("--invite", type=_invite, metavar="TEXT|FILE", default="",
+    add("--invite", type=_invite, metavar="TEXT|FILE",
         help="an invite to the run, or the file that holds it; needed at the first start only")
     add("--die-with-parent", action="store_true", help=argparse.SUPPRESS)
     # fmt: on
     options = parser.parse_args(argv)
     options.role = tuple(options.role or (NO_ROLE,))
+    options.invite = options.invite or ""  # argparse would read a default that is text
     options.data = expanded(options.data)
     options.json = options.json or options.status is not None
     return options
