@@ -49,6 +49,7 @@ from p2p.node.admission import (
     decode_invite_untrusted,
 )
 from p2p.node.guests import why_not_by
+from p2p.node.policies import taken_when_judged
 from p2p.node.role import Node
 from p2p.node.rundoc import MAX_PAUSE, Answers, OtherRun, RunBook
 from p2p.node.trouble import PEER_TROUBLE
@@ -171,12 +172,8 @@ def tell_stories(gossip: Gossip, ledgers: LedgerExchange, run_id: bytes) -> None
     whose nodes do not exchange ledgers."""
     if ledgers.is_on:
         topic = fork_topic(run_id)
-        gossip.subscribe(topic, partial(judge_fork, ledgers), _taken_when_judged)
+        gossip.subscribe(topic, partial(judge_fork, ledgers), taken_when_judged)
         ledgers.on_found(partial(tell_fork, gossip, topic))
-
-
-def _taken_when_judged(_: PeerId, __: bytes) -> None:
-    """The ledgers took the proof when they judged it."""
 
 
 def judge_fork(ledgers: LedgerExchange, author: PeerId, data: bytes) -> Validity:
@@ -290,7 +287,9 @@ class Wiring:
             nursery.start_soon(node.book.follow_hints, node.host, node.config.run.ask_timeout)
             nursery.start_soon(node.book.guests.keep_forever)
             nursery.start_soon(self._tell_policy)
-            nursery.start_soon(node.ledgers.run, self._tell_head)
+            nursery.start_soon(
+                node.ledgers.run, lambda head: node.membership.me.update(ledger=head)
+            )
             nursery.start_soon(self._join)
             nursery.start_soon(self._find)
             named = [addr.peer_id for addr in self._bootstrap]
@@ -323,10 +322,6 @@ class Wiring:
         node.membership.interest(officers, has_audience=node.peer_id in node.run.officers)
         node.host.protect("officers", officers)
         node.ledgers.follow(node.run.officers)
-
-    def _tell_head(self, head: bytes) -> None:
-        """Our heartbeats say how our ledger ends."""
-        self._node.membership.me.update(ledger=head)
 
     async def _tell_policy(self) -> None:
         """Our heartbeat says which policy we hold whole, and what our uplink has carried, or
