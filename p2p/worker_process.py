@@ -191,6 +191,8 @@ class ProcessWorker:
         self._stdin = _stream_of(process.stdin.fileno())
         self._stdout = _stream_of(process.stdout.fileno())
         self._stderr = None if process.stderr is None else _stream_of(process.stderr.fileno())
+        self._ended = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
+        """Can be read when the child has ended; None where there is no such thing."""
         for pipe in (process.stdin, process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -274,6 +276,22 @@ class ProcessWorker:
 
     async def _exchange(self, request: bytes) -> bytes | ShoalError:
         """The reply, or why there is none."""
+        async with trio.open_nursery() as nursery:
+            if self._ended is not None:
+                nursery.start_soon(self._let_go, self._ended)
+            answer = await self._ask(request)
+            nursery.cancel_scope.cancel()
+        return answer
+
+    async def _let_go(self, ended: int) -> None:
+        """When the child has ended, end what it started as well: that holds its pipes, and the
+        reply would be waited for for ever. What is in no group of ours keeps them."""
+        await trio.lowlevel.wait_readable(ended)
+        self._kill_group()
+        await trio.sleep(KILL_AFTER)  # noqa: TID251 - no world
+        await self._stdout.aclose()
+
+    async def _ask(self, request: bytes) -> bytes | ShoalError:
         try:
             await self._stdin.send_all(len(request).to_bytes(4, "big") + request)
             length = int.from_bytes(await self._read(4), "big")
@@ -318,6 +336,9 @@ class ProcessWorker:
         await self._wait()
         while self._resting:
             os.close(self._resting.pop())
+        if self._ended is not None:
+            os.close(self._ended)
+            self._ended = None
         for orphan in self._inner:
             await trio.to_thread.run_sync(_bury, orphan)
         await self._hear_out()

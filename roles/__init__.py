@@ -13,5 +13,7 @@ processes, and `roles.shared` has what all layers use. `roles.contract` is the s
 is a whole swarm on one machine; `roles.own` makes and plays a run of one's own;
 `roles.calibrate` measures what honest work of a run looks like, for its limits; `roles.doctor`
 says what a machine lacks; `roles.ledger` reads what nodes have signed, and makes receipts of
-it.
+it; `roles.chat` lets a person talk to what was trained, and measures it.
+
+`shoal` is the command line, which imports the rest once it has been asked for something.
 """

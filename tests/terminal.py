@@ -67,6 +67,10 @@ class Terminal:
         """Send what the key does."""
         os.write(self._keys, b"\x03")
 
+    def type(self, text: str) -> None:
+        """Type a line."""
+        os.write(self._keys, f"{text}\n".encode())
+
     def end(self) -> int:
         """Return the exit code once it has ended."""
         while self._read():

@@ -55,6 +55,7 @@ EXEMPT = {
     "p2p/transport/tcp.py": "is the real Network",
     "p2p/worker_process.py": "is the real World's processes",
     "roles/calibrate/": "a command line: weights and a run file in, limits out",
+    "roles/chat/": "a command line: a model's folder in, text out",
     "roles/demo/command.py": "a command line: makes the folder of a run",
     "roles/ledger/command.py": "a command line: paths in, text out",
     "roles/ledger/reading.py": "a command line: nodes' folders in, ledgers out",

@@ -21,7 +21,7 @@ def load(target: str, name: str, what: str) -> object:
         found: object = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # a package's program runs at its import
         raise ConfigError(
             f"the {what} {name!r} cannot be loaded from {target}: {error}"
         ) from error

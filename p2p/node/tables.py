@@ -214,7 +214,7 @@ def parse_toml(data: bytes, where: str) -> Table:
         raise ConfigError(f"{where} is too long for a configuration (at most {MAX_TOML} bytes)")
     try:
         return tomllib.loads(data.decode("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5,000 digits
         raise ConfigError(f"{where} is not TOML: {error}") from None
 
 

@@ -40,7 +40,7 @@ from p2p.node.admission import Capability
 from p2p.node.node import Node
 from p2p.offence import Offence
 from p2p.patience import move_on_after_own
-from p2p.wire import MIB
+from p2p.wire import KI, MIB
 from p2p.world import World
 from roles.contract.core.diloco import DilocoTerms, Goal, Joining
 from roles.diloco.config import DilocoConfig
@@ -165,9 +165,12 @@ class DilocoSession:
         """``meter`` bounds what peers get that are no members of the run; none is no bound."""
         self._world, self._host, self._run, self._terms = world, host, run, terms
         self._config, self._engine, self._may_train = config, engine, may_train
-        self._founders = tuple(founders)
+        self._beginning = genesis(run, founders)
+        self.history = self._beginning.digest
+        """What members sign is bound to it: an edition that begins anew with other founders has
+        steps of the same numbers, and what was signed there would convict who signs here."""
         self._arithmetic = Arithmetic(terms, engine.size)
-        self._store = MemberStore(world, run, self._arithmetic, engine)
+        self._store = MemberStore(world, self.history, self._arithmetic, engine)
         self._durable = Durable(world, "trainer")
         self._meter = meter
         self.server = PieceServer(world, may_train, self._may_have)
@@ -268,8 +271,7 @@ class DilocoSession:
     async def _open(self) -> None:
         """What an earlier life has left, or the beginning."""
         world, terms, store = self._world, self._terms, self._store
-        first = genesis(self._run, self._founders)
-        records = await store.records(first, world.verify, terms.anchor)
+        records = await store.records(self._beginning, world.verify, terms.anchor)
         held, kept = -1, await store.kept()
         found = await store.state(records[1:][-RECENT:])
         if found is None and len(records) == 1:
@@ -283,7 +285,7 @@ class DilocoSession:
             world.signer,
             terms.rounds(),
             self._arithmetic.grid,
-            run=self._run,
+            run=self.history,
             records=records,
             held=held,
             kept=kept,
@@ -330,11 +332,11 @@ class DilocoSession:
     def _on_message(self, peer: PeerId, data: bytes) -> None:
         if not self._may_train(peer):
             return  # it may have a newer edition of the run than we
-        message = decode_message_untrusted(data)
-        if self._waiting + len(data) > MOST_WAITING:
+        message, size = decode_message_untrusted(data), len(data) + KI  # as an object has
+        if self._waiting + size > MOST_WAITING:
             return
-        self._waiting += len(data)
-        self._feed(ev.Received(peer, message), len(data))
+        self._waiting += size
+        self._feed(ev.Received(peer, message), size)
 
     def _may_have(self, peer: PeerId, size: int) -> bool:
         """Return True if ``peer`` is a member of the DiLoCo run, or the meter has room for it:
@@ -425,7 +427,7 @@ class DilocoSession:
             self._feed(ev.Received(said.author, said))
 
         reduction = Reduction(
-            self._world, self._world.signer, self._world.verify, self._run, self._engine,
+            self._world, self._world.signer, self._world.verify, self.history, self._engine,
             self.server, self.client, request,
             self._store.mean_file(request.plan.step, request.view),
             lambda fault: self._feed(ev.Found(fault)), heard,

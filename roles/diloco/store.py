@@ -52,11 +52,14 @@ class MemberStore:
     ) -> None:
         self._disk, self._run = world.disk, run
         self._arithmetic, self._engine = arithmetic, engine
+        self._size = 0
+        """Bytes of the records."""
 
     async def records(
         self, first: Record, verify: Verify, anchor: PeerId | None
     ) -> list[Record]:
-        """All that follow ``first``, which is not on disk; up to the first that does not."""
+        """All that follow ``first``, which is not on disk; up to the first that does not. Of a
+        run that began with others they are put aside: only a person may throw them away."""
         found = [first]
         if await self._disk.size(RECORDS) is None:
             return found
@@ -70,17 +73,20 @@ class MemberStore:
                 found.append(record)
         except BadMessage as error:
             logger.warning("diloco_records_cut at=%d: %s", len(found), error)
+            if len(found) == 1:
+                await self._disk.rename(RECORDS, f"{RECORDS}-before")
         whole = b"".join(frame(encode_message(one)) for one in found[1:])
         if whole != data:  # a crash cut the last one off
             await self._disk.replace(RECORDS, whole)
+        self._size = len(whole)
         return found
 
     async def add(self, records: Sequence[Record]) -> None:
-        """Append records, durably."""
-        await self._disk.append(
-            RECORDS, b"".join(frame(encode_message(one)) for one in records)
-        )
+        """Append records, durably. May be repeated: a full disk takes a part of them."""
+        data = b"".join(frame(encode_message(one)) for one in records)
+        await self._disk.write(RECORDS, data, self._size)
         await self._disk.fsync(RECORDS)
+        self._size += len(data)
 
     async def keep(self, kept: Keep) -> None:
         """Make durable what was signed."""

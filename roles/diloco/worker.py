@@ -21,6 +21,7 @@ import numpy as np
 from p2p.errors import ConfigError, MissingDependency
 from p2p.node.tables import read_table
 from roles.contract.core.diloco import DilocoTerms
+from roles.contract.core.pin import OPTIONAL, REQUIRED
 from roles.diloco.core.outer import Arithmetic, BadPiece, digests_of
 from roles.diloco.corpus import open_corpora
 from roles.diloco.material import Rewards, Texts
@@ -29,6 +30,8 @@ from roles.engines.config import EngineConfig
 from roles.engines.hardware import threads_of
 from roles.envs.base import open_teaching
 from roles.envs.mix import EnvironmentSetup, open_mix
+from roles.models.bundle import CONFIG, INDEX
+from roles.models.byte_level import byte_files
 from roles.workers.server import serve
 
 
@@ -53,7 +56,8 @@ class InnerServer:
             ) from error
         run = read_table(DilocoTerms, terms, "the run file")
         device = find_device(engine.device)
-        folder = Path(base) if base else None
+        self._engine, self._folder = engine, Path(base) if base else None
+        folder = self._folder
         is_shared = engine.gpus.ranks > 1 or engine.gpus.offload
         self._text = _TextCodec(base)
         self._material: Texts | Rewards
@@ -174,8 +178,18 @@ class InnerServer:
         return self._text.decode(self._call("continue_text", self._text.encode(text), count, 0))
 
     def export(self, folder: str) -> None:
-        """See `Pretrainer.export`."""
-        self._call("export", Path(folder))
+        """See `Pretrainer.export`; with the files that make text of its tokens."""
+        from roles.engines.torch.files import write_atomically
+
+        place = Path(folder)
+        self._call("export", place)
+        if self._folder is not None:
+            for name in {*REQUIRED, *OPTIONAL} - {CONFIG, INDEX}:
+                if (self._folder / name).is_file():
+                    write_atomically(place / name, (self._folder / name).read_bytes())
+        elif not isinstance(self._material, Rewards):
+            for name, text in byte_files(self._engine.context, self._engine.end_tokens).items():
+                write_atomically(place / name, text.encode())
 
 
 class _TextCodec:

@@ -50,11 +50,15 @@ def pin_data(path: str) -> FilePin:
     """What a run that reads the file says of it. Raises `ConfigError` if it cannot be read, or
     is larger than `MAX_DATA`."""
     file = Path(path)
+    if file.exists() and not file.is_file():  # a pipe that nobody writes to is waited for
+        raise ConfigError(f"{path} is no regular file")
     try:
         with file.open("rb") as opened:
             data = opened.read(MAX_DATA + 1)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path!r} cannot be read: {error}") from error
     if len(data) > MAX_DATA:
         raise ConfigError(f"{path} has over {MAX_DATA:,} bytes")
     return FilePin(name=file.name, size=len(data), digest=hashlib.sha256(data).digest())

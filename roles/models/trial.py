@@ -133,6 +133,10 @@ def main() -> int:
     except ShoalError as error:
         print(to_ascii(str(error)))  # noqa: T201 - this is the result
         return 1
+    except OSError as error:
+        said = f"{error.filename} cannot be read in a sandbox: {error.strerror}"
+        print(to_ascii(said))  # noqa: T201 - this is the result
+        return 1
     print(json.dumps(asdict(facts)))  # noqa: T201 - this is the result
     return 0
 

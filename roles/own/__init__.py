@@ -6,8 +6,9 @@ given; `trial` sends a task the whole way of a node's work before anything is si
 names what lies where. `play` starts every node of the folder on this machine; started again
 they go on where they were. `nodes` are their processes, `status` sums up what these say, `view`
 draws that, and `stage` shows it in a terminal and on a page, and ends all in order. `report`
-writes the page of a run as one file. `envs` is ``shoal envs check``: what an environment pays,
-tried before a run is made of it.
+writes the page of a run as one file, `export` its model as a folder. `envs` is ``shoal envs
+check``: what an environment pays, tried before a run is made of it. `pending` says what is
+edited and not yet in force.
 
 ``shoal run create`` signs a draft, which `draft` reads; `people` changes who is in a run, and
 `editions` sees to it that no key signs two texts of one epoch.
@@ -63,6 +64,12 @@ def add_arguments(commands: Any) -> None:
     report.add_argument("folder", type=Path, metavar="DIR", help="of a node, or of several")
     report.add_argument("-o", dest="out", type=Path, metavar="FILE", required=True,
                         help="where the page goes")  # fmt: skip
+    export = commands.add_parser("export", help="write the model of a run as a folder")
+    export.add_argument("folder", type=Path, metavar="DIR", help="of a run or node")
+    export.add_argument("--policy", type=whole_number(0, 2**53), metavar="N",
+                        help="(the newest)")  # fmt: skip
+    export.add_argument("-o", dest="out", type=Path, metavar="FOLDER", required=True,
+                        help="a new folder")  # fmt: skip
 
 
 def add_dashboard(command: argparse.ArgumentParser) -> None:
@@ -94,9 +101,16 @@ def _report(options: argparse.Namespace) -> int:
     return report.main(options)
 
 
+def _export(options: argparse.Namespace) -> int:
+    from roles.own import export
+
+    return export.main(options)
+
+
 COMMANDS: Final[Mapping[str, Callable[[argparse.Namespace], int]]] = {
     "init": _init,
     "start": _start,
     "report": _report,
+    "export": _export,
 }
 """By name; each returns the exit code."""

@@ -36,6 +36,8 @@ from roles.contract.core.trust import TrustTerms
 from roles.own import people
 from roles.own.draft import check_calibrated, digest_of, load_draft, read_draft
 from roles.own.editions import sign_edition, write_edition
+from roles.own.layout import RunFolder
+from roles.own.pending import pending
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -83,7 +85,9 @@ def _main(argv: Sequence[str] | None) -> int:
             people.invite(options)
         else:
             run = people.load_run(options.document)
-            print(_as_json(run) if options.json else _summary(run))  # noqa: T201
+            folder = RunFolder(options.document.absolute().parent)
+            notes = "".join(f"\n{label:<12}{text}" for label, text in pending(folder))
+            print(_as_json(run) if options.json else _summary(run) + notes)  # noqa: T201
     except ConfigError as error:
         complain(error)
         return WRONG_USAGE

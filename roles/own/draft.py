@@ -65,7 +65,7 @@ def load_draft(path: Path) -> dict[str, object]:
 def digest_of(path: Path) -> str:
     """Return the digest of a draft as it is written, of ``people.toml``, and of the files of
     questions. Raises `ConfigError`."""
-    pins = [pin_data(str(file)) for file in data_files(load_toml(path), path.parent)]
+    pins = [pin_data(str(file)) for file in data_files(load_draft(path), path.parent)]
     texts = [one.read_bytes() for one in (path, path.with_name(PEOPLE)) if one.exists()]
     parts = [hashlib.sha256(text).digest() for text in texts] + [pin.digest for pin in pins]
     return hashlib.sha256(b"".join(parts)).hexdigest()
@@ -113,7 +113,8 @@ def _check_places(table: Table, where: str) -> None:
             f"{where}: [recipe] is of an older Shoal: the keys {', '.join(_SIGNED)} go to"
             f" [sampling], the others to the trainer's {LEARNER}"
         )
-    for key in (*table, *_table(table, "sampling", where)):
+    parts = [one for name, one in table.items() if name in _BARE and isinstance(one, Mapping)]
+    for key in (*table, *(key for part in parts for key in part)):
         if key in KEYS:
             raise ConfigError(
                 f"{where}: {key} belongs in {LEARNER}, in the trainer's data folder: only the"
@@ -131,6 +132,8 @@ def _check_places(table: Table, where: str) -> None:
             raise ConfigError(f"{where}: there is no key {key!r}; {did_you_mean(key, known)}")
 
 
+_BARE: Final = ("model", "sampling", "delivery", "limits", "trust", "admission")
+"""Tables in which a key of the learner may stand by mistake: none has one of that name."""
 _SIGNED: Final = tuple(one.name for one in fields(SamplingTerms))
 
 

@@ -98,14 +98,16 @@ def sign_edition(
 
 
 def draft_of(run: Run, key_file: Path, out: Path) -> str:
-    """Return the digest of the draft that the newest edition of ``run`` stands for.
+    """Return the digest of the draft that ``run`` stands for; empty if a later edition was
+    signed, whose document is not here.
 
     Raises:
         ConfigError: The record beside the key cannot be read.
     """
     with _open_record(key_file) as record:
         newest = _newest(run.id, _read(record, key_file), out)
-    return newest.draft if newest is not None else ""
+    is_newest = newest is not None and newest.digest == run.digest.hex()
+    return newest.draft if newest is not None and is_newest else ""
 
 
 def write_edition(run: Run, key_file: Path, out: Path, draft: str = "") -> None:
@@ -126,7 +128,9 @@ def write_edition(run: Run, key_file: Path, out: Path, draft: str = "") -> None:
             record.write(json.dumps(asdict(made)) + "\n")
             record.flush()
             os.fsync(record.fileno())
-    out.write_bytes(run.document)
+        whole = out.with_name(derived(out.name, before=".", after=".new"))
+        whole.write_bytes(run.document)  # a full disk is to leave the edition that is there
+        whole.replace(out)
 
 
 def _newest(run: bytes, signed: list[_Edition], out: Path) -> _Edition | None:
@@ -161,11 +165,11 @@ def _open_record(key_file: Path) -> TextIO:
 
 
 def _read(record: TextIO, key_file: Path) -> list[_Edition]:
-    record.seek(0)
-    whole, _, torn = record.read().rpartition("\n")
-    if torn:  # by a crash, before anybody saw the document
-        record.truncate(len(whole.encode()) + bool(whole))
     try:
+        record.seek(0)
+        whole, _, torn = record.read().rpartition("\n")
+        if torn:  # by a crash, before anybody saw the document
+            record.truncate(len(whole.encode()) + bool(whole))
         return [_Edition(**json.loads(line)) for line in whole.splitlines()]
     except (ValueError, TypeError):
         raise ConfigError(

@@ -1,9 +1,9 @@
 """The nodes of one run as processes of this machine: started, heard, killed, started again.
 
-One of them gets the run file; every other gets the address of that one and nothing else. Their
-data is in ``DIR/<name>/{key,store,ledger,log}``; each ends when its parent does, however that
-dies: its standard input ends. Each prints its health as a line of JSON twice a second; those
-lines, and nothing else, are what is known here of a node.
+One of them gets the run file; every other gets the address of that one and, if it was in the
+run before, the newest run file. Their data is in ``DIR/<name>/{key,store,ledger,log}``; each
+ends when its parent does, however that dies: its standard input ends. Each prints its health as
+a line of JSON twice a second; those lines, and nothing else, are what is known here of a node.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import trio
 
 from p2p.concurrency import Notifier
 from p2p.errors import ShoalError
+from p2p.node.rundoc import PATH as PIN
 from p2p.wire import KI
 from roles.contract import Run
 from roles.own.layout import RunFolder
@@ -156,10 +157,12 @@ class LocalNodes:
             "--status", "0.5", "--die-with-parent",
         ]  # fmt: skip
         is_first = name == next(iter(self.cast))
-        if is_first:
-            arguments += ["--run", str(self.folder.document)]
-        else:
+        if not is_first:
             arguments += ["--bootstrap", self.bootstrap]
+        # A node that has met the run before would begin under the edition that it knows, and
+        # rest when it hears of a later one.
+        if is_first or (child.folder / PIN).exists():
+            arguments += ["--run", str(self.folder.document)]
         process = await child.start(arguments)
         self._nursery.start_soon(self._attend, child, process)
         if is_first:

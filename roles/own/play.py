@@ -16,8 +16,10 @@ from rich.console import Console
 
 from p2p.errors import BadMessage, ConfigError
 from p2p.node.process import check_platform
+from p2p.node.tables import load_toml
 from p2p.node.usage import FAILED, complain, expanded
 from roles.contract import Run, decode_run_untrusted
+from roles.contract.core.diloco import Algorithm
 from roles.contract.core.file import MAX_RUN
 from roles.envs import sort
 from roles.own.init import renew
@@ -27,6 +29,8 @@ from roles.own.stage import Stage, play
 from roles.own.status import SwarmStatus
 from roles.own.view import Learning, gain
 from roles.protocol.model_files import FOLDER
+from roles.rl.learner import LearnerConfig
+from roles.rl.recipes import read_learner
 
 
 def main(options: argparse.Namespace) -> int:
@@ -38,12 +42,18 @@ def main(options: argparse.Namespace) -> int:
         command=f"shoal run start {folder.path}",
     )
     check_platform()
+    learner = _learner(folder, _open(folder))  # a mistake in it ends this before any signature
     if said := renew(folder):
         stage.say(said)
     run = _open(folder)
     show = _show(folder, run)
     cast = folder.cast()
     stage.say(f"{run}: {', '.join(cast)}; Ctrl-C ends them")
+    if learner is not None:
+        stage.say(
+            f"learns by {learner.algorithm} at a rate of {learner.rate:g}, as {folder.learner}"
+            " says"
+        )
     goes_on = f"ended; {stage.command} goes on"
     try:
         played = play(show, partial(LocalNodes, folder, run, cast), stage)
@@ -78,6 +88,18 @@ def _open(folder: RunFolder) -> Run:
     return run
 
 
+def _learner(folder: RunFolder, run: Run) -> LearnerConfig | None:
+    """Return how the trainer of a folder learns; None if its run pre-trains.
+
+    Raises:
+        ConfigError: Its trainer would refuse the ``learner.toml``.
+    """
+    if run.terms.algorithm is Algorithm.DILOCO:
+        return None
+    table = load_toml(folder.learner) if folder.learner.exists() else None
+    return read_learner(table, str(folder.learner), run.name, run.terms.model)
+
+
 def check_torch() -> None:
     """Raise `ConfigError`, with the remedy, if nodes cannot compute here."""
     if importlib.util.find_spec("torch") is None:
@@ -105,7 +127,7 @@ def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Iterator[str]:
     figures: dict[str, Any] = status.figures()
     step = status.trainer.get("step")
     if step is None:
-        yield "nothing was learnt yet"
+        yield "the trainer had not begun"
         return
     policy = f"{step:08d}{'' if run.terms.model.base else '.safetensors'}"
     yield (
@@ -114,3 +136,5 @@ def results(folder: RunFolder, run: Run, status: SwarmStatus) -> Iterator[str]:
     )
     yield f"  held-out reward   {gain(figures)}"
     yield f"  last policy       {folder.node(TRAINER) / 'trainer' / 'weights' / policy}"
+    command = "chat" if run.terms.model.base else "eval"
+    yield f"  try it            shoal {command} {folder.path}"

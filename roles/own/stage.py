@@ -30,6 +30,7 @@ from p2p.node.panels import PANELS, load_panels
 from p2p.node.process import told_by_signals
 from p2p.node.usage import ignore_interrupts, is_interrupt
 from roles.own.nodes import LocalNodes
+from roles.own.pending import pending
 from roles.own.view import work_of
 
 INTERRUPTED: Final = "interrupted"
@@ -217,7 +218,7 @@ def view_of(nodes: LocalNodes, command: str) -> SwarmView:
             for name, one in living.items()
         },
         members={one["peer"]: one for one in heard if one["peer"] not in ours},
-        facts=[("command", command)],
+        facts=[("command", command), *pending(nodes.folder, nodes.status.learner)],
     )  # fmt: skip
 
 

@@ -61,6 +61,11 @@ class SwarmStatus:
         return next(iter(self.role("trainer")), {})
 
     @property
+    def learner(self) -> str:
+        """Digest of the numbers that the trainer learns by; empty if it has not said."""
+        return str(self.trainer.get("learner", ""))
+
+    @property
     def judgements(self) -> list[tuple[str, Status]]:
         """Each peer that the trainer or a validator has judged, with what it counted."""
         judges = (*self.role("validator"), *self.role("trainer"))

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roles.own.nodes import LocalNodes
+from roles.own.pending import pending
 from roles.own.status import Doorbell, SwarmStatus
 from roles.shared.reasons import printable
 
@@ -39,11 +40,16 @@ class Learning:
         self, nodes: LocalNodes, look: Callable[[], None], say: Callable[[str], None]
     ) -> None:
         """Start all nodes, invite others, and wait until the run is over."""
-        doorbell = Doorbell()
+        doorbell, told = Doorbell(), set[tuple[str, str]]()
 
         def seen() -> None:
             for line in doorbell.news(nodes.status):
                 say(line)
+            changed = set(pending(nodes.folder, nodes.status.learner))
+            for _, sentence in sorted(changed - told):
+                say(sentence)
+            told.clear()
+            told.update(changed)
             look()
 
         await nodes.start()

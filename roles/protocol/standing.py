@@ -36,13 +36,14 @@ class AtRest(ShoalError):
 class RoleStanding:
     """What the run file says of one role of one node."""
 
-    def __init__(self, node: Node, job: str, name: str = "") -> None:
-        """``job``: what `Run.check_job` calls the work; ``name`` is the role's own, if it is
-        another."""
+    def __init__(self, node: Node, began: Run, job: str, name: str = "") -> None:
+        """``began`` is the edition that the role's engine is made of, and not the newest: one
+        may come while the engine is opened. ``job``: what `Run.check_job` calls the work;
+        ``name`` is the role's own, if it is another."""
         self._node = node
         self._job = job
         self._name = name or job
-        self._began = run_of(node)
+        self._began = began
         self._judged: tuple[int, str] = (0, "")
         """An epoch, and what it has against this role: computed once for each."""
 

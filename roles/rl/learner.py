@@ -9,16 +9,20 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Final
 
 from p2p.node.tables import write_table, write_toml
 from roles.contract.core.bounds import Bounds, check_bounds
+from roles.rl.algorithms.find import find_algorithm
 
 FILE: Final = "learner.toml"
 """In the data folder of the trainer."""
+
+SINKS: Final = "shoal.sinks"
+"""Packages add sinks of metrics under this entry point group: ``name = module:Class``."""
 
 _OPTIMISER: Final[Bounds] = {
     "rate": (0.0, 10.0),
@@ -163,12 +167,17 @@ class LearnerConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self, _LEARNER)
+        for name, value in self.options.items():
+            if isinstance(value, int) and value.bit_length() > 63:
+                raise ValueError(f"the option {name} is too large for a number")
 
     @property
     def digest(self) -> str:
         """SHA-256 of these numbers, defaults included, in hexadecimal. Each policy's manifest
         carries it."""
-        text = json.dumps(write_table(self), sort_keys=True)
+        objective = find_algorithm(self.algorithm, self.options)
+        options = write_table(objective.shared) | write_table(objective.algorithm)
+        text = json.dumps(write_table(self) | {"options": options}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def rate_at(self, step: int, steps: int) -> float:
@@ -179,7 +188,7 @@ class LearnerConfig:
 
 REASONS: Final[Mapping[str, str]] = {
     "algorithm": "or dapo, dr_grpo, cispo, gspo, or that of an installed package",
-    "options": "of the algorithm",
+    "options": "of the algorithm; without a line of its own each has its default",
     "groups": "tasks a step whose answers are not all equally good",
     "minibatches": "optimiser updates a step; a base takes one",
     "schedule": "of the rate: linear, cosine or wsd",
@@ -195,8 +204,25 @@ REASONS: Final[Mapping[str, str]] = {
 
 
 def write_learner(learner: LearnerConfig, reasons: Mapping[str, str] = {}) -> str:
-    """Return the text of a ``learner.toml``, with comments; ``reasons`` are more of them."""
-    return write_toml(write_table(learner), {**REASONS, **reasons})
+    """Return the text of a ``learner.toml``, with comments; ``reasons`` are more of them.
+
+    Options that have their defaults are comments: so another ``algorithm`` finds none of this
+    one's in the file.
+    """
+    text = write_toml(write_table(learner), {**REASONS, **reasons})
+    head = next(line for line in text.splitlines() if line.startswith("[options]"))
+    return text.replace(head, "\n".join([head, *_usual_options(learner)]), 1)
+
+
+def _usual_options(learner: LearnerConfig) -> Iterator[str]:
+    objective = find_algorithm(learner.algorithm, learner.options)
+    for whose, options in (
+        (f"of {learner.algorithm}", write_table(objective.algorithm)),
+        ("of every algorithm", write_table(objective.shared)),
+    ):
+        for name, value in options.items():
+            if name not in learner.options:
+                yield f"{f'# {name} = {value}':<31} # {whose}"
 
 
 KEYS: Final = frozenset(one.name for one in fields(LearnerConfig)) - {"run", "algorithm"}

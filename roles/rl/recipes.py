@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, fields
 from typing import Final
 
 from p2p.errors import ConfigError
+from p2p.node.entries import installed
 from p2p.node.tables import MAX_TOML, parse_toml, read_table
 from p2p.world import Disk
 from roles.contract.core.file import Model, Run, Terms
 from roles.contract.core.sampling import SamplingTerms
 from roles.contract.core.shape import ModelShape
 from roles.rl.algorithms.find import find_algorithm
-from roles.rl.learner import FILE, LearnerConfig, WarmUp
+from roles.rl.learner import FILE, SINKS, LearnerConfig, WarmUp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +67,6 @@ learns."""
 SORTING: Final = Model(shape=SORTER)
 """The same as a run's model."""
 
-OPTIONS: Final = {"clip": 0.2, "clip_negative": 4.0, "importance_cap": 2.0}
-"""Of grpo: its own defaults, written out for whoever wants to change them."""
-
 NETWORK: Final = ModelKind(
     name="a network that is drawn from a seed and warmed up",
     has_base=False,
@@ -82,7 +80,6 @@ NETWORK: Final = ModelKind(
         max_new_tokens=12,  # the longest answer has eight digits and an end token
     ),
     learner=LearnerConfig(
-        options=OPTIONS,
         # With one update on an easier task 6e-4 was calm; with eight 1e-3 at lag 2 walked
         # randomly.
         rate=8e-4,
@@ -111,7 +108,7 @@ SMALL_MODEL: Final = ModelKind(
     has_base=True,
     parameters=1e9,
     sampling=SamplingTerms(steps=30, group_size=8, submission=8, max_new_tokens=12),
-    learner=LearnerConfig(options=OPTIONS, rate=6e-5, groups=20, ramp=3, gradient_norm=1.0),
+    learner=LearnerConfig(rate=6e-5, groups=20, ramp=3, gradient_norm=1.0),
     max_rate=3e-4,
     source="measured for SmolLM2-135M-Instruct on two-digit addition (docs/performance.md)",
     reasons={
@@ -128,7 +125,7 @@ LARGE_MODEL: Final = ModelKind(
     has_base=True,
     parameters=float("inf"),
     sampling=SamplingTerms(steps=200, group_size=16, submission=4, max_new_tokens=1024),
-    learner=LearnerConfig(options=OPTIONS, rate=1e-6, groups=64, ramp=25, gradient_norm=0.1),
+    learner=LearnerConfig(rate=1e-6, groups=64, ramp=25, gradient_norm=0.1),
     max_rate=1e-4,
     source="by INTELLECT-2's recipe for 32 B (3e-7, ramp 25, 16 answers a task, norm 0.1) and"
     " the usual 1e-6 for 7 B; not measured here",
@@ -201,6 +198,12 @@ def read_learner(
         find_algorithm(learner.algorithm, learner.options)
     except ConfigError as error:
         raise ConfigError(f"{where}: {error}") from error
+    if unknown := set(learner.sinks) - set(sinks := installed(SINKS)):
+        raise ConfigError(
+            f"{where}: there is no sink {min(unknown)!r}; installed are"
+            f" {', '.join(sorted(sinks))} (packages add their own under the entry point group"
+            f" {SINKS})"
+        )
     check_suits(learner, model.shape.parameters, has_base=bool(model.base))
     return learner
 

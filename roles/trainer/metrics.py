@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import sys
+import traceback
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,13 +20,13 @@ from typing import Final, Protocol, cast
 
 import trio
 
-from p2p.errors import ConfigError, MissingDependency
+from p2p.errors import MissingDependency
 from p2p.node.entries import installed, load
+from roles.rl.learner import SINKS
 from roles.shared.reasons import printable
 
 logger = logging.getLogger(__name__)
 
-SINKS: Final = "shoal.sinks"
 METRICS: Final = "trainer/metrics.jsonl"
 OLDER: Final = "trainer/metrics.1.jsonl"
 """Where the lines before those of `METRICS` are."""
@@ -122,7 +123,7 @@ class Metrics:
     async def note(self, step: int, values: Values) -> None:
         """Tell every sink the numbers of a step."""
         for name, sink in list(self._sinks.items()):
-            if not await _survives(name, sink.note, step, values):
+            if not await _survives(name, sink.note, step, dict(values)):
                 del self._sinks[name]
 
     async def close(self) -> None:
@@ -135,17 +136,26 @@ async def _survives(name: str, function: Callable[..., object], *args: object) -
     """Call a sink's method in a thread. Return False, and log a sentence, if it fails."""
     try:
         with trio.fail_after(PATIENCE):
-            await trio.to_thread.run_sync(function, *args, abandon_on_cancel=True)
-    except MissingDependency as error:
-        logger.info("sink_dropped name=%s: %s", name, error)
+            error = await trio.to_thread.run_sync(
+                _failure, function, *args, abandon_on_cancel=True
+            )
     except trio.TooSlowError:
         logger.warning("sink_dropped name=%s: it took over %g s", name, PATIENCE)
-    except Exception as error:  # noqa: BLE001 - a package's program
-        why = printable(f"{type(error).__name__}: {error}")
+        return False
+    if isinstance(error, MissingDependency):
+        logger.info("sink_dropped name=%s: %s", name, error)
+    elif error is not None:
+        why = printable(traceback.format_exception_only(error)[-1].strip())
         logger.warning("sink_dropped name=%s: %s", name, why)
-    else:
-        return True
-    return False
+    return error is None
+
+
+def _failure(function: Callable[..., object], *args: object) -> BaseException | None:
+    try:
+        function(*args)
+    except BaseException as error:  # noqa: BLE001 - a package's program: it may also exit
+        return error
+    return None
 
 
 @asynccontextmanager
@@ -153,16 +163,8 @@ async def open_sinks(names: Sequence[str], run: str, place: str) -> AsyncIterato
     """Open the sinks of these names for the length of the block; ``place`` is their folder.
 
     In a simulation, whose disk is no folder of this machine, nothing is opened.
-
-    Raises:
-        ConfigError: No sink of that name is installed.
     """
     points, folder = installed(SINKS), Path(place)
-    for name in names:
-        if name not in points:
-            raise ConfigError(
-                f"sinks: there is no sink {name!r}; installed are {', '.join(sorted(points))}"
-            )
     opened: dict[str, Sink] = {}
 
     def open_one(name: str) -> None:

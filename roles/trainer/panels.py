@@ -53,6 +53,8 @@ GRPO: Final = (
         values=(
             Value(key="step", label="step", lead=True, about="Optimiser steps done."),
             Value(key="steps", label="steps of the run", about="Optimiser steps."),
+            Value(key="algorithm", label="algorithm", about="As learner.toml says."),
+            Value(key="rate", label="learning rate", about="Of the next step."),
             Value(key="groups_used", label="groups learnt from", counts=True),
             Value(key="pooled", label="groups waiting", about="Accepted, for a next step."),
             Value(key="groups_without_spread", label="all alike", counts=True,

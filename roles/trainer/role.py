@@ -68,7 +68,7 @@ class Trainer:
     def __init__(self, config: TrainerConfig) -> None:
         self._config = config
         self._steps = 0
-        self._learner = ""
+        self._learner = {"learner": "", "algorithm": ""}
         self.session: TrainerSession | None = None
         """The work of this role; None until engine and environment are open."""
         self._member: DilocoMember | None = None
@@ -93,7 +93,7 @@ class Trainer:
             "now": now_of(session, self._steps),
             "groups": asdict(Fates() if session is None else session.intake.fates(None)),
             "steps": self._steps,
-            "learner": self._learner,
+            **self._learner,
         }
         if session is None or session.doing is TrainerDoing.OPENS:
             return {**told, "done": False}
@@ -102,6 +102,7 @@ class Trainer:
             **asdict(session.curve.learnt),
             **told,
             "done": session.is_over,
+            "rate": session.rate,
             "policy_bytes": session.policy_bytes,
             "pooled": len(session.intake.buffer),
             "staleness": dict(counts.staleness),
@@ -171,7 +172,11 @@ class Trainer:
         kept = node.config.shardcast
         run.check_store(kept.keep_versions, kept.keep_bytes)
         learner = await read_own_learner(node.world.disk, run)
-        self._learner = learner.digest
+        self._learner = {"learner": learner.digest, "algorithm": learner.algorithm}
+        logger.info(
+            "learner_in_force algorithm=%s rate=%g options=%r digest=%s",
+            *(learner.algorithm, learner.rate, dict(learner.options), learner.digest),
+        )
         engine_config = engine_of(
             run, limits, threads=config.threads, nice=config.nice, learner=learner
         )
@@ -197,7 +202,7 @@ class Trainer:
         ):
             ledger = await node.ledger.opened()
             # One for all sessions: an edition is held against the one that the engine is of.
-            standing = RoleStanding(node, "trainer", self.name)
+            standing = RoleStanding(node, run, "trainer", self.name)
             while True:
                 durable = Durable(node.world, self.name)
                 capacity = max(1, round(config.pool_steps * learner.groups))

@@ -65,6 +65,7 @@ class TrainerSession:
         self.curve = curve
         self.engine = engine
         self._steps = steps
+        self._learner = learner
         self._note = bytes.fromhex(learner.digest)
         """In each manifest: by which numbers its policy was learnt."""
         self.groups = learner.groups
@@ -88,6 +89,11 @@ class TrainerSession:
     def warning(self) -> str:
         """What goes wrong with learning, for people; empty if nothing does."""
         return self.wrong or self.curve.unexamined
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self._learner.rate_at(self.curve.learnt.step, self._steps)
 
     @property
     def why_not(self) -> str:
@@ -238,6 +244,7 @@ class TrainerSession:
         del numbers["step"]
         numbers |= numbers.pop("metrics") | {
             "reward": reward,
+            "rate": self._learner.rate_at(step - 1, self._steps),
             "staleness_mean": sum(staleness) / len(staleness),
             "staleness_max": max(staleness),
             "seconds": seconds,
@@ -246,8 +253,11 @@ class TrainerSession:
         }
         await self.intake.forget_used(self._policies.covered)
         self.doing = TrainerDoing.EVALUATES
-        await self.curve.evaluate(self.engine, step)
-        if learnt.curve and learnt.curve[-1][0] == step:
-            _, numbers["held_out_greedy"], numbers["held_out_sampled"] = learnt.curve[-1]
-        await self._metrics.note(step, numbers)
+        try:
+            await self.curve.evaluate(self.engine, step)
+            if learnt.curve and learnt.curve[-1][0] == step:
+                _, numbers["held_out_greedy"], numbers["held_out_sampled"] = learnt.curve[-1]
+        finally:  # who ends the node meanwhile has the step's numbers all the same
+            with trio.CancelScope(shield=True):
+                await self._metrics.note(step, numbers)
         return step

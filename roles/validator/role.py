@@ -85,7 +85,7 @@ class Validator:
     async def _work(self, node: Node, run: Run) -> None:
         async with open_sampler(node, run, self._config, self.name) as (environment, engine):
             ledger = await node.ledger.opened()
-            standing = RoleStanding(node, "validator", self.name)
+            standing = RoleStanding(node, run, "validator", self.name)
             scorer = Scorer(node, engine, environment, survives_engine=True)
             session = self.session_type(node, run, scorer, ledger, standing, self.stats)
             self.session = session

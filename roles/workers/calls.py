@@ -14,7 +14,7 @@ from typing import IO, Any, Final
 
 import msgpack
 
-from p2p.errors import StorageError
+from p2p.errors import BadMessage, StorageError
 from p2p.wire import MIB, fields_untrusted, unpack_untrusted
 
 MAX_FRAME: Final = 64 * MIB
@@ -73,9 +73,16 @@ def encode_reply(value: object) -> bytes:
 
 
 def decode_reply(data: bytes) -> Any:
-    """Return the value or the `Failure` that one of our own processes sent."""
-    succeeded, value = msgpack.unpackb(data)
-    return value if succeeded else Failure(*value)
+    """Return the value or the `Failure` that one of our own processes sent.
+
+    Raises:
+        BadMessage: The bytes are no reply: a library has written into the pipe.
+    """
+    try:
+        succeeded, value = msgpack.unpackb(data)
+        return value if succeeded else Failure(*value)
+    except (ValueError, TypeError) as error:
+        raise BadMessage(f"a frame is no reply: {error}") from None
 
 
 def decode_reply_untrusted(data: bytes, max_items: int = MAX_ITEMS) -> Any:

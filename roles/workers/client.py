@@ -27,7 +27,7 @@ from typing import Any, Final, TypeVar, overload
 
 import trio
 
-from p2p.errors import ShoalError, WorkerDied, WorkerNotStarted
+from p2p.errors import BadMessage, LimitExceeded, ShoalError, WorkerDied, WorkerNotStarted
 from p2p.patience import fail_after_own
 from p2p.sandbox import Confinement
 from p2p.wire import MIB
@@ -277,9 +277,14 @@ class Remote:
                     self._world, _read_untrusted, data, read, max_items, rate=READ_RATE
                 )
             is_answered = True
-        except WorkerDied as error:
-            await self._bury(method, error)
-            raise
+        except (WorkerDied, LimitExceeded, BadMessage) as error:
+            if not self._keeps:
+                raise
+            died = error
+            if not isinstance(error, WorkerDied):
+                died = WorkerDied(f"the process of {self._name} answered nonsense: {error}")
+            await self._bury(method, died)
+            raise died from None
         finally:
             # A caller who was cancelled is told by the next call that its process is gone.
             if not is_answered and not self._keeps:
@@ -291,11 +296,9 @@ class Remote:
             raise self._otherwise(f"{method} failed with {reply.kind}: {reply.message}")
         return reply
 
-    async def _bury(self, method: str, error: WorkerDied) -> None:
+    async def _bury(self, method: str, error: ShoalError) -> None:
         """Take note of a death. Raises `WorkerLost` beyond `MOST_DEATHS`."""
         await self._end()
-        if not self._keeps:
-            return
         self._deaths[method] += 1
         if self._deaths[method] >= MOST_DEATHS:
             raise WorkerLost(

@@ -2,8 +2,8 @@
 
 Tokens, log-probs and proofs grow with the recipe: a step of 256 groups of 16 answers of 10,000
 tokens has 330 MB of them. What crosses the pipe is a `RecordFile`: where the file is, and how
-long each of its records is. The other side maps the file and decodes a record when it is asked
-for it, so neither holds a whole file beside the values.
+long each of its records is. The worker maps the file and decodes a record when it is asked for
+it, and the node reads one after the other, so neither holds a whole file beside the values.
 
 A file lives as long as one call. Nothing is synced, and what a node that was killed leaves
 behind is removed when its folder is opened again.
@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import itertools
 import mmap
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+import os
+import stat
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar, overload
@@ -34,11 +36,12 @@ class RecordFile(NamedTuple):
 
 
 def write_records(path: str, records: Iterable[bytes]) -> RecordFile:
-    """Put records into a new file. Raises `StorageError`."""
+    """Put records into a new file. Raises `StorageError`, also if something is there: a link
+    would lead the node to any file of its user."""
     sizes = []
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "wb") as file:
+        with open(path, "xb") as file:
             for record in records:
                 file.write(record)
                 sizes.append(len(record))
@@ -125,11 +128,31 @@ class Scratch:
     async def read(self, file: Sequence[Any], decode: Callable[[bytes], T]) -> list[T]:
         """Return the values of a file that the worker has written. Raises `StorageError`."""
         found = RecordFile(*file)
+        if os.path.dirname(found.path) != self._world.disk.locate(self._folder):
+            raise StorageError(f"{found.path} is no file of this worker")
         return await self._world.run_blocking(_decoded, found, decode, cost=0.0)
 
 
 def _decoded(file: RecordFile, decode: Callable[[bytes], T]) -> list[T]:
-    return list(MappedRecords(file, decode))
+    return [decode(record) for record in _records(file)]
+
+
+def _records(file: RecordFile) -> Iterator[bytes]:
+    """Read what a worker has written. It may have put a pipe or a link there, or cut the file
+    off meanwhile, which would end a process that maps it. Raises `StorageError`."""
+    try:
+        descriptor = os.open(file.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, "rb") as opened:
+            found, written = os.fstat(descriptor), sum(file.sizes)
+            if not stat.S_ISREG(found.st_mode) or found.st_size != written:
+                raise ValueError(f"it has {found.st_size} bytes, and {written} were written")
+            for size in file.sizes:
+                record = opened.read(size)
+                if len(record) != size:
+                    raise ValueError("it was cut off")
+                yield record
+    except (OSError, ValueError, TypeError) as error:
+        raise StorageError(f"{file.path} cannot be read: {error}") from error
 
 
 def _remove(path: str) -> None:

@@ -48,6 +48,7 @@ def serve(
     requests: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     reader = threading.Thread(target=_read, args=(sys.stdin.buffer, requests), daemon=True)
     reader.start()
+    own = os.getpid()
     while True:
         method, arguments = decode_request(requests.get())
         if method.startswith("_"):
@@ -56,6 +57,8 @@ def serve(
             value = getattr(server, method)(*arguments)
         except caused as error:
             value = failure_of(error)
+        if os.getpid() != own:  # a method has forked: one of the two answers
+            os._exit(0)
         reply = encode_reply(value)
         if len(reply) > MAX_FRAME:
             raise ValueError(

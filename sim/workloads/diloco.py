@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 
@@ -108,14 +108,17 @@ class TwoStories(DilocoSession):
     async def _carry_out(self, effect: ev.Effect) -> None:
         if isinstance(effect, ev.Send) and isinstance(effect.message, Vote):
             vote = effect.message
-            if self._founders.index(effect.peer) % 2:
+            if self._beginning.members.index(effect.peer) % 2:
                 lie = replace(vote, outcome=replace(vote.outcome, sum_root=NO_DIGEST))
-                effect = ev.Send(effect.peer, lie.signed(RUN, self._world.signer))
+                effect = ev.Send(effect.peer, lie.signed(self.history, self._world.signer))
         await super()._carry_out(effect)
 
 
 class LyingServer(PieceServer):
     """Gives sums that are none, signed as if they were."""
+
+    history: bytes
+    """That of its session."""
 
     def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
         """Nothing before the lie is whole."""
@@ -129,7 +132,7 @@ class LyingServer(PieceServer):
 
         digests = [digest_of(await wrong(one)) for one in total.span]
         lie = replace(total, digests=tuple(digests))
-        await super().offer_sum(lie.signed(RUN, self._world.signer), wrong)
+        await super().offer_sum(lie.signed(self.history, self._world.signer), wrong)
 
 
 class Pretraining:
@@ -233,10 +236,10 @@ class Pretraining:
                 self._founders,
                 may_train,
             )
-            if way == 0:
-                session.server = NanServer(machine.world, may_train)
-            elif way == 2:
-                session.server = LyingServer(machine.world, may_train)
+            liar: Any = {0: NanServer, 2: LyingServer}.get(-1 if way is None else way)
+            if liar is not None:
+                session.server = server = liar(machine.world, may_train)
+                server.history = session.history
             self._sessions[machine.name] = session
             await session.work_forever()
 

@@ -6,13 +6,20 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import trio
 
 from p2p.errors import BadMessage
 from p2p.identity import PeerId
+from p2p.machine import open_world
+from p2p.wire import KI
+from p2p.world import World
+from roles.contract.core.diloco import Codec, DilocoTerms
+from roles.diloco.config import DilocoConfig
 from roles.diloco.core import events as ev
 from roles.diloco.core.messages import (
     NO_DIGEST,
@@ -32,10 +39,14 @@ from roles.diloco.core.messages import (
     decode_message_untrusted,
     encode_message,
 )
-from roles.diloco.core.pieces import owners
-from roles.diloco.core.round import MOST_UNPROVEN, RoundCore, genesis
+from roles.diloco.core.outer import Arithmetic
+from roles.diloco.core.pieces import check_part, owners
+from roles.diloco.core.round import MAX_STATEMENTS, MOST_UNPROVEN, RoundCore, genesis
 from roles.diloco.exchange import PieceClient, PieceFile, PieceServer, PiecesUnavailable
 from roles.diloco.reduction import Reduction, ReductionFailed
+from roles.diloco.session import DilocoSession
+from roles.engines.config import EngineConfig
+from sim.workloads.inner import FakeInner
 from tests.support.pieces import in_memory
 from tests.sweeps import swept
 from tests.unit.core_swarm import FakeSigner, fake_verify, peer_named
@@ -462,3 +473,117 @@ def test_reports_of_one_liar_put_nobody_out_and_nobody_in(spoil: Spoil, size: in
     assert len(records) >= 8
     for record in records:
         assert honest <= {*record.members} <= {*swarm.founders}
+
+
+@pytest.mark.parametrize("far", [1, 2**39])
+def test_a_promise_costs_signatures_once(far: int) -> None:
+    """Each copy was verified, and each of a view that nobody is near: 4,000 a second of one
+    member took the others' whole core."""
+    calls = 0
+
+    def verify(*arguments: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        return fake_verify(*arguments)
+
+    made = core(verify=verify)
+    promise = signed(Promise(1, far, BEFORE.digest, None, author=LIAR))
+    for _ in range(100):
+        made.handle(ev.Received(LIAR, promise), 1.0)
+    assert calls == (far == 1)
+    vote = replace(signed(Vote(1, 0, outcome(b"a"), author=LIAR)), signature=bytes(64))
+    for view in range(2, 200):
+        unsound = signed(Promise(1, view, BEFORE.digest, vote, author=LIAR))
+        made.handle(ev.Received(LIAR, unsound), 1.0)
+    assert calls <= 2 * MAX_STATEMENTS + 1
+
+
+def test_a_flood_of_late_statements_hides_no_second_story() -> None:
+    """After 4,096 of them, of whatever members, nothing late was held against what its author
+    had said before."""
+    made = core()
+    votes = [signed(Vote(1, 0, outcome(b"x"), author=peer)) for peer in PEERS]
+    made.handle(ev.Received(LIAR, votes[-1]), 1.0)
+    record = Record(0, outcome(b"x"), tuple((one.author, one.signature) for one in votes))
+    made.handle(ev.Received(PEERS[0], record), 1.0)
+    for view in range(1, 5000):
+        late = signed(Vote(1, view, outcome(b"x"), author=LIAR))
+        made.handle(ev.Received(LIAR, late), 1.0)
+    assert LIAR not in made.convicted
+    made.handle(ev.Received(LIAR, signed(Vote(1, 0, outcome(b"y"), author=LIAR))), 1.0)
+    assert LIAR in made.convicted
+
+
+@pytest.mark.parametrize("lost", [1, 2])
+def test_a_member_whose_records_are_damaged_contradicts_itself_in_no_step(lost: int) -> None:
+    """The disk had lost its last record, and the member signed another contribution for the
+    step that it was at: proof against it."""
+    swarm = DilocoSwarm(4, 0)
+    swarm.start()
+    swarm.run(40)
+    machine, other = swarm.machines[0], swarm.machines[1].core
+    assert machine.core is not None
+    assert other is not None
+    while machine.core.round.ready is None:
+        swarm.run(swarm.now + 0.1)
+    records = machine.records
+    assert machine.kept is not None
+    assert machine.kept.step == len(records)
+    again = core(
+        records=records[:-lost], held=len(records) - lost - 1, kept=machine.kept,
+        now=swarm.now,
+    )  # fmt: skip
+    for step in range(len(records) - lost, len(records) + 1):
+        ours = Ready(
+            step, 0, again.record.digest, 100, 0.0, READYS[0].norms, READYS[0].digests,
+            author=ME,
+        )  # fmt: skip
+        told = again.handle(ev.Trained(ours), swarm.now + step)
+        assert not any(isinstance(one, ev.Send | ev.Keep) for one in told)
+        if step < len(records):
+            again.handle(ev.Received(other.me, records[step]), swarm.now + step)
+            again.handle(ev.Held(step), swarm.now + step)
+    assert again.record == other.record
+
+
+@pytest.mark.parametrize("size", [1e-45, 3e-45, 1e-44, 1e-40, 1e-30, 1.0])
+@pytest.mark.parametrize("codec", Codec)
+def test_an_honest_update_is_judged_so_however_small_it_is(size: float, codec: Codec) -> None:
+    """A norm travels as float32, which has no digits left at 1e-45: gradients of tokens that
+    never come convicted who sent them."""
+    arithmetic = Arithmetic(DilocoTerms(codec=codec), 1024)
+    update = np.zeros(1024, np.float32)
+    update[:2] = size
+    pieces, norms = arithmetic.encoded(update, 1)
+    for index, piece in enumerate(pieces):
+        check_part(arithmetic.grid, index, piece, norms[index])
+
+
+def session_of(world: World, founders: Sequence[PeerId]) -> DilocoSession:
+    terms = DilocoTerms(codec=Codec.INT8)
+    engine = FakeInner(world, EngineConfig(kind="fake"), terms, 1024)
+    return DilocoSession(
+        world, cast(Any, None), RUN, terms, DilocoConfig(), engine, founders, lambda _: True
+    )
+
+
+async def test_what_was_signed_before_a_run_began_anew_convicts_nobody(tmp_path: Path) -> None:
+    """An edition with other founders has steps of the same numbers, and signatures named the
+    run alone: contributions to the first step of each were two stories."""
+    async with open_world(tmp_path) as world:
+        old, new = (session_of(world, PEERS[:count]) for count in (3, 4))
+        assert old.history != new.history
+        assert session_of(world, PEERS[::-1]).history == new.history
+
+
+async def test_empty_messages_that_wait_count_as_objects_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three bytes of a chain without records were three bytes, and 141 in memory: 64 MiB of
+    them took gigabytes while a full disk held the core up."""
+    monkeypatch.setattr("roles.diloco.session.MOST_WAITING", 64 * KI)
+    async with open_world(tmp_path) as world:
+        session = session_of(world, PEERS)
+        for _ in range(1000):
+            session._on_message(LIAR, encode_message(Chain(())))
+        assert len(session._events) < 64

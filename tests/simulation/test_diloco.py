@@ -156,6 +156,8 @@ def test_with_overlap_compute_does_not_wait_for_the_exchange(fragments: int) -> 
 class HeldBack(PieceServer):
     """Gives nothing before the sum is whole."""
 
+    history: bytes
+
     def offer_pieces(self, step: int, view: int, read: Read, span: range) -> None:
         """To no one."""
 
@@ -176,7 +178,7 @@ class UnreadableSums(HeldBack):
 
         digests = [digest_of(await wrong(one)) for one in total.span]
         lie = replace(total, digests=tuple(digests))
-        await super().offer_sum(lie.signed(diloco.RUN, self._world.signer), wrong)
+        await super().offer_sum(lie.signed(self.history, self._world.signer), wrong)
 
     def spoilt(self, piece: bytes) -> bytes:
         return b"\xc0\x7f" + piece[2:]
@@ -286,7 +288,7 @@ def test_a_paused_member_leaves_at_a_border_and_comes_back(
     work = DilocoSession.work_forever
 
     async def paused(self: DilocoSession) -> None:
-        if self._host.peer_id != self._founders[1]:
+        if self._host.peer_id != self._beginning.members[1]:
             await work(self)
             return
         session.append(self)

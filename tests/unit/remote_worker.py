@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,37 @@ class Server:
 
     def hang(self) -> None:
         threading.Event().wait()
+
+    def fork(self, number: int) -> int:
+        """Answer in two processes."""
+        os.fork()
+        return number
+
+    def abandon(self) -> None:
+        """Die, and leave a process of another group behind that holds the pipe."""
+        if not os.fork():
+            os.setsid()
+            threading.Event().wait(60)
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def garble(self, data: bytes) -> None:
+        """Write into the pipe of the replies, and hang."""
+        for name in os.listdir("/proc/self/fd"):
+            with suppress(OSError):
+                if int(name) > 2 and os.readlink(f"/proc/self/fd/{name}").startswith("pipe"):
+                    os.write(int(name), data)
+        self.hang()
+
+    def lay(self, what: str, path: str, target: str) -> RecordFile:
+        """Put something at ``path`` that is no file of records."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        match what:
+            case "pipe":
+                os.mkfifo(path)
+            case "link":
+                os.symlink(target, path)
+        return RecordFile(target if what == "elsewhere" else path, [6])
 
     def _private(self) -> None: ...
 

@@ -78,6 +78,36 @@ async def test_records_of_another_run_are_not_believed(tmp_path: Path) -> None:
         assert await other.records(FIRST, fake_verify, None) == [FIRST]
 
 
+async def test_records_of_a_run_that_began_with_others_are_put_aside(tmp_path: Path) -> None:
+    """An edition with one trainer more, and the history of months was gone at the next
+    start."""
+    records = chain(2)
+    async with open_store(tmp_path) as store:
+        await store.add(records[1:])
+        whole = (tmp_path / "diloco/records").read_bytes()
+        other = genesis(RUN, [ME, peer_named(1)])
+        assert await store.records(other, fake_verify, None) == [other]
+        assert (tmp_path / "diloco/records-before").read_bytes() == whole
+        assert await store.records(other, fake_verify, None) == [other]
+
+
+async def test_records_of_which_a_full_disk_takes_a_part_are_written_over_it(
+    tmp_path: Path,
+) -> None:
+    """They were appended to the part: all records from there on were lost at the next start."""
+    records = chain(3)
+    path = tmp_path / "diloco/records"
+    async with open_store(tmp_path) as store:
+        assert await store.records(FIRST, fake_verify, None) == [FIRST]
+        await store.add(records[1:2])
+        with path.open("ab") as file:
+            file.write(b"\0\0\0\1\2\3")  # what a write that failed has left
+        await store.add(records[2:3])
+        await store.add(records[3:])
+    async with open_store(tmp_path) as store:
+        assert await store.records(FIRST, fake_verify, None) == records
+
+
 def files(folder: Path) -> list[str]:
     return sorted(path.name for path in (folder / "diloco").iterdir())
 

@@ -10,6 +10,9 @@ import pytest
 
 from p2p.errors import ConfigError
 from p2p.node.tables import write_table
+from roles.chat.command import Turn
+from roles.chat.find import find_models
+from roles.chat.voice import Manner, Voice
 from roles.contract.core.diloco import DilocoTerms, Inner
 from roles.diloco import worker
 from roles.diloco.core.outer import Arithmetic
@@ -78,7 +81,9 @@ def test_a_round_from_a_base_with_its_own_tokenizer(tmp_path: Path) -> None:
     assert server.loss() < before - 0.1
     assert isinstance(server.write("hello", 4), str)
     server.export(one.path("export"))
-    assert (tmp_path / "export" / "config.json").exists()
+    voice = Voice(find_models(tmp_path / "export").newest, "cpu")
+    assert voice.can_chat
+    assert list(voice.say(voice.prompt([Turn("user", "hello")]), Manner(most_tokens=4)))
 
 
 def test_pieces_that_are_none_are_named(tmp_path: Path) -> None:

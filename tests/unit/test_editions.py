@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 from random import Random
 
@@ -11,11 +13,15 @@ import pytest
 from p2p.errors import ConfigError
 from p2p.identity import KeyPair
 from p2p.node.rival import are_rivals
+from p2p.node.tables import load_toml
 from roles.contract import Run
+from roles.envs.data import pin_data
 from roles.own.__main__ import main
 from roles.own.init import renew
 from roles.own.layout import RunFolder
+from roles.own.pending import pending
 from roles.own.people import load_run
+from roles.rl.recipes import SORTING, read_learner
 from tests.unit.test_run_file import SORTING_TEXT
 
 TRAINER, VALIDATOR = (KeyPair(bytes([number]) * 32).peer_id for number in (1, 2))
@@ -118,6 +124,8 @@ def test_what_a_crash_has_cut_off_is_forgotten_and_other_damage_is_not(
     assert owner.create(owner.draft(epoch=2)) == 0
     assert record.read_text().startswith(whole + '{"')
     assert len(record.read_text().splitlines()) == 2
+    record.write_bytes(b"\xff\xfe" + whole.encode())
+    assert owner.create(owner.draft(epoch=3)) == 2
     record.write_text("what is this\n" + whole)
     assert owner.create(owner.draft(epoch=3)) == 2
     assert "owner.key.signed is damaged" in capsys.readouterr().err
@@ -170,6 +178,44 @@ def test_a_draft_that_was_changed_is_signed_at_the_next_start_and_no_other(
     assert "(validators): signed as epoch 3" in renew(folder)
 
 
+def test_a_disk_that_takes_no_document_loses_neither_edition(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The document was cut off, and could be shown no more; put back, it passed for the newest,
+    since the draft was in the record already."""
+    first = load_run(folder.document)
+    change(folder.draft, "steps = 60", "steps = 70")
+    write = Path.write_bytes
+
+    def refuse(self: Path, data: bytes) -> int:
+        write(self, data[:100])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            renew(folder)
+    assert load_run(folder.document) == first
+    assert "signed as epoch 2" in renew(folder)
+    assert load_run(folder.document).terms.sampling.steps == 70
+
+
+def test_pipes_and_folders_in_place_of_a_file_are_one_sentence(folder: RunFolder) -> None:
+    """A pipe that nobody writes to was waited for."""
+    folder.people.unlink()
+    os.mkfifo(folder.people)
+    with pytest.raises(ConfigError, match="no regular file"):
+        renew(folder)
+    folder.people.unlink()
+    folder.people.mkdir()
+    with pytest.raises(ConfigError, match="no regular file"):
+        renew(folder)
+    os.mkfifo(folder.path / "pipe")
+    for name in (str(folder.path / "pipe"), "a\0b"):
+        with pytest.raises(ConfigError, match=r"no regular file|cannot be read"):
+            pin_data(name)
+
+
 def test_an_edition_that_ends_is_renewed_at_the_next_start(folder: RunFolder) -> None:
     document = str(folder.document)
     amend = ["amend", document, "--key", str(folder.owner), "--out", document]
@@ -182,6 +228,23 @@ def test_a_change_of_learner_toml_signs_nothing(folder: RunFolder) -> None:
     """A new learning rate was a new edition, and an upgrade of each volunteer."""
     change(folder.learner, "rate = 0.0008", "rate = 0.0004")
     assert renew(folder) == ""
+
+
+def test_what_no_node_follows_yet_is_told(folder: RunFolder) -> None:
+    learner = read_learner(load_toml(folder.learner), "", "mine", SORTING).digest
+    assert list(pending(folder, learner)) == []
+    change(folder.draft, "lag = 2", "lag = 1")
+    change(folder.learner, "rate = 0.0008", "rate = 0.0004")
+    told = dict(pending(folder, learner))
+    assert "draft.toml was changed after epoch 1 was signed" in told["draft"]
+    assert "learner.toml was changed after the trainer began" in told["learner"]
+    renew(folder)
+    assert list(pending(folder)) == []
+    change(folder.learner, "rate = 0.0004", "rate = 1")
+    change(folder.draft, "lag = 1", "lag = ")
+    told = dict(pending(folder, learner))
+    assert "is not TOML" in told["draft"]
+    assert "would ruin" in told["learner"]
 
 
 def test_what_was_amended_is_kept_until_the_draft_is_changed(folder: RunFolder) -> None:

@@ -53,6 +53,14 @@ def test_what_is_written_is_what_is_read(kind: object) -> None:
     assert read(write_learner(learner)) == learner
 
 
+@pytest.mark.parametrize("algorithm", ["dapo", "dr_grpo", "cispo", "gspo"])
+def test_another_algorithm_takes_the_file_that_was_written(algorithm: str) -> None:
+    written = write_learner(KINDS[0].learner)
+    assert "# clip_negative = 4.0 " in written
+    learner = read(written.replace('algorithm = "grpo"', f'algorithm = "{algorithm}"'))
+    assert (learner.algorithm, learner.options) == (algorithm, {})
+
+
 def test_what_is_left_out_has_its_usual_value() -> None:
     learner = read(
         'rate = 1e-3\nschedule = "wsd"\nsinks = []\n[warm_up]\nsteps = 3\nrate = 1\n'
@@ -78,6 +86,10 @@ def test_what_is_left_out_has_its_usual_value() -> None:
         ('rate = 1e-3\nschedule = "step"\n', "one of linear, cosine, wsd"),
         ("rate = 9e-3\n", "rate = 0.009 in learner.toml would ruin"),
         ("rate 1e-3\n", "learner.toml is not TOML"),
+        (f"rate = {'9' * 5000}\n", "learner.toml is not TOML"),
+        (f"sinks = {'[' * 5000}\n", "learner.toml is not TOML"),
+        (f"rate = 1e-3\n[options]\nclip = {'9' * 60}\n", "too large for a number"),
+        (f"rate = 1e-3\n[options]\nclip_negative = {'9' * 60}\n", "too large for a number"),
     ],
 )
 def test_a_mistake_is_one_sentence(text: str, said: str) -> None:
@@ -163,6 +175,8 @@ def test_a_trainer_goes_on_bit_for_bit_or_with_the_rate_that_was_edited(tmp_path
 def test_the_digest_names_the_numbers_and_not_the_text() -> None:
     plain, spelled = read("rate = 1e-3\n"), read("rate = 0.001  # why\ngroups = 64\n")
     assert plain.digest == spelled.digest
+    assert plain.digest == read("rate = 1e-3\n[options]\nclip = 0.2\nentropy = 0.0\n").digest
+    assert plain.digest != read("rate = 1e-3\n[options]\nclip = 0.3\n").digest
     assert plain.digest != read("rate = 2e-3\n").digest
 
 

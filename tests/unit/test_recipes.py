@@ -130,9 +130,15 @@ def test_a_group_of_one_is_refused() -> None:
         ({"algorithm": "ppo"}, "learner.toml: there is no algorithm 'ppo'; installed are"),
         ({"options": {"clips": 1}}, "learner.toml: the algorithm 'grpo' has no option 'clips'"),
         ({"options": {"clip": -1}}, "learner.toml: the algorithm 'grpo': clip is from 0"),
+        ({"options": {"clip": "wide"}}, "clip is a number, such as 0.2, not 'wide'"),
+        (
+            {"algorithm": "dapo", "options": {"clip": 0.2, "clip_negative": 4.0}},
+            "no option 'clip', 'clip_negative': .*; remove the others from \\[options\\]",
+        ),
+        ({"sinks": ["wandb"]}, "learner.toml: there is no sink 'wandb'; installed are jsonl,"),
     ],
 )
-def test_an_algorithm_or_option_that_is_not_there_is_told(
+def test_an_algorithm_an_option_or_a_sink_that_is_not_there_is_told(
     table: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

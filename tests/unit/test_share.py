@@ -22,9 +22,10 @@ from p2p.shardcast import ShardcastConfig
 from p2p.shardcast.throttle import Throttle
 from p2p.transport.memory import MemoryNetwork
 from p2p.wire import KI, MIB
+from roles.contract.core.file import sign_run
 from roles.protocol.standing import RoleStanding
 from tests.unit.test_node import CONFIG, WEIGHTS, member, swarm
-from tests.unit.test_run_file import RUN, TRAINER
+from tests.unit.test_run_file import OWNER, RUN, TRAINER
 
 
 async def test_all_who_send_share_one_rate(autojump_clock) -> None:
@@ -106,7 +107,7 @@ async def test_a_paused_role_begins_nothing_finishes_its_work_and_says_so(
         with pytest.raises(ConfigError, match="no run yet"):
             await own.pause()
         own.node = node
-        standing = RoleStanding(node, "trainer")
+        standing = RoleStanding(node, RUN, "trainer")
         node.membership.me.update(roles=("trainer",))
         await standing.wait()
         async with trio.open_nursery() as nursery:
@@ -126,13 +127,24 @@ async def test_a_paused_role_begins_nothing_finishes_its_work_and_says_so(
             nursery.cancel_scope.cancel()
     assert (tmp_path / PAUSED).exists()
     async with member(*opening, config=config) as node:
-        standing = RoleStanding(node, "trainer")
+        standing = RoleStanding(node, RUN, "trainer")
         assert "shoal resume" in standing.why_not
         async with trio.open_nursery() as nursery:
             nursery.start_soon(standing.wait)
             await trio.testing.wait_all_tasks_blocked()
             await node.rest.resume()  # the one who waits goes on
         assert not standing.why_not
+
+
+async def test_an_edition_that_comes_while_the_engine_opens_lets_the_role_rest(
+    tmp_path: Path,
+) -> None:
+    """A worker drew at the old temperature, signed under the new one, and was banned."""
+    sampling = replace(RUN.terms.sampling, temperature=0.5)
+    before = sign_run(replace(RUN.terms, sampling=sampling), OWNER)
+    async with member(MemoryNetwork(), tmp_path, TRAINER, document=RUN.document) as node:
+        assert "changes its" in RoleStanding(node, before, "trainer").why_not
+        assert not RoleStanding(node, RUN, "trainer").why_not
 
 
 async def test_a_role_rests_outside_its_hours(autojump_clock) -> None:

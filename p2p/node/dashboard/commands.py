@@ -45,9 +45,13 @@ MAX_EVENT: Final = 8 * MIB
 """Bytes of one event: twice the whole picture of 1,000 peers that say all they may."""
 
 
-def status_main(argv: Sequence[str]) -> int:
+Notes = Callable[[Path], list[tuple[str, str]]]
+"""Gives facts that a node's folder shows and the node cannot know, each with its label."""
+
+
+def status_main(argv: Sequence[str], notes: Notes = lambda _: []) -> int:
     """Say what the node in a folder does now."""
-    return _run("status", status_main.__doc__, argv, _status)
+    return _run("status", status_main.__doc__, argv, partial(_status, notes))
 
 
 def peers_main(argv: Sequence[str]) -> int:
@@ -106,8 +110,10 @@ async def _order(path: str, options: argparse.Namespace) -> None:
     say((await read(options.data, path, "POST")).decode().strip())
 
 
-async def _status(options: argparse.Namespace) -> None:
+async def _status(notes: Notes, options: argparse.Namespace) -> None:
     whole = json.loads(await read(options.data, "/api/picture"))
+    whole["picture"]["facts"] += notes(options.data)
+    whole["picture"]["facts"] += notes(options.data)
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
 
 

@@ -95,11 +95,9 @@ what a line can carry at all gets through."""
 FORGET: Final = 10.0
 """Times the silence of the dead after which a peer that is no member is not told of the run any
 more."""
-MAX_PAST: Final = 4096
-"""Statements that are kept of the step before: 64 members, `MAX_STATEMENTS` each."""
 MAX_STATEMENTS: Final = 64
-"""Statements of one member that are kept of a round: a view has four, and a peer could invent
-views."""
+"""Statements of one member that are kept of a round, and of the one before: a view has four,
+and a peer could invent views."""
 MOST_AHEAD: Final = 64
 """Views that a promise may be ahead of ours: honest members follow each other, and two liars of
 five could else name the last view that there is."""
@@ -220,9 +218,11 @@ class RoundCore:
         self._is_new = kept is None
         """Whether this life knows of nothing that it has signed."""
         self.sits_out = -1
-        """The step for which nothing is signed: an earlier life may have, and forgotten it."""
+        """Up to this step nothing is signed: an earlier life may have, and forgotten it."""
         if kept is not None and kept.step == self.record.step + 1:
             self._remember(kept)
+        elif kept is not None and kept.step > self.record.step:  # records are lost
+            self.sits_out = kept.step
         elif self._is_new and self.record.step:
             self._sit_out()
 
@@ -373,10 +373,15 @@ class RoundCore:
         is_known = known is not None and known.digest == said.digest
         if is_one_too_many or is_known or not self._is_of_grid(said):
             return
+        if isinstance(said, Promise) and not self._is_newer(said):
+            return  # before its signatures: it may be said a thousand times
         if not said.is_genuine(self._run, self._verify):
             raise BadMessage("a statement is not signed by its author")
         if isinstance(said, Promise):
-            self._take_promise(said, is_sound=self._is_promise(said))
+            if self._is_promise(said):
+                self.round.promises[said.author] = said
+            else:
+                this.counts[said.author] = this.counts.get(said.author, 0) + 1
             return
         if known is not None:
             self._convict(Doubled(known, said))
@@ -410,11 +415,15 @@ class RoundCore:
         is_member = said.author in self.records[-2].members
         if isinstance(said, Promise) or not is_member or not self._is_of_grid(said):
             return
-        if (known is not None and known.digest == said.digest) or len(past.said) > MAX_PAST:
+        count = past.counts.get(said.author, 0)
+        if known is None and count >= MAX_STATEMENTS:
+            return
+        if known is not None and known.digest == said.digest:
             return
         if not said.is_genuine(self._run, self._verify):
             raise BadMessage("a statement is not signed by its author")
         past.said.setdefault(said.slot, said)
+        past.counts[said.author] = count + 1
         if known is not None:
             self._convict(Doubled(known, said))
         elif isinstance(said, Vote) and _contradicts(said, self.record):
@@ -465,11 +474,11 @@ class RoundCore:
             )
         )
 
-    def _take_promise(self, promise: Promise, *, is_sound: bool = True) -> None:
+    def _is_newer(self, promise: Promise) -> bool:
+        """Return True if it is the newest of its author, for a view near ours."""
         old = self.round.promises.get(promise.author)
         is_near = promise.view <= self.round.view + MOST_AHEAD
-        if is_sound and is_near and (old is None or old.view < promise.view):
-            self.round.promises[promise.author] = promise
+        return is_near and (old is None or old.view < promise.view)
 
     def _on_chain(self, records: Sequence[Record], now: float) -> None:
         """Records that follow ours, each judged; others are old, or of no use yet."""
@@ -856,8 +865,9 @@ class RoundCore:
             if view < this.view:
                 del this.early[view]
             elif view > this.view:
-                for promise in proposal.promises:
-                    self._take_promise(promise)
+                this.promises |= {
+                    one.author: one for one in proposal.promises if self._is_newer(one)
+                }
                 self._next_view(view, now)
         current = this.early.get(this.view) if this.proposal is None else this.proposal
         if current is None:
@@ -1020,7 +1030,7 @@ class RoundCore:
 
     @property
     def _may_sign(self) -> bool:
-        return self.sits_out != self.record.step + 1
+        return self.sits_out <= self.record.step
 
     def _keep(self) -> None:
         this = self.round

@@ -27,6 +27,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from p2p.errors import ConfigError
 from roles.engines.base import TrainingGroup
 from roles.engines.torch.device import CPU, send, widest
 from roles.engines.torch.model import TransformerModel
@@ -182,6 +183,11 @@ def add_gradient(
     )
     loss, metrics = aim.objective.loss(tokens, _sequences(batch, aim))
     torch.autograd.backward(loss)
+    if current.grad is None and entropy.grad is None:
+        raise ConfigError(
+            f"loss() of the algorithm {aim.objective.name!r} does not follow from"
+            " tokens.logprobs: correct it, or choose another algorithm"
+        )
     for part, cut in zip(parts, cuts, strict=True):
         if part.start:  # the first slice was measured last
             every = _log_probs(model, cut, aim.temperature)

@@ -219,6 +219,15 @@ class Sampler:
         """Whether more completions than are under way could be decoded at once."""
         return not self._open or len(self._open) < self._places()
 
+    def under_way(self) -> dict[int, tuple[int, ...]]:
+        """Return the tokens of completions that go on, by their numbers in order of `add`."""
+        rows = zip(self._completion.tolist(), self._place, self._length, strict=True)
+        return {
+            completion: tuple(self._tokens[place, :length].tolist())
+            for completion, place, length in rows
+            if completion in self._open
+        }
+
     def numbers(self) -> set[int]:
         """Of the groups that are under way, or not taken."""
         open_groups = (group for group, _ in self._open.values())

@@ -149,4 +149,4 @@ def clipped(
 def check_range(name: str, value: float, low: float, high: float) -> None:
     """Raise `ValueError` unless an option is a number from ``low`` to ``high``."""
     if not low <= value <= high:
-        raise ValueError(f"{name} is from {low:g} to {high:g}, not {value:g}")
+        raise ValueError(f"{name} is from {low:g} to {high:g}, not {value!r:.40}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
@@ -61,7 +62,9 @@ class Objective:
         Raises:
             ConfigError: The algorithm gave others.
         """
-        found = [np.asarray(one, dtype=np.float32) for one in self.algorithm.advantages(groups)]
+        with self._blamed("advantages"), np.errstate(over="ignore"):
+            made = self.algorithm.advantages(groups)
+            found = [np.asarray(one, dtype=np.float32) for one in made]
         wanted = [(len(group.rewards),) for group in groups]
         if [one.shape for one in found] != wanted or not all(
             np.isfinite(one).all() for one in found
@@ -72,19 +75,36 @@ class Objective:
             )
         return found
 
+    @contextmanager
+    def _blamed(self, method: str) -> Iterator[None]:
+        """Raise `ConfigError` for whatever a package's program raises in the block: it would
+        end the process, and the next one at the same step, as if memory were short."""
+        try:
+            yield
+        except (MemoryError, RuntimeError):  # torch's own: the device may have no room
+            raise
+        except (Exception, SystemExit) as error:
+            raise ConfigError(
+                f"{method}() of the algorithm {self.name!r} failed with"
+                f" {type(error).__name__}: {error}: correct it, or choose another algorithm"
+            ) from error
+
     def loss(self, tokens: Tokens, sequences: Sequences) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the batch's part of the loss, shared terms included, and metrics per token.
 
         Raises:
             ConfigError: The algorithm's loss is no scalar, or follows from nothing.
         """
-        loss, found = self.algorithm.loss(tokens, sequences)
-        if loss.shape or not loss.requires_grad:
+        with self._blamed("loss"):
+            loss, found = self.algorithm.loss(tokens, sequences)
+            is_scalar = not loss.shape and loss.requires_grad and loss.is_floating_point()
+            metrics = {str(name): metric.detach() for name, metric in found.items()}
+        if not is_scalar:
             raise ConfigError(
                 f"loss() of the algorithm {self.name!r} must return a scalar that follows from"
                 " tokens.logprobs: correct it, or choose another algorithm"
             )
-        shared, metrics = self.shared, dict(found)
+        shared = self.shared
         metrics["capped"] = tokens.weights >= shared.importance_cap
         if shared.kl_sampler:
             away = k3(tokens.sampler, tokens.logprobs)
@@ -118,20 +138,27 @@ def find_algorithm(name: str, options: Mapping[str, Any] | None = None) -> Objec
             f"the algorithm {name!r} ({targets[name]}) must be a dataclass with the methods"
             " advantages and loss"
         )
-    shared = {one.name for one in fields(SharedOptions)}
-    own = {one.name for one in fields(kind)}
+    shared = {one.name: one.default for one in fields(SharedOptions)}
+    own = {one.name: one.default for one in fields(kind)}
     given = dict(options or {})
-    if unknown := given.keys() - own - shared:
+    if unknown := given.keys() - own - shared.keys():
         raise ConfigError(
-            f"the algorithm {name!r} has no option {min(unknown)!r}: its options are"
-            f" {', '.join(sorted(own | shared))}"
+            f"the algorithm {name!r} has no option {', '.join(map(repr, sorted(unknown)))}:"
+            f" its options are {', '.join(sorted(own | shared))}; remove the others from"
+            " [options]"
         )
+    for one, value in given.items():
+        usual = {**shared, **own}[one]
+        if type(usual) in (int, float) and type(value) not in (int, float):
+            raise ConfigError(
+                f"the algorithm {name!r}: {one} is a number, such as {usual}, not {value!r:.40}"
+            )
     try:
         return Objective(
             name,
             kind(**{one: value for one, value in given.items() if one in own}),
             SharedOptions(
-                **{one: value for one, value in given.items() if one in shared - own}
+                **{one: value for one, value in given.items() if one in shared.keys() - own}
             ),
         )
     except (TypeError, ValueError) as error:
