@@ -113,7 +113,6 @@ async def _order(path: str, options: argparse.Namespace) -> None:
 async def _status(notes: Notes, options: argparse.Namespace) -> None:
     whole = json.loads(await read(options.data, "/api/picture"))
     whole["picture"]["facts"] += notes(options.data)
-    whole["picture"]["facts"] += notes(options.data)
     say(json.dumps(whole["picture"]) if options.json else describe(whole))
 
 
